@@ -24,7 +24,12 @@ _PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4))
 """Seconds for a term of its typical size, until reports say better: drafting as the search for a
 first guess, a draft as a row."""
 _FORGETTING = 0.995
-"""Weight that an observation keeps with each later one: about 200 count."""
+"""Weight that an observation keeps with each later one like it: about 200 count."""
+_FORGOTTEN_EVERY = 16
+"""Observations: twice as many as there are terms, so that they show all that varies."""
+_EXCITED = 0.05
+"""Part of steps' time that a combination of terms makes up, root mean square, below which steps say
+nothing of it: they vary by as much where nothing else differs."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, beside one per observation."""
 _SHORTEST_S = 1e-4
@@ -89,6 +94,8 @@ class StepTimeModel:
         self.num_observations = 0
         self._gram = np.zeros((len(_SCALES), len(_SCALES)))
         self._moment = np.zeros(len(_SCALES))
+        self._recent = np.zeros((_FORGOTTEN_EVERY, len(_SCALES)))
+        """The terms of the last observations, of which some are not forgotten along yet."""
         self._solution: list[float] = _PRIOR_S.tolist()
         self._stale = False
 
@@ -107,10 +114,32 @@ class StepTimeModel:
         terms = np.array(msgspec.structs.astuple(shape), float)
         terms[0] = 1.0  # instead of the step's number: the constant
         terms /= _SCALES * max(seconds, _SHORTEST_S)
+        self._gram += np.outer(terms, terms)
+        self._moment += terms * (seconds / max(seconds, _SHORTEST_S))
+        self._recent[self.num_observations % _FORGOTTEN_EVERY] = terms
         self.num_observations += 1
-        self._gram = _FORGETTING * self._gram + np.outer(terms, terms)
-        self._moment = _FORGETTING * self._moment + terms * (seconds / max(seconds, _SHORTEST_S))
+        if self.num_observations % _FORGOTTEN_EVERY == 0:
+            self._forget()
         self._stale = True
+
+    def _forget(self) -> None:
+        """Forgets a part of what is known along the recent observations, and nothing beside.
+
+        Were all forgotten alike, an hour of short steps would forget what long prompts take. So the
+        gram is forgotten in the subspace that they excite (SIFt-RLS, Lai and Bernstein 2024), and
+        the moment with it, by which no coefficient moves. The subspace is that of combinations of
+        terms which make up a part of the steps' time, as the coefficients stand.
+        """
+        scale = np.where(np.array(self._solution) > 0.0, self._solution, _PRIOR_S)
+        _, values, directions = np.linalg.svd(self._recent * scale, full_matrices=False)
+        excited = values > _EXCITED * np.sqrt(_FORGOTTEN_EVERY)
+        basis = (directions[excited] * scale).T
+        along = self._gram @ basis
+        weights = np.linalg.solve(basis.T @ along, along.T)
+        forgotten = 1.0 - _FORGETTING**_FORGOTTEN_EVERY
+        self._moment -= forgotten * (self._moment @ basis) @ weights
+        gram = self._gram - forgotten * along @ weights
+        self._gram = 0.5 * (gram + gram.T)  # rounding apart, it is; else that would grow
 
     def _solve(self, sweeps: int = 30) -> None:
         """Minimises the weighted squares plus the prior's, with no coefficient below zero."""

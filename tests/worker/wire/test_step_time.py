@@ -102,6 +102,30 @@ def test_outliers_move_little_and_a_change_of_speed_moves_all() -> None:
     assert model.costs.prefill_token == pytest.approx(slower.prefill_token, rel=0.1)
 
 
+def test_long_prompts_are_not_forgotten_over_short_steps() -> None:
+    truth = StepCosts(
+        constant=3e-3, prefill_token=1e-4, attended=1e-7, decode_row=3e-4, context_token=2e-8
+    )
+    draw = random.Random(3)
+    model = StepTimeModel()
+    for start in 30 * (0, 1024, 2048, 3072):
+        shape = StepShape(0, 1024, 1024 * start + 1024 * 512, 2, 2000)
+        model.observe(shape, truth.step(shape) * draw.uniform(0.95, 1.05))
+    for _ in range(20_000):
+        tokens = draw.choice([0, 0, 0, 8, 30])
+        shape = StepShape(0, tokens, tokens * tokens // 2, 2, draw.randint(200, 4000))
+        model.observe(shape, truth.step(shape) * draw.uniform(0.95, 1.05))
+    long = StepShape(0, 1024, 1024 * 3072 + 1024 * 512, 2, 2000)
+    assert model.costs.step(long) == pytest.approx(truth.step(long), rel=0.1)
+    slower = StepCosts(**{name: 1.8 * getattr(truth, name) for name in truth.__struct_fields__})
+    for _ in range(400):
+        tokens = draw.randrange(1, 1025)
+        start = draw.randrange(3072)
+        shape = StepShape(0, tokens, tokens * start + tokens * tokens // 2, 2, 2000)
+        model.observe(shape, slower.step(shape) * draw.uniform(0.95, 1.05))
+    assert model.costs.step(long) == pytest.approx(slower.step(long), rel=0.1), "but learned anew"
+
+
 def test_what_was_never_seen_keeps_its_prior() -> None:
     before = StepTimeModel().costs
     model = StepTimeModel()
