@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any
 
-from router.api.slices import Rows
+from router.api.slices import Kept, Rows
 from worker.wire.messages import TokenLogprobs
 from worker.wire.tokenizer import Tokenizer
 
@@ -16,6 +17,16 @@ LEAST_LOGPROB = -9999.0
 
 Scored = tuple[int, TokenLogprobs | None]
 """A token and its log-probabilities; None for the first of a prompt, which nothing predicts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Echoed:
+    """What the `logprobs` of all choices of a prompt begin with, where it is echoed."""
+
+    columns: Mapping[str, Kept]
+    """By name."""
+    length: int
+    """Characters of its tokens."""
 
 
 class LogprobFormat(ABC):
@@ -31,10 +42,44 @@ class LogprobFormat(ABC):
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._by_id = by_id
+        self._offsets: dict[int, int] = {}
+
+    def entries(
+        self, index: int, tokens: Sequence[Scored], echoed: Echoed | None = None
+    ) -> dict[str, Any]:
+        """`logprobs` of choice `index` for its next tokens, with Rows; to be encoded in order.
+
+        Args:
+            index: of the choice.
+            tokens: of it, that are new.
+            echoed: its prompt, where that comes before them.
+        """
+        columns = self._columns(tokens, self._places(index, tokens, echoed))
+        first = {} if echoed is None else echoed.columns
+        return {name: Rows(items, first.get(name)) for name, items in columns.items()}
+
+    def echoed(self, tokens: Sequence[Scored]) -> Echoed:
+        """A prompt, for `entries` of all choices that have it: it is encoded once for all.
+
+        With twenty log-probabilities, 4,096 tokens take 70 ms.
+        """
+        lengths = [len(token_text(self._tokenizer, token_id)) for token_id, _ in tokens]
+        columns = self._columns(tokens, accumulate(lengths[:-1], initial=0))
+        return Echoed(
+            columns={name: Kept(items) for name, items in columns.items()}, length=sum(lengths)
+        )
+
+    def _places(self, index: int, tokens: Sequence[Scored], echoed: Echoed | None) -> Iterator[int]:
+        if echoed is not None:
+            self._offsets[index] = echoed.length
+        for token_id, _ in tokens:
+            offset = self._offsets.get(index, 0)
+            self._offsets[index] = offset + len(token_text(self._tokenizer, token_id))
+            yield offset
 
     @abstractmethod
-    def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
-        """`logprobs` of choice `index` for its next tokens, with Rows; to be encoded in order."""
+    def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
+        """Tokens, and where each begins in the text, as a choice names them."""
 
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._by_id else token_text(self._tokenizer, token_id)
@@ -43,9 +88,8 @@ class LogprobFormat(ABC):
 class ChatLogprobs(LogprobFormat):
     """A list of objects, one per token."""
 
-    def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
-        """One object per token that has log-probabilities."""
-        return {"content": Rows(self.entry(found) for _, found in tokens if found is not None)}
+    def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
+        return {"content": (self.entry(found) for _, found in tokens if found is not None)}
 
     def entry(self, found: TokenLogprobs) -> dict[str, Any]:
         """One token, with the likeliest beside it."""
@@ -65,30 +109,17 @@ class ChatLogprobs(LogprobFormat):
 
 
 class TextLogprobs(LogprobFormat):
-    """Columns, with the place of each token in the text."""
+    """Four columns, with the place of each token in the text."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, *, by_id: bool = False) -> None:
-        super().__init__(tokenizer, num_top, by_id=by_id)
-        self._offsets: dict[int, int] = {}
-
-    def entries(self, index: int, tokens: Sequence[Scored]) -> dict[str, Any]:
-        """Four columns, an entry of each per token."""
+    def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
         return {
-            "tokens": Rows(self._name(token_id) for token_id, _ in tokens),
-            "token_logprobs": Rows(
+            "tokens": (self._name(token_id) for token_id, _ in tokens),
+            "token_logprobs": (
                 None if found is None else finite(found.logprobs[0]) for _, found in tokens
             ),
-            "top_logprobs": Rows(
-                None if found is None else self._top(found) for _, found in tokens
-            ),
-            "text_offset": Rows(self._places(index, tokens)),
+            "top_logprobs": (None if found is None else self._top(found) for _, found in tokens),
+            "text_offset": places,
         }
-
-    def _places(self, index: int, tokens: Sequence[Scored]) -> Iterator[int]:
-        for token_id, _ in tokens:
-            offset = self._offsets.get(index, 0)
-            self._offsets[index] = offset + len(token_text(self._tokenizer, token_id))
-            yield offset
 
     def _top(self, found: TokenLogprobs) -> dict[str, float]:
         """The token itself is named too, even where it is none of the likeliest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -17,17 +17,41 @@ SLICE_BYTES = 1 << 18
 encode = msgspec.json.Encoder().encode
 
 
-class Rows:
-    """A JSON array whose items are made only as they are encoded, once.
+class Kept:
+    """Items of JSON arrays that begin alike, made and encoded for the first of them alone.
+
+    Arrays are written one after another.
 
     Args:
         items: in order.
     """
 
-    __slots__ = ("items",)
+    __slots__ = ("_items", "_parts")
 
     def __init__(self, items: Iterable[Any]) -> None:
+        self._items = iter(items)
+        self._parts: list[bytes] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._parts
+        for part in _parts_of(self._items):
+            self._parts.append(part)
+            yield part
+
+
+class Rows:
+    """A JSON array whose items are made only as they are encoded, once.
+
+    Args:
+        items: in order.
+        first: what comes before them.
+    """
+
+    __slots__ = ("first", "items")
+
+    def __init__(self, items: Iterable[Any], first: Kept | None = None) -> None:
         self.items = items
+        self.first = first
 
 
 class Encoded:
@@ -53,16 +77,22 @@ def slices(value: Any) -> Iterator[bytes]:
             before = b","
         yield b"}" if value else b"{}"
     elif isinstance(value, Rows):
-        yield from _rows(iter(value.items))
+        yield from _array(chain(value.first or (), _parts_of(iter(value.items))))
     elif isinstance(value, Encoded):
         yield from value.parts
     else:
         yield encode(value)
 
 
-def _rows(items: Iterator[Any]) -> Iterator[bytes]:
+def _array(parts: Iterable[bytes]) -> Iterator[bytes]:
     before = b"["
-    for first in items:
-        yield before + encode([first, *islice(items, SLICE_ROWS - 1)])[1:-1]
+    for part in parts:
+        yield before + part
         before = b","
     yield b"]" if before == b"," else b"[]"
+
+
+def _parts_of(items: Iterator[Any]) -> Iterator[bytes]:
+    """Items of an array, a slice of them at a time, without the brackets."""
+    for first in items:
+        yield encode([first, *islice(items, SLICE_ROWS - 1)])[1:-1]

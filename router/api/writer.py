@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.api.logprobs import LogprobFormat, Scored, prompt_logprobs, token_text
+from router.api.logprobs import Echoed, LogprobFormat, Scored, prompt_logprobs, token_text
 from router.api.protocol import StreamOptions
 from router.api.slices import Encoded, slices
 from router.api.slices import encode as _encode
@@ -83,6 +83,9 @@ class ResponseWriter(ABC):
         self._options = options or StreamOptions()
         self._extras = extras
         self._echoed: set[int] = set()
+        """Choices that have their prompt already."""
+        self._echo: tuple[PromptBlocks, Echoed] | None = None
+        """The prompt that was echoed last: its choices follow each other."""
         self._counts_always = bool(
             self._options.include_usage and self._options.continuous_usage_stats
         )
@@ -197,6 +200,7 @@ class ResponseWriter(ABC):
         """A choice's next text and log-probabilities, its prompt before them where echoed."""
         extras, index = self._extras, completion.spec.index
         scored: list[Scored] = []
+        echoed: Echoed | None = None
         if extras.logprobs is not None:
             scored += zip(token_ids, completion.take_logprobs(), strict=True)
         if extras.echo_only:
@@ -204,11 +208,19 @@ class ResponseWriter(ABC):
         if extras.echo is not None and index not in self._echoed:
             self._echoed.add(index)
             text = extras.echo[index // self.generation.request.feasibility.sampling.n] + text
-            before = (None, *(self.generation.prompt_logprobs(completion) or ()))
-            scored = [*zip(_prompt_ids(completion), before, strict=False), *scored]
+            if extras.logprobs is not None:
+                echoed = self._echo_of(completion, extras.logprobs)
         if extras.logprobs is None:
             return text, None
-        return text, extras.logprobs.entries(index, scored)
+        return text, extras.logprobs.entries(index, scored, echoed)
+
+    def _echo_of(self, completion: Completion, logprobs: LogprobFormat) -> Echoed:
+        prompt = completion.spec.prompt
+        if self._echo is None or self._echo[0] is not prompt:
+            before = (None, *(self.generation.prompt_logprobs(completion) or ()))
+            tokens = list(zip(_prompt_ids(completion), before, strict=False))
+            self._echo = prompt, logprobs.echoed(tokens)
+        return self._echo[1]
 
     def _ending(self, completion: Completion) -> dict[str, Any]:
         if self._extras.echo_only and completion.finish_reason == "stop":

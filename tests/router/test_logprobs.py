@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import accumulate
 from typing import Any
 
 import openai
@@ -215,6 +216,36 @@ async def test_long_replies_are_written_in_slices(rig, monkeypatch, kind):
         assert len(first["prompt_logprobs"]) == length
         asked = [submit.sampling.prompt_logprobs for submit in rig.submits()]
         assert sorted(asked, key=str) == [20, None, None, None], "once per prompt"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_choices_echo_is_encoded_once(rig, events, monkeypatch, stream):
+    await rig.start()
+    tokenizer = rig.gateway.model("stub").tokenizer
+    plain, named = tokenizer.token_bytes, []
+
+    def noted(token_id: int) -> bytes:
+        named.append(token_id)
+        return plain(token_id)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", noted)
+    prompts = [[5] * 30, [6] * 20]
+    response = await rig.complete(prompts, echo=True, logprobs=2, max_tokens=3, n=8, stream=stream)
+    assert response.status_code == 200, response.text
+    bodies = events(response) if stream else [response.json()]
+    for index in range(16):
+        columns: dict[str, list[Any]] = {}
+        for choice in (c for body in bodies for c in body["choices"] if c["index"] == index):
+            for name, values in choice["logprobs"].items():
+                columns.setdefault(name, []).extend(values)
+        prompt, tokens = prompts[index // 8], columns["tokens"]
+        assert tokens[: len(prompt)] == [plain(token).decode() for token in prompt]
+        assert {len(values) for values in columns.values()} == {len(prompt) + 3}
+        places = accumulate(map(len, tokens[:-1]), initial=0)
+        assert columns["text_offset"] == list(places)
+    # Its length, its name, and those of three candidates, of which one is the token itself.
+    if not stream:
+        assert named.count(5) < 30 * 8
 
 
 async def test_tokens_may_be_named_by_their_ids(rig):

@@ -10,9 +10,11 @@ from worker.wire.step_time import StepCosts, StepTimeModel
 
 _MIN_OBSERVATIONS = 20
 """Steps before which nothing is predicted."""
-_SOLVED_EVERY = 16, 64
-"""Observations after which the coefficients are solved for again, which takes half a millisecond:
-at first, and at most."""
+_FIRST_SOLVED = 16
+"""Observations after which the coefficients are solved for the first time."""
+_SOLVED_EVERY_S = 0.05
+"""Seconds that observed steps took in all, after which they are solved for again: that takes half a
+millisecond, so a hundredth. The chunks of the first long prompt tell how long the next will be."""
 _DECODES, _DRAFTS = 16, 4
 """Of steps without prompts, which are many and alike, one in so many is observed: it costs 10 us,
 and the shortest of them take 100 us. Of those with drafts, which differ, one in fewer. At first all
@@ -37,8 +39,9 @@ class StepForecast:
         self._model = StepTimeModel()
         self.costs: StepCosts = self._model.costs
         """The coefficients of late; at first what is supposed of any engine."""
-        self._solve_at = _SOLVED_EVERY[0]
-        """Observations at which the coefficients are solved for."""
+        self._unsolved_s = -math.inf
+        """Seconds of the steps observed since the coefficients were solved for; before they were
+        for the first time, of none."""
         self._last = StepShape()
         self._num_sampled = 0
         """Steps with prompts, and one in so many of those without."""
@@ -69,10 +72,10 @@ class StepForecast:
             return
         self._model.observe(shape, seconds)
         # Here, not where somebody asks: same observations, same predictions.
-        count = self._model.num_observations
-        if count >= self._solve_at or is_new:
-            first, most = _SOLVED_EVERY
-            self._solve_at = count + min(max(first, count // 4), most)
+        self._unsolved_s += seconds
+        is_first = self._model.num_observations == _FIRST_SOLVED
+        if is_first or is_new or self._unsolved_s >= _SOLVED_EVERY_S:
+            self._unsolved_s = 0.0
             self.costs = self._model.costs
 
     def step_s(self, shape: StepShape) -> float:
@@ -108,7 +111,9 @@ class StepForecast:
             return None
         return self.costs.prefill(num_tokens, num_cached)
 
-    def prompt_tokens(self, seconds: float, decodes: StepShape, num_cached: int) -> float:
+    def prompt_tokens(
+        self, seconds: float, decodes: StepShape, num_cached: int, *, scored: bool = False
+    ) -> float:
         """Tokens of a prompt that a step of so many seconds has room for; infinitely many before
         that is known.
 
@@ -116,6 +121,7 @@ class StepForecast:
             seconds: of the step.
             decodes: what else is in it.
             num_cached: positions of the prompt that are computed already.
+            scored: whether log-probabilities of all its tokens are asked for.
         """
         if not self.is_ready:
             return math.inf
@@ -123,6 +129,7 @@ class StepForecast:
         left = seconds - costs.decodes(decodes)
         # left = linear * tokens + attended / 2 * tokens ** 2
         linear = costs.prefill_token + costs.attended * num_cached
+        linear += costs.scored_token if scored else 0.0
         root = math.sqrt(linear**2 + 2.0 * costs.attended * max(left, 0.0))
         return 2.0 * max(left, 0.0) / (linear + root) if root else math.inf
 

@@ -25,7 +25,7 @@ from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Raised whenever a message changes shape; both sides refuse another version on attach."""
 
 DEFAULT_PRIORITY = 4
@@ -297,6 +297,8 @@ class StepShape(msgspec.Struct, array_like=True, frozen=True):
     """Drafts that were verified."""
     draft_starts: int = 0
     """Requests that were allowed to draft for the first time."""
+    scored_tokens: int = 0
+    """Prompt tokens whose log-probabilities were computed: each takes a row of logits."""
 
 
 class LoadSnapshot(msgspec.Struct, array_like=True):

@@ -1,12 +1,13 @@
 """How long an engine step takes: a linear model of what is in it, fitted to what workers report.
 
     seconds = constant + a·prefill + b·attended + c·rows + d·context
-              + e·drafting rows + f·drafts + g·first drafting rows
+              + e·drafting rows + f·drafts + g·first drafting rows + h·scored
 
 with the prompt tokens of the step, the pairs of positions that their attention looks at, the
 requests that decode, the positions that those look at, and of speculation the rows that draft, the
-drafts that are verified, and the rows whose proposer meets their request for the first time. Every
-coefficient is at least zero.
+drafts that are verified, and the rows whose proposer meets their request for the first time; at
+last the prompt tokens that are scored, each of which takes logits. Every coefficient is at least
+zero.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy as np
 
 from worker.wire.messages import StepShape
 
-_SCALES = np.array((1.0, 1e3, 1e6, 1e1, 1e5, 1e1, 1e1, 1.0))
+_SCALES = np.array((1.0, 1e3, 1e6, 1e1, 1e5, 1e1, 1e1, 1.0, 1e3))
 """Typical sizes of the terms: the fit works on numbers near one."""
-_PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4))
+_PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4, 1e-1))
 """Seconds for a term of its typical size, until reports say better: drafting as the search for a
-first guess, a draft as a row."""
+first guess, a draft as a row, a scored token as any of a prompt."""
 _FORGETTING = 0.995
 """Weight that an observation keeps with each later one like it: about 200 count."""
-_FORGOTTEN_EVERY = 16
+_FORGOTTEN_EVERY = 2 * len(_SCALES)
 """Observations: twice as many as there are terms, so that they show all that varies."""
 _EXCITED = 0.05
 """Part of steps' time that a combination of terms makes up, root mean square, below which steps say
@@ -53,12 +54,15 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Per draft: it is made and verified."""
     draft_start: float = 0.0
     """Per request that drafts for the first time: its proposer reads what it has so far."""
+    scored_token: float = 0.0
+    """Per prompt token whose log-probabilities are computed, beside what it takes anyway."""
 
     def step(self, shape: StepShape) -> float:
         """Seconds of one step."""
         return (
             self.prefill_token * shape.prefill_tokens
             + self.attended * shape.prefill_attended
+            + self.scored_token * shape.scored_tokens
             + self.decodes(shape)
         )
 

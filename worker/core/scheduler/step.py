@@ -145,6 +145,8 @@ class StepBuilder:
         self.num_tokens = 0
         self._any_masked = False
         self._num_attended = 0
+        self._num_scored = 0
+        """Prompt tokens whose log-probabilities are asked for."""
         self._num_context = 0
         self._admits: list[Admit] = []
         self._page_writes: list[PageWrite] = []
@@ -223,6 +225,8 @@ class StepBuilder:
         else:
             self._chunks.append(InFlightRow(row, request, lease))
             self._num_attended += _attended(start, length)
+            if request.wants_prompt_logprobs:  # the first token of a prompt has none
+                self._num_scored += min(end, request.num_prompt - 1) - start
 
     def add_draft_row(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
         """Computes a decoding request's newest token and up to `num_drafts` drafts after it.
@@ -291,6 +295,7 @@ class StepBuilder:
                 decode_context=self._num_context,
                 draft_rows=sum(one.row.num_draws > 1 for one in speculative),
                 draft_tokens=self._num_draft_tokens,
+                scored_tokens=self._num_scored,
             ),
             has_chunks=bool(self._chunks),
             is_guided=self._any_masked,

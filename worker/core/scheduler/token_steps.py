@@ -223,7 +223,8 @@ class TokenSteps:
         """What prompts may take of a step without holding up the decodes that are in it; 0 for all
         that there is.
 
-        As if the prompt that has most behind it took all: its tokens look at most.
+        As if the prompt that has most behind it took all, since its tokens look at most, and
+        log-probabilities of all were asked for where they are of any.
         """
         options, most = self._admission.options, self._config.max_num_batched_tokens
         is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
@@ -233,11 +234,15 @@ class TokenSteps:
         if not decodes:
             return options.prefill_max_tokens
         num_cached = max([request.num_computed for request, _ in prompts], default=0)
+        scored = any(request.wants_prompt_logprobs for request, _ in prompts)
         if oldest is not None:
             num_cached = max(num_cached, oldest.num_wanted - self._admission.cost(oldest))
+            scored = scored or oldest.wants_prompt_logprobs
         context = sum(request.num_computed for request in decodes)
         shape = StepShape(0, 0, 0, len(decodes), context)
-        tokens = self._state.forecast.prompt_tokens(options.prefill_max_ms / 1e3, shape, num_cached)
+        tokens = self._state.forecast.prompt_tokens(
+            options.prefill_max_ms / 1e3, shape, num_cached, scored=scored
+        )
         if tokens >= (options.prefill_max_tokens or most):
             return options.prefill_max_tokens
         return max(int(tokens), most // _LEAST_PART, 1)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernels import TokenScores, registry, token_scores
@@ -65,25 +66,26 @@ class Scores:
 
     def to_host(self) -> list[TokenLogprobs]:
         """One per token; waits for the device."""
-        columns = [c.tolist() for c in (self.tokens, self.own, self.best, self.weight, self.rank)]
-        top_tokens, top_logits = self.top_tokens.tolist(), self.top_logits.tolist()
-        found = []
-        for index, (token, own, best, weight, rank) in enumerate(zip(*columns, strict=True)):
-            # A checkpoint that overflows has weights without meaning.
-            norm = best + math.log(max(weight, 1) / 2**WEIGHT_BITS)
-            # Of equally likely tokens `topk` names any first.
-            pairs = sorted(
-                zip(top_logits[index], top_tokens[index], strict=True),
-                key=lambda pair: (-pair[0], pair[1]),
-            )[: self.num_top[index]]
-            found.append(
-                TokenLogprobs.pack(
-                    [token, *(other for _, other in pairs)],
-                    [own - norm, *(logit - norm for logit, _ in pairs)],
-                    rank,
-                )
+        # A checkpoint that overflows has weights without meaning.
+        norms = [
+            best + math.log(max(weight, 1) / 2**WEIGHT_BITS)
+            for best, weight in zip(self.best.tolist(), self.weight.tolist(), strict=True)
+        ]
+        tokens, logits = self.top_tokens.cpu().numpy(), self.top_logits.cpu().double().numpy()
+        # Of equally likely tokens `topk` names any first.
+        order = np.lexsort((tokens, -logits), axis=-1)
+        tokens = np.take_along_axis(tokens, order, axis=-1)
+        logits = np.take_along_axis(logits, order, axis=-1)
+        tokens = np.column_stack((self.tokens.cpu().numpy(), tokens)).astype("<i4")
+        logits = np.column_stack((self.own.cpu().double().numpy(), logits))
+        with np.errstate(invalid="ignore", over="ignore"):  # as above
+            logprobs = (logits - np.array(norms)[:, None]).astype("<f4")
+        return [
+            TokenLogprobs(ids[: top + 1].tobytes(), values[: top + 1].tobytes(), rank)
+            for ids, values, top, rank in zip(
+                tokens, logprobs, self.num_top, self.rank.tolist(), strict=True
             )
-        return found
+        ]
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) -> Scores:

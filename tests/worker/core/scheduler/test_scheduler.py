@@ -446,6 +446,18 @@ def test_loads_report_what_the_last_step_was_made_of() -> None:
     assert shapes[2] == StepShape(3, 0, 0, 2, 8 + 15)
 
 
+def test_loads_report_how_many_prompt_tokens_were_scored() -> None:
+    harness = Harness(max_num_batched_tokens=12)
+    harness.submit(make_submit("a", prompt(20), max_tokens=3, ignore_eos=True, prompt_logprobs=2))
+    scored = []
+    for _ in range(3):
+        harness.step()
+        assert harness.last is not None
+        scored.append(harness.last.load.step_shape.scored_tokens)
+    # 12 of its prompt, then 8, of which the last predicts the first of the output; then it decodes.
+    assert scored == [12, 7, 0]
+
+
 def test_expected_hits_are_reported_for_as_long_as_requests_wait() -> None:
     harness = Harness(max_num_seqs=1)
     for name, expected in (("a", 4), ("b", 8), ("c", 12)):

@@ -112,6 +112,20 @@ def test_the_forecast_tells_how_many_tokens_of_a_prompt_fit_into_a_time() -> Non
     assert forecast.prompt_tokens(0.0, decodes, 0) == 0.0
 
 
+def test_prompts_that_are_scored_leave_room_for_fewer_tokens() -> None:
+    forecast, decodes = StepForecast(1024), StepShape(0, 0, 0, 4, 400)
+    rng = random.Random(1)
+    for seq in range(400):
+        tokens, is_scored = rng.choice([0, 20, 300, 900]), rng.random() < 0.3
+        attended = tokens * rng.choice([0, 1000, 3000])
+        shape = StepShape(
+            seq + 1, tokens, attended, rng.randint(1, 10), 500, scored_tokens=is_scored * tokens
+        )
+        forecast.observe(shape, 0.01 + 1e-4 * tokens + 3e-4 * shape.scored_tokens)
+    assert forecast.prompt_tokens(0.15, decodes, 0) == pytest.approx(1400, rel=0.05)
+    assert forecast.prompt_tokens(0.15, decodes, 0, scored=True) == pytest.approx(350, rel=0.05)
+
+
 def test_what_it_waited_at_its_gateway_counts() -> None:
     urgency = Urgency(0.05, NoForecast())
     submit = make_submit("a", prompt(4), slo=Slo(ttft_ms=1000), waited_ms=700)

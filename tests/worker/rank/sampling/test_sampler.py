@@ -11,6 +11,7 @@ import torch
 from kernels import SamplingParameters
 from kernels.sample_tokens.reference import masked_logits
 from worker.plan.plan import Admit
+from worker.rank.sampling.logprobs import score
 from worker.rank.sampling.sampler import draw_tokens
 from worker.rank.sampling.state import SamplingState
 
@@ -155,3 +156,21 @@ def test_seed_and_position_decide_the_draw() -> None:
     assert len(set(draw_tokens(logits, other).tolist())) == 2
     further = state.parameters(np.array([0, 1]), np.array([9, 9]), keys=np.array([0, 2**63 - 1]))
     assert len(set(draw_tokens(logits, further).tolist())) == 2
+
+
+def test_log_probabilities_are_of_the_softmax_and_equals_come_by_token() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(40, 200, generator=generator)
+    logits = (logits * 4).round() / 4  # many are equal
+    tokens = torch.randint(0, 200, (40,), generator=generator)
+    num_top = [row % 21 for row in range(40)]
+    expected = logits.double().log_softmax(dim=-1)
+    for row, one in enumerate(score(logits, tokens, num_top).to_host()):
+        own, *top = one.token_ids
+        assert own == tokens[row]
+        kept = logits[row].sort(descending=True).values[: num_top[row]]
+        assert logits[row, top].tolist() == kept.tolist()
+        pairs = list(zip(kept.tolist(), top, strict=True))
+        assert pairs == sorted(pairs, key=lambda pair: (-pair[0], pair[1]))
+        assert one.logprobs == pytest.approx(expected[row, [own, *top]].tolist(), abs=1e-5)
+        assert one.rank == int((logits[row] >= logits[row, own]).sum())
