@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from enum import Enum, auto
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -171,7 +172,7 @@ class Request:
         if self.sampling.max_tokens is not None:
             self.limit = min(self.limit, self.num_prompt + self.sampling.max_tokens)
         eos = () if self.sampling.ignore_eos else eos_token_ids
-        self.end_token_ids = frozenset((*eos, *self.sampling.stop_token_ids))
+        self.end_token_ids = _end_tokens(tuple(eos), self.sampling.stop_token_ids)
         """Tokens that may end it; only ever asked for membership."""
         self.block_size = block_size
         self._begin(arrived_s, arrived_s + submit.waited_ms / 1e3, submit.slo)
@@ -300,3 +301,9 @@ class Request:
         else:
             assert self.num_computed <= len(self.lease.pages) * page_size, "beyond its pages"
             assert self.lease.num_cached_pages * page_size <= self.num_computed
+
+
+@lru_cache(maxsize=8)
+def _end_tokens(eos: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> frozenset[int]:
+    """Completions of one request share it: each of 1,024 tokens would take 64 KiB."""
+    return frozenset((*eos, *stop_token_ids))

@@ -84,6 +84,15 @@ def test_end_tokens_follow_ignore_eos() -> None:
     assert make_request(sampling=params).end_token_ids == {9}
 
 
+def test_completions_of_a_request_share_their_end_tokens() -> None:
+    stops = tuple(range(100, 200))
+    first, second = (
+        make_request(sampling=SamplingParams(seed=seed, stop_token_ids=stops)) for seed in (1, 2)
+    )
+    assert first.end_token_ids is second.end_token_ids
+    assert first.end_token_ids == {2, *stops}
+
+
 def test_nothing_is_pending_where_the_tokens_being_drawn_reach_the_limit() -> None:
     request = make_request(5, sampling=SamplingParams(max_tokens=2))
     assert request.num_pending == 5
