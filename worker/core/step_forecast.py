@@ -111,27 +111,23 @@ class StepForecast:
             return None
         return self.costs.prefill(num_tokens, num_cached)
 
-    def prompt_tokens(
-        self, seconds: float, decodes: StepShape, num_cached: int, *, scored: bool = False
-    ) -> float:
-        """Tokens of a prompt that a step of so many seconds has room for; infinitely many before
+    def prompt_tokens(self, seconds: float, num_cached: int, *, scored: bool = False) -> float:
+        """Tokens of a prompt that make a step longer by so many seconds; infinitely many before
         that is known.
 
         Args:
-            seconds: of the step.
-            decodes: what else is in it.
+            seconds: beside what else is in the step.
             num_cached: positions of the prompt that are computed already.
             scored: whether log-probabilities of all its tokens are asked for.
         """
         if not self.is_ready:
             return math.inf
         costs = self.costs
-        left = seconds - costs.decodes(decodes)
-        # left = linear * tokens + attended / 2 * tokens ** 2
+        # seconds = linear * tokens + attended / 2 * tokens ** 2
         linear = costs.prefill_token + costs.attended * num_cached
         linear += costs.scored_token if scored else 0.0
-        root = math.sqrt(linear**2 + 2.0 * costs.attended * max(left, 0.0))
-        return 2.0 * max(left, 0.0) / (linear + root) if root else math.inf
+        root = math.sqrt(linear**2 + 2.0 * costs.attended * seconds)
+        return 2.0 * seconds / (linear + root) if root else math.inf
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
         """Part of a step's time that decodes take beside so many tokens of prompts.

@@ -16,7 +16,6 @@ from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.core.speculation.gate import SpeculationGate
 from worker.plan.plan import DraftRow, StepResult
-from worker.wire.messages import StepShape
 
 _LEAST_PART = 16
 """A prompt that is held back for the sake of decodes takes at most so many times as many steps."""
@@ -230,18 +229,15 @@ class TokenSteps:
         is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
         if not is_bound or not (prompts or oldest):
             return options.prefill_max_tokens
-        decodes = [r for r, pending in members if pending == 1 and r.request_id not in deferrable]
-        if not decodes:
+        if all(pending > 1 or r.request_id in deferrable for r, pending in members):
             return options.prefill_max_tokens
         num_cached = max([request.num_computed for request, _ in prompts], default=0)
         scored = any(request.wants_prompt_logprobs for request, _ in prompts)
         if oldest is not None:
             num_cached = max(num_cached, oldest.num_wanted - self._admission.cost(oldest))
             scored = scored or oldest.wants_prompt_logprobs
-        context = sum(request.num_computed for request in decodes)
-        shape = StepShape(0, 0, 0, len(decodes), context)
         tokens = self._state.forecast.prompt_tokens(
-            options.prefill_max_ms / 1e3, shape, num_cached, scored=scored
+            options.prefill_max_ms / 1e3, num_cached, scored=scored
         )
         if tokens >= (options.prefill_max_tokens or most):
             return options.prefill_max_tokens

@@ -93,8 +93,8 @@ def test_the_forecast_learns_what_steps_take() -> None:
 
 
 def test_the_forecast_tells_how_many_tokens_of_a_prompt_fit_into_a_time() -> None:
-    forecast, decodes = StepForecast(1024), StepShape(0, 0, 0, 4, 400)
-    assert forecast.prompt_tokens(0.1, decodes, 0) == math.inf
+    forecast = StepForecast(1024)
+    assert forecast.prompt_tokens(0.1, 0) == math.inf
     rng = random.Random(1)
 
     def seconds(shape: StepShape) -> float:
@@ -106,15 +106,14 @@ def test_the_forecast_tells_how_many_tokens_of_a_prompt_fit_into_a_time() -> Non
         shape = StepShape(seq + 1, tokens, attended, rng.randint(1, 10), 500)
         forecast.observe(shape, seconds(shape))
     for cached in (0, 1000, 3000):
-        fitting = forecast.prompt_tokens(0.15, decodes, cached)
+        fitting = forecast.prompt_tokens(0.15, cached)
         attended = fitting * cached + fitting**2 / 2
-        assert 0.01 + 1e-4 * fitting + 1e-7 * attended == pytest.approx(0.15, rel=0.05)
-    assert forecast.prompt_tokens(0.0, decodes, 0) == 0.0
+        assert 1e-4 * fitting + 1e-7 * attended == pytest.approx(0.15, rel=0.05)
+    assert forecast.prompt_tokens(0.0, 0) == 0.0
 
 
 def test_prompts_that_are_scored_leave_room_for_fewer_tokens() -> None:
-    forecast, decodes = StepForecast(1024), StepShape(0, 0, 0, 4, 400)
-    rng = random.Random(1)
+    forecast, rng = StepForecast(1024), random.Random(1)
     for seq in range(400):
         tokens, is_scored = rng.choice([0, 20, 300, 900]), rng.random() < 0.3
         attended = tokens * rng.choice([0, 1000, 3000])
@@ -122,8 +121,8 @@ def test_prompts_that_are_scored_leave_room_for_fewer_tokens() -> None:
             seq + 1, tokens, attended, rng.randint(1, 10), 500, scored_tokens=is_scored * tokens
         )
         forecast.observe(shape, 0.01 + 1e-4 * tokens + 3e-4 * shape.scored_tokens)
-    assert forecast.prompt_tokens(0.15, decodes, 0) == pytest.approx(1400, rel=0.05)
-    assert forecast.prompt_tokens(0.15, decodes, 0, scored=True) == pytest.approx(350, rel=0.05)
+    assert forecast.prompt_tokens(0.15, 0) == pytest.approx(1500, rel=0.05)
+    assert forecast.prompt_tokens(0.15, 0, scored=True) == pytest.approx(375, rel=0.05)
 
 
 def test_what_it_waited_at_its_gateway_counts() -> None:
