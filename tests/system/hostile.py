@@ -68,9 +68,11 @@ HALF_OPEN_S = 180.0
 CLOSED_S = 15.0
 NUM_SLOW_READERS = 8
 SLOW_READERS_N = 16
-"""Completions of each: as many in all as two workers run at once, 64 each on CPU. A reader that
-waited for the others' end would have nothing unread before, and its time would count from there."""
+"""Completions of each: as many in all as two workers run at once, 64 each on CPU."""
 UNREAD_S = 60.0
+"""After which a gateway ends the stream of a client that takes nothing."""
+TURNS_S = 600.0
+"""For all slow readers to have their turn: a failure alone takes so long."""
 SETTLE_S = 60.0
 """For a fleet to serve again, and for streams to be ended: a failure alone waits so long."""
 Figures = dict[str, Any]
@@ -324,7 +326,7 @@ def run_slow_readers(fleet: AttackedFleet, options: HostileOptions) -> tuple[Fig
         ]
         time.sleep(UNREAD_S)
         held = memory.growth(since, time.monotonic())
-        ended_s = _wait_ended(fleet, since + UNREAD_S)
+        ended_s = _wait_ended(fleet, since)
         now = time.monotonic()
         figures = {
             "growth_mib": held,
@@ -349,11 +351,19 @@ def _begin_stream(port: int, target: Target, body: bytes) -> socket.socket:
 
 
 def _wait_ended(fleet: AttackedFleet, since: float) -> float:
-    """Seconds until workers have nothing but the bystanders; infinite where that does not come."""
-    while time.monotonic() < since + SETTLE_S:
-        running = fleet.metric("rayfleet_num_requests_running")
-        if running + fleet.metric("rayfleet_num_requests_waiting") <= 2:
-            return time.monotonic() - since
+    """Seconds from when the last reader was to be ended until workers have nothing but the
+    bystanders; infinite where that does not come.
+
+    Completions outgrow the KV cache, and the youngest are preempted: a reader has nothing unread
+    while it waits, so its time counts from when nobody waits any more.
+    """
+    due = since + UNREAD_S
+    while (now := time.monotonic()) < since + TURNS_S:
+        waiting = fleet.metric("rayfleet_num_requests_waiting")
+        if fleet.metric("rayfleet_num_requests_running") + waiting <= 2:
+            return max(now - due, 0.0)
+        if waiting:
+            due = now + UNREAD_S
         time.sleep(0.5)
     return math.inf
 
