@@ -22,6 +22,7 @@ from kernels.linear import (
     pack_quantized_linear_weight,
 )
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
+from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, Op, OpRegistry, registry
 from kernels.rms_norm import fused_add_rms_norm, rms_norm
 from kernels.rotary_embedding import rotary_embedding
@@ -41,6 +42,7 @@ __all__ = [
     "ExpertChoice",
     "ExpertWeights",
     "Experts",
+    "HeadNorms",
     "NgramLookup",
     "Op",
     "OpRegistry",
@@ -69,6 +71,7 @@ __all__ = [
     "pack_linear_weight",
     "pack_quantized_experts",
     "pack_quantized_linear_weight",
+    "qk_norm_rope_store",
     "registry",
     "rms_norm",
     "rotary_embedding",

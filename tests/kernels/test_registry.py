@@ -14,6 +14,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "rms_norm",
         "fused_add_rms_norm",
         "rotary_embedding",
+        "qk_norm_rope_store",
         "silu_and_mul",
         "gelu_and_mul",
         "clamped_swiglu",

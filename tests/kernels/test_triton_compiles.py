@@ -8,7 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels import registry, rotary_embedding, store_kv_cache, store_latents
+from kernels import (
+    qk_norm_rope_store,
+    registry,
+    rotary_embedding,
+    store_kv_cache,
+    store_latents,
+)
 from tests.support.kernels.paged_cases import make_paged
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -41,7 +47,7 @@ def test_every_kernel_compiles(capability: int) -> None:
         if capability != 89:
             draw(2, torch.Tensor.clone)
             prepare(2, torch.Tensor.clone)
-    assert len({binary.kernel for binary in compiled}) == (12 if capability == 89 else 28)
+    assert len({binary.kernel for binary in compiled}) == (13 if capability == 89 else 29)
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 
@@ -114,9 +120,14 @@ def test_no_step_needs_another_binary_than_the_first() -> None:
         index = place(torch.zeros(number, dtype=torch.long))
         rotary_embedding(heads, heads, index, torch.randn(9, 64))
         store_kv_cache(heads, heads, caches[0], caches[1], index)
+        qk_norm_rope_store(
+            *(heads, heads, heads, (caches[0], caches[1]), index),
+            positions=index,
+            cos_sin_cache=torch.randn(9, 64),
+        )
         matmul_fixed_tiles(torch.randn(number, 64).to(dtype), weight)
 
-    assert len(variants(launch)) == 3
+    assert len(variants(launch)) == 4
 
 
 def test_no_draw_and_no_preparation_needs_another_binary_than_the_first() -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from kernels import (
+    HeadNorms,
     fused_add_rms_norm,
+    qk_norm_rope_store,
     rms_norm,
-    rotary_embedding,
     silu_and_mul,
-    store_kv_cache,
 )
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext, KVCache
@@ -90,7 +90,9 @@ class RMSNorm:
     def __init__(self, size: int, eps: float, options: LayerOptions, offset: float = 0.0) -> None:
         dtype = torch.float32 if offset else options.dtype
         self.weight = torch.empty(size, dtype=dtype, device=options.device)
-        self._eps, self._offset = eps, offset
+        self.eps = eps
+        """Added to the mean square."""
+        self._offset = offset
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         """The slot of `name`.weight, whole on every rank."""
@@ -107,13 +109,13 @@ class RMSNorm:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] to [..., size]."""
-        return rms_norm(x, self.weight, self._eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def forward_add(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of x + residual, x + residual)."""
-        return fused_add_rms_norm(x, residual, self.weight, self._eps)
+        return fused_add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class WideQueryKeyNorm:
@@ -296,18 +298,17 @@ class Attention:
             q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
         if self._value_norm is not None:
             v = self._value_norm.forward(v)
-        if not self._traits.rotates_first:
-            q, k = self._normalised(q, k)
-        if self._traits.rotates:
-            rotary_embedding(q, k, positions, self._cos_sin)
-        if self._traits.rotates_first:
-            q, k = self._normalised(q, k)
-        if self._unit_norm is not None:
-            q, k = self._unit_norm.forward(q), self._unit_norm.forward(k)
+        if self.wide_norm is not None:
+            q, k = self.wide_norm.forward(q, k)
+        cache = ctx.kv_caches[self._layer_index]
+        q = qk_norm_rope_store(
+            *(q, k, v, (cache.k, cache.v), ctx.attention[self._layer_index].slot_mapping),
+            positions=positions,
+            cos_sin_cache=self._cos_sin if self._traits.rotates else None,
+            norms=self._head_norms(),
+        )
         if self._traits.query_scale is not None:
             q = q * self._traits.query_scale[positions].to(q.dtype)[:, None, None]
-        cache = ctx.kv_caches[self._layer_index]
-        store_kv_cache(k, v, cache.k, cache.v, ctx.attention[self._layer_index].slot_mapping)
         if read is not None and not len(read):
             return hidden[:0]
         attended = attend(
@@ -317,11 +318,15 @@ class Attention:
             attended = gated(attended, gate.flatten(1))
         return self.output.forward(attended if read is None else attended.index_select(0, read))
 
-    def _normalised(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys [T, heads, head_dim] through the norms that there are."""
-        if self.q_norm is not None and self.k_norm is not None:
-            return self.q_norm.forward(q), self.k_norm.forward(k)
-        return (q, k) if self.wide_norm is None else self.wide_norm.forward(q, k)
+    def _head_norms(self) -> HeadNorms | None:
+        """What heads are normalised by, each by itself."""
+        if self._unit_norm is not None:
+            weight = self._unit_norm.weight
+            return HeadNorms(weight, weight, self._unit_norm.eps, after_rotation=True)
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        weights = self.q_norm.weight, self.k_norm.weight
+        return HeadNorms(*weights, self.q_norm.eps, self._traits.rotates_first)
 
     def _halves_first(self) -> torch.Tensor:
         """Rows of q, k and v in the order in which the dimensions that rotate together are those of

@@ -100,6 +100,7 @@ _TOKEN_OPS = (
     "rms_norm",
     "fused_add_rms_norm",
     "rotary_embedding",
+    "qk_norm_rope_store",
     "silu_and_mul",
     "gelu_and_mul",
     "clamped_swiglu",
@@ -171,12 +172,28 @@ class _Maker:
             latents, rotating = (self._randn(rows, n) for n in _LATENTS)
             run = partial(kernels.store_latents, latents, rotating, cache, slots)
             size = 2 * rows * sum(_LATENTS)
+        elif name == "qk_norm_rope_store":
+            run = self._queries_and_keys(q, k)
+            size = 2 * q.numel() + 4 * k.numel()
         else:
             caches = self._zeros(2, rows, PAGE_SIZE, s.kv_heads, s.head_dim)
             slots = torch.arange(rows, device=self._device) * PAGE_SIZE
             run = partial(kernels.store_kv_cache, k, k.clone(), caches[0], caches[1], slots)
             size = 4 * k.numel()
         return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)
+
+    def _queries_and_keys(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[], object]:
+        """Both normalised and rotated, keys and values stored."""
+        rows, width = self._rows, self._shape.head_dim
+        caches = self._zeros(2, rows, PAGE_SIZE, *k.shape[1:])
+        places = torch.arange(rows, device=self._device)
+        return partial(
+            kernels.qk_norm_rope_store,
+            *(q, k, k.clone(), (caches[0], caches[1]), places * PAGE_SIZE),
+            positions=torch.full_like(places, self._context),
+            cos_sin_cache=torch.randn(self._context + 1, width, device=self._device),
+            norms=kernels.HeadNorms(self._randn(width), self._randn(width), 1e-6),
+        )
 
     def linear(self, outputs: int, inputs: int) -> Case:
         weight = kernels.pack_linear_weight(self._randn(outputs, inputs))

@@ -10,6 +10,7 @@ import torch
 from kernels import (
     EditRows,
     ExpertChoice,
+    HeadNorms,
     NgramLookup,
     PenaltyRows,
     SamplingParameters,
@@ -26,6 +27,7 @@ from kernels import (
     gather_step_inputs,
     gelu_and_mul,
     gumbel_noise,
+    qk_norm_rope_store,
     rms_norm,
     rotary_embedding,
     sample_tokens,
@@ -67,6 +69,13 @@ def token_ops(dtype: torch.dtype) -> None:
     clamped_swiglu(x, 1.702, 7.0)
     rotary_embedding(heads, heads, torch.arange(5), torch.randn(9, 24))
     store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
+    for norms in (None, HeadNorms(weight[:40], weight[:40], 1e-6)):
+        qk_norm_rope_store(
+            *(heads, heads, heads, (caches[0], caches[1]), torch.arange(5)),
+            positions=torch.arange(5),
+            cos_sin_cache=torch.randn(9, 24),
+            norms=norms,
+        )
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
     codes: tuple[WeightCode, ...] = ("e4m3", "uint4")

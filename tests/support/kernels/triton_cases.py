@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 from kernels import (
+    HeadNorms,
     NgramLookup,
     clamped_swiglu,
     draft_ngrams,
     fused_add_rms_norm,
     gelu_and_mul,
     gumbel_noise,
+    qk_norm_rope_store,
     registry,
     rms_norm,
     rotary_embedding,
@@ -119,6 +122,41 @@ def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
         return caches
 
     _compare(run, dtype, 0.0)
+
+
+def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
+    """More heads than a program has and fewer; heads that rotate whole, in part and not at all;
+    norms before and after, with weights of another type."""
+    slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
+    for (num_q, num_k), rotary_dim, number in itertools.product(
+        ((20, 2), (9, 9), (2, 1)), (24, 40, None), range(3)
+    ):
+        table = None if rotary_dim is None else torch.randn(50, rotary_dim, device=device)
+        norms: HeadNorms | None = None
+        if number:
+            weights = torch.randn(2, 40).to(device)
+            norms = HeadNorms(weights[0], weights[1], 1e-5, after_rotation=number == 2)
+        qkv = _randn(4, (num_q + 2 * num_k) * 40, device=device, dtype=dtype)
+
+        def run(
+            output: str,
+            qkv: torch.Tensor = qkv,
+            sizes: tuple[int, ...] = (num_q, num_k, num_k),
+            table: torch.Tensor | None = table,
+            norms: HeadNorms | None = norms,
+        ) -> torch.Tensor:
+            q, k, v = qkv.clone().unflatten(1, (-1, 40)).split(sizes, dim=1)
+            caches = torch.zeros(2, 4, 8, *v.shape[1:], device=device, dtype=dtype)
+            q = qk_norm_rope_store(
+                *(q, k, v, (caches[0], caches[1]), slots),
+                positions=positions,
+                cos_sin_cache=table,
+                norms=norms,
+            )
+            return q if output == "q" else caches
+
+        for output in ("q", "caches"):
+            _compare(partial(run, output), dtype)
 
 
 def store_latents_case(device: str, dtype: torch.dtype) -> None:
@@ -354,6 +392,17 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
         rotary_embedding(q, k, positions[rows], table)
         return torch.cat((q, k), dim=1)
 
+    def prepared(rows: slice) -> torch.Tensor:
+        q, k = heads[rows, :3].clone(), heads[rows, 3:].clone()
+        cache = torch.zeros(2, 16, 1, 64, device=device, dtype=dtype)
+        q = qk_norm_rope_store(
+            *(q, k, k, (cache, torch.zeros_like(cache)), positions[rows]),
+            positions=positions[rows],
+            cos_sin_cache=table,
+            norms=HeadNorms(weight[:64], weight[64:128], 1e-6),
+        )
+        return torch.cat((q, cache.view(-1, 1, 64)[positions[rows]]), dim=1)
+
     ops: list[Callable[[slice], torch.Tensor]] = [
         lambda rows: rms_norm(x[rows], weight, 1e-6),
         lambda rows: fused_add_rms_norm(x[rows], x[rows].flip(1), weight, 1e-6)[0],
@@ -362,6 +411,7 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
         lambda rows: clamped_swiglu(x[rows], 1.702, 0.5),
         lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
         rotated,
+        prepared,
     ]
     with registry.using("triton"):
         for op in ops:
@@ -393,6 +443,7 @@ CASES: list[Case] = [
     gelu_and_mul_case,
     clamped_swiglu_case,
     store_kv_cache_case,
+    qk_norm_rope_store_case,
     store_latents_case,
     gumbel_case,
     linear_case,

@@ -1,0 +1,49 @@
+"""All that stands between a layer's fused projection and its attention, in one launch on CUDA."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.qk_norm_rope_store import reference
+from kernels.qk_norm_rope_store.base import HeadNorms
+from kernels.registry import registry
+
+_QK_NORM_ROPE_STORE = registry.register(
+    "qk_norm_rope_store",
+    reference.qk_norm_rope_store,
+    triton="kernels.qk_norm_rope_store.triton_kernel:qk_norm_rope_store",
+)
+
+
+def qk_norm_rope_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    slot_mapping: torch.Tensor,
+    *,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor | None,
+    norms: HeadNorms | None = None,
+) -> torch.Tensor:
+    """Normalise and rotate heads, write keys and values into the cache, return the queries.
+
+    Each step rounds to the type of q, as `rms_norm`, `rotary_embedding` and `store_kv_cache` one
+    after another do. A head's bits do not depend on the others.
+
+    Args:
+        q: [T, Hq, D]; may be overwritten by the result. It and k and v may be strided views whose
+            last dimension is contiguous.
+        k: [T, Hkv, D]; what is in it afterwards is of no use.
+        v: [T, Hkv, D].
+        caches: keys and values [num_pages, page_size, Hkv, D], contiguous.
+        slot_mapping: [T] int64, as `store_kv_cache` takes it.
+        positions: [T] int64.
+        cos_sin_cache: as `rotary_embedding` takes it; None where nothing rotates.
+        norms: of the heads; None where there are none.
+    """
+    run = _QK_NORM_ROPE_STORE.select(q)
+    return run(q, k, v, caches, slot_mapping, positions, cos_sin_cache, norms)
+
+
+__all__ = ["HeadNorms", "qk_norm_rope_store"]

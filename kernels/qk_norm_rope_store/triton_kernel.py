@@ -1,0 +1,144 @@
+"""Triton: one program per token and block of heads, of queries or of keys and values."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.qk_norm_rope_store.base import HeadNorms
+
+_HEADS = 8
+"""Of a program, at most: enough that a prompt's programs are few, while a token's are several."""
+_BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
+"""When heads are normalised; 0 where they are not."""
+
+
+def qk_norm_rope_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    slot_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor | None,
+    norms: HeadNorms | None,
+) -> torch.Tensor:
+    """Launch over (tokens, blocks of heads); the queries stay where they are."""
+    (num_tokens, num_q, width), num_k = q.shape, k.shape[1]
+    if num_tokens == 0:
+        return q
+    rotates = cos_sin_cache is not None
+    # Whatever does not rotate may be halved anywhere.
+    half = width // 2 if cos_sin_cache is None else cos_sin_cache.shape[1] // 2
+    heads = min(_HEADS, triton.next_power_of_2(max(num_q, num_k)))
+    q_blocks = triton.cdiv(num_q, heads)
+    _kernel[(num_tokens, q_blocks + triton.cdiv(num_k, heads))](
+        q, k, v, *caches, slot_mapping, positions, q if cos_sin_cache is None else cos_sin_cache,
+        q if norms is None else norms.q, q if norms is None else norms.k,
+        0.0 if norms is None else norms.eps,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        0 if cos_sin_cache is None else cos_sin_cache.stride(0),
+        NUM_Q=num_q, NUM_K=num_k, Q_BLOCKS=q_blocks, HEADS=heads, WIDTH=width, HALF=half,
+        ROTATES=rotates, NORM=0 if norms is None else 1 + norms.after_rotation,
+        BLOCK=triton.next_power_of_2(width), BLOCK_HALF=triton.next_power_of_2(half),
+        BLOCK_REST=triton.next_power_of_2(max(1, width - 2 * half)),
+    )  # fmt: skip
+    return q
+
+
+# Slots and positions are views into the step's staged inputs: wherever they lie, one binary serves.
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
+def _kernel(
+    q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, position_ptr, table_ptr,
+    q_weight_ptr, k_weight_ptr, eps,
+    q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
+    table_stride,
+    NUM_Q: tl.constexpr, NUM_K: tl.constexpr, Q_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    cos = tl.full((BLOCK_HALF,), 1.0, tl.float32)
+    sin = tl.zeros((BLOCK_HALF,), tl.float32)
+    if ROTATES:
+        angle = tl.arange(0, BLOCK_HALF)
+        row = table_ptr + tl.load(position_ptr + token) * table_stride
+        cos = tl.load(row + angle, mask=angle < HALF, other=0.0)
+        sin = tl.load(row + HALF + angle, mask=angle < HALF, other=0.0)
+    if block < Q_BLOCKS:
+        head = (block * HEADS + tl.arange(0, HEADS))[:, None]
+        heads = q_ptr + token * q_token_stride + head * q_head_stride
+        _finish(
+            heads, heads, head < NUM_Q, q_weight_ptr, eps, cos, sin,
+            WIDTH, HALF, ROTATES, NORM, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        head = ((block - Q_BLOCKS) * HEADS + tl.arange(0, HEADS))[:, None]
+        cell = (tl.load(slot_ptr + token) * NUM_K + head) * WIDTH
+        _finish(
+            k_ptr + token * k_token_stride + head * k_head_stride, k_cache_ptr + cell,
+            head < NUM_K, k_weight_ptr, eps, cos, sin,
+            WIDTH, HALF, ROTATES, NORM, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
+        column = tl.arange(0, BLOCK)[None, :]
+        inside = (head < NUM_K) & (column < WIDTH)
+        values = v_ptr + token * v_token_stride + head * v_head_stride + column
+        tl.store(v_cache_ptr + cell + column, tl.load(values, mask=inside), mask=inside)
+
+
+@triton.jit
+def _finish(
+    source, target, exists, weight_ptr, eps, cos, sin,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """Brings heads [HEADS, 1] from where they are to their target, in three parts: the two halves
+    of what rotates, and the rest. A thread reads what it overwrites, so the two may be the same."""
+    first = tl.arange(0, BLOCK_HALF)[None, :]
+    second = HALF + first
+    rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+    half_inside, rest_inside = exists & (first < HALF), exists & (rest < WIDTH)
+    x = tl.load(source + first, mask=half_inside, other=0.0)
+    y = tl.load(source + second, mask=half_inside, other=0.0)
+    z = tl.load(source + rest, mask=rest_inside, other=0.0)
+    if NORM == _BEFORE:
+        x, y, z = _normalise(x, y, z, weight_ptr, eps, WIDTH, HALF, BLOCK_HALF, BLOCK_REST)
+    if ROTATES:
+        a, b = x.to(tl.float32), y.to(tl.float32)
+        x = (a * cos[None, :] - b * sin[None, :]).to(z.dtype)
+        y = (b * cos[None, :] + a * sin[None, :]).to(z.dtype)
+    if NORM == _AFTER:
+        x, y, z = _normalise(x, y, z, weight_ptr, eps, WIDTH, HALF, BLOCK_HALF, BLOCK_REST)
+    tl.store(target + first, x, mask=half_inside)
+    tl.store(target + second, y, mask=half_inside)
+    tl.store(target + rest, z, mask=rest_inside)
+
+
+@triton.jit
+def _normalise(
+    x, y, z, weight_ptr, eps,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    a, b, c = x.to(tl.float32), y.to(tl.float32), z.to(tl.float32)
+    squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1) + tl.sum(c * c, axis=1)
+    factor = (1.0 / tl.sqrt(squares / WIDTH + eps))[:, None]
+    first = tl.arange(0, BLOCK_HALF)
+    rest = 2 * HALF + tl.arange(0, BLOCK_REST)
+    x_weight = tl.load(weight_ptr + first, mask=first < HALF, other=0.0)
+    y_weight = tl.load(weight_ptr + HALF + first, mask=first < HALF, other=0.0)
+    z_weight = tl.load(weight_ptr + rest, mask=rest < WIDTH, other=0.0)
+    return (
+        _scale(a * factor, x_weight, z.dtype),
+        _scale(b * factor, y_weight, z.dtype),
+        _scale(c * factor, z_weight, z.dtype),
+    )
+
+
+@triton.jit
+def _scale(normalised, weight, DTYPE: tl.constexpr):
+    """Rounded before the weight and after it, as `rms_norm` does."""
+    rounded = normalised.to(DTYPE).to(tl.float32)
+    return (rounded * weight.to(tl.float32)[None, :]).to(DTYPE)
