@@ -26,7 +26,7 @@ from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, Op, OpRegistry, registry
 from kernels.rms_norm import fused_add_rms_norm, rms_norm
 from kernels.rotary_embedding import rotary_embedding
-from kernels.sample_tokens import SamplingParameters, sample_tokens
+from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.store_kv_cache import store_kv_cache, store_latents
@@ -51,6 +51,7 @@ __all__ = [
     "SamplingParameters",
     "StepRows",
     "StepTensors",
+    "TokenCells",
     "TokenEdits",
     "TokenScores",
     "WeightCode",

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
+
+
+class TokenCells(NamedTuple):
+    """Where tokens are put besides, once they are drawn."""
+
+    tokens: torch.Tensor
+    """int32, of one dimension."""
+    cells: torch.Tensor
+    """[R] int64: the place in it of each row's token. Where several rows share one, any may win."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,18 +10,23 @@ from __future__ import annotations
 import torch
 
 from kernels.gumbel_noise import gumbel_noise
-from kernels.sample_tokens.base import GREEDY_BELOW, SamplingParameters
+from kernels.sample_tokens.base import GREEDY_BELOW, SamplingParameters, TokenCells
 from kernels.sample_tokens.thresholds import top_k_threshold, top_p_threshold
 
 
 def sample_tokens(
-    logits: torch.Tensor, parameters: SamplingParameters, out: torch.Tensor | None = None
+    logits: torch.Tensor,
+    parameters: SamplingParameters,
+    out: torch.Tensor | None,
+    cells: TokenCells | None,
 ) -> torch.Tensor:
     """Draw for every row, and take the likeliest token where the row is greedy."""
     is_greedy = parameters.temperature < GREEDY_BELOW
     noise = gumbel_noise(parameters.seeds, parameters.positions, logits.shape[-1])
     drawn = noise.add_(masked_logits(logits, parameters)).argmax(dim=-1)
     tokens = torch.where(is_greedy, logits.argmax(dim=-1), drawn)
+    if cells is not None:
+        cells.tokens.index_copy_(0, cells.cells, tokens.int())
     return tokens if out is None else out.copy_(tokens)
 
 

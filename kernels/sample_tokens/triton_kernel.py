@@ -13,14 +13,17 @@ import triton.language as tl
 
 from kernels.gumbel_noise.triton_kernel import noise_of
 from kernels.sample_tokens import base
-from kernels.sample_tokens.base import SamplingParameters
+from kernels.sample_tokens.base import SamplingParameters, TokenCells
 from kernels.sample_tokens.triton_threshold import CHUNK, find_thresholds
 
 _GREEDY_BELOW = tl.constexpr(base.GREEDY_BELOW)
 
 
 def sample_tokens(
-    logits: torch.Tensor, parameters: SamplingParameters, out: torch.Tensor | None = None
+    logits: torch.Tensor,
+    parameters: SamplingParameters,
+    out: torch.Tensor | None,
+    cells: TokenCells | None,
 ) -> torch.Tensor:
     """Two launches, and five before them where rows may filter."""
     assert logits.dtype == torch.float32, f"draws take fp32 logits, got {logits.dtype}"
@@ -42,8 +45,9 @@ def sample_tokens(
         FILTERS=thresholds is not None, CHUNK=CHUNK, num_warps=8,
     )  # fmt: skip
     _pick_kernel[(rows,)](
-        best, token, out, num_chunks, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1
-    )
+        best, token, out, *((token, out) if cells is None else cells), num_chunks,
+        HAS_CELLS=cells is not None, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1,
+    )  # fmt: skip
     return out
 
 
@@ -77,8 +81,11 @@ def _draw_kernel(
     tl.store(token_ptr + cell, chunk * CHUNK + place)
 
 
-@triton.jit(do_not_specialize_on_alignment=["out_ptr"])
-def _pick_kernel(best_ptr, token_ptr, out_ptr, num_chunks, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["out_ptr", "cells_ptr"])
+def _pick_kernel(
+    best_ptr, token_ptr, out_ptr, tokens_ptr, cells_ptr, num_chunks,
+    HAS_CELLS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     best = tl.load(
@@ -86,4 +93,7 @@ def _pick_kernel(best_ptr, token_ptr, out_ptr, num_chunks, BLOCK: tl.constexpr):
     )
     # Of equals the first, as in torch.
     _, place = tl.max(best, axis=0, return_indices=True)
-    tl.store(out_ptr + row, tl.load(token_ptr + row * num_chunks + place).to(tl.int64))
+    token = tl.load(token_ptr + row * num_chunks + place)
+    tl.store(out_ptr + row, token.to(tl.int64))
+    if HAS_CELLS:
+        tl.store(tokens_ptr + tl.load(cells_ptr + row), token)

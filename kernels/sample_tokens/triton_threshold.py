@@ -1,10 +1,11 @@
 """The least logit that min-p, top-k and top-p leave to each row, without sorting.
 
-Five launches: each chunk's maximum; histograms of counts and weights over the distance from the
-row's maximum; the buckets in which the searched logits lie; the logits of these buckets, gathered;
-a bisection among them. All sums are of integers, so the order in which a device adds them does not
-count, and a row's result does not depend on other rows. A few thousand gathered logits are held;
-where more share a bucket (logits of equal size), the bisection reads the row itself.
+Five launches: each chunk's maximum, and zeros where the next one counts; histograms of counts and
+weights over the distance from the row's maximum; the buckets in which the searched logits lie; the
+logits of these buckets, gathered; a bisection among them. All sums are of integers, so the order in
+which a device adds them does not count, and a row's result does not depend on other rows. A few
+thousand gathered logits are held; where more share a bucket (logits of equal size), the bisection
+reads the row itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -42,10 +43,10 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     result = torch.empty(rows, dtype=torch.float32, device=device)
     chunk_best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
-    counts = torch.zeros(rows, NUM_BUCKETS, dtype=torch.int32, device=device)
-    weights = torch.zeros(rows, NUM_BUCKETS, dtype=torch.int64, device=device)
+    counts = torch.empty(rows, NUM_BUCKETS, dtype=torch.int32, device=device)
+    weights = torch.empty(rows, NUM_BUCKETS, dtype=torch.int64, device=device)
     plan = torch.empty(rows, _PLAN_WIDTH, dtype=torch.int64, device=device)
-    num_candidates = torch.zeros(rows, dtype=torch.int32, device=device)
+    num_candidates = torch.empty(rows, dtype=torch.int32, device=device)
     candidates = torch.empty(rows, NUM_CANDIDATES, dtype=torch.float32, device=device)
     temperature = parameters.temperature
     own = (temperature, *_or_any(parameters))
@@ -58,7 +59,9 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
     chunk_block = triton.next_power_of_2(num_chunks)
     grid = (rows, num_chunks)
     blocks = {"CHUNK": CHUNK, "CHUNKS_BLOCK": chunk_block}
-    _chunk_best_kernel[grid](logits, chunk_best, *shape, CHUNK=CHUNK, num_warps=8)
+    _chunk_best_kernel[grid](
+        logits, chunk_best, counts, weights, num_candidates, *shape, CHUNK=CHUNK, num_warps=8
+    )
     _histogram_kernel[grid](
         logits, *own, chunk_best, counts, weights, *shape, **flags, **blocks, num_warps=8
     )
@@ -82,7 +85,8 @@ def _or_any(parameters: SamplingParameters) -> list[torch.Tensor]:
 
 @triton.jit
 def _chunk_best_kernel(
-    logits_ptr, best_ptr, vocab_size, row_stride, num_chunks, CHUNK: tl.constexpr
+    logits_ptr, best_ptr, counts_ptr, weights_ptr, num_candidates_ptr,
+    vocab_size, row_stride, num_chunks, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -91,6 +95,11 @@ def _chunk_best_kernel(
     )
     value = tl.where(value == value, value, float("-inf"))
     tl.store(best_ptr + row * num_chunks + tl.program_id(1), tl.max(value, axis=0))
+    if tl.program_id(1) == 0:
+        cell = row * _BUCKETS + tl.arange(0, _BUCKETS)
+        tl.store(counts_ptr + cell, tl.zeros((_BUCKETS,), tl.int32))
+        tl.store(weights_ptr + cell, tl.zeros((_BUCKETS,), tl.int64))
+        tl.store(num_candidates_ptr + row, 0)
 
 
 _PARAMETERS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"]

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from rich.progress import MofNCompleteColumn
 
-from kernels import apply_token_bitmask, registry, sample_tokens
+from kernels import TokenCells, apply_token_bitmask, registry, sample_tokens
 from kernels.attention import AttentionBackend, CapturableBackend
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
@@ -213,8 +213,8 @@ class StepGraphs:
         apply_token_bitmask(logits, self._masks[:size])
         parameters = sampling.parameters()
         assert parameters is not None, "a captured draw has parameters, greedy or not"
-        tokens = sample_tokens(logits, parameters, out=self._tokens[:size])
-        self._tables.flat_tokens.index_copy_(0, sampling.destinations, tokens.int())
+        cells = TokenCells(self._tables.flat_tokens, sampling.destinations)
+        sample_tokens(logits, parameters, self._tokens[:size], cells)
 
 
 def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:

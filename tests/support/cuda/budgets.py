@@ -18,9 +18,9 @@ class Budget(NamedTuple):
     """Of the layer that has most."""
     rest: int = 6
     """Of the forward pass beside its layers: inputs, embedding, norm, and a copy for draws."""
-    draw: int = 7
+    draw: int = 5
     """Logits, masks and draw of rows without filters; 0 where graphs hold no draws."""
-    filtered: int = 15
+    filtered: int = 10
     """The same with filters."""
 
 
@@ -28,8 +28,8 @@ BUDGETS = {
     "ApertusForCausalLM": Budget("swiss-ai/Apertus-8B-Instruct-2509", 20),
     "ArceeForCausalLM": Budget("arcee-ai/AFM-4.5B", 10),
     "BaichuanForCausalLM": Budget("baichuan-inc/Baichuan2-7B-Chat", 9),
-    "Cohere2ForCausalLM": Budget("CohereForAI/c4ai-command-r7b-12-2024", 12, 9, 8, 16),
-    "CohereForCausalLM": Budget("CohereForAI/aya-23-8B", 12, 9, 8, 16),
+    "Cohere2ForCausalLM": Budget("CohereForAI/c4ai-command-r7b-12-2024", 12, 9, 6, 11),
+    "CohereForCausalLM": Budget("CohereForAI/aya-23-8B", 12, 9, 6, 11),
     "DeepseekForCausalLM": Budget("deepseek-ai/deepseek-moe-16b-chat", 45),
     "DeepseekV2ForCausalLM": Budget("deepseek-ai/DeepSeek-V2-Lite-Chat", 52),
     "DeepseekV3ForCausalLM": Budget("moonshotai/Moonlight-16B-A3B-Instruct", 56),
@@ -38,20 +38,20 @@ BUDGETS = {
     "Exaone4ForCausalLM": Budget("LGAI-EXAONE/EXAONE-4.0-32B", 11),
     "FalconForCausalLM": Budget("tiiuae/falcon-7b-instruct", 12, 9),
     "FlexOlmoForCausalLM": Budget("allenai/FlexOlmo-7x7B-1T", 45),
-    "Gemma2ForCausalLM": Budget("google/gemma-2-2b-it", 11, 7, 10, 18),
+    "Gemma2ForCausalLM": Budget("google/gemma-2-2b-it", 11, 7, 8, 13),
     "Gemma3ForCausalLM": Budget("google/gemma-3-1b-it", 11, 17),
-    "Gemma4ForCausalLM": Budget("google/gemma-4-26B-A4B", 58, 17, 10, 18),
+    "Gemma4ForCausalLM": Budget("google/gemma-4-26B-A4B", 58, 17, 8, 13),
     "GemmaForCausalLM": Budget("google/gemma-2b", 9, 7),
     "Glm4ForCausalLM": Budget("zai-org/GLM-4-9B-0414", 11),
     "Glm4MoeForCausalLM": Budget("zai-org/GLM-4.5-Air", 49),
     "Glm4MoeLiteForCausalLM": Budget("zai-org/GLM-4.7-Flash", 58),
     "GlmForCausalLM": Budget("zai-org/glm-4-9b-chat-hf", 9),
     "GptOssForCausalLM": Budget("openai/gpt-oss-20b", 43, 8),
-    "GraniteForCausalLM": Budget("ibm-granite/granite-3.3-8b-instruct", 11, 7, 8, 16),
+    "GraniteForCausalLM": Budget("ibm-granite/granite-3.3-8b-instruct", 11, 7, 6, 11),
     "HeliumForCausalLM": Budget("kyutai/helium-1-preview-2b", 9),
     "HunYuanDenseV1ForCausalLM": Budget("tencent/Hunyuan-7B-Instruct", 9),
     "InternLM2ForCausalLM": Budget("internlm/internlm2-chat-7b", 9),
-    "GraniteMoeForCausalLM": Budget("ibm-granite/granite-3.1-3b-a800m-instruct", 46, 7, 8, 16),
+    "GraniteMoeForCausalLM": Budget("ibm-granite/granite-3.1-3b-a800m-instruct", 46, 7, 6, 11),
     "HunYuanMoEV1ForCausalLM": Budget("tencent/Hunyuan-A13B-Instruct", 48),
     "InternLM3ForCausalLM": Budget("internlm/internlm3-8b-instruct", 9),
     "InternLMForCausalLM": Budget("internlm/internlm-chat-7b", 9),
@@ -60,7 +60,7 @@ BUDGETS = {
     "Llama4ForCausalLM": Budget("meta-llama/Llama-4-Scout-17B-16E-Instruct", 49),
     "LlamaForCausalLM": Budget("meta-llama/Llama-3.1-8B-Instruct", 9),
     "MiMoForCausalLM": Budget("XiaomiMiMo/MiMo-7B-Base", 9),
-    "MiniCPMForCausalLM": Budget("openbmb/MiniCPM-2B-sft-bf16", 11, 7, 8, 16),
+    "MiniCPMForCausalLM": Budget("openbmb/MiniCPM-2B-sft-bf16", 11, 7, 6, 11),
     "LongcatFlashForCausalLM": Budget("meituan-longcat/LongCat-Flash-Chat", 62),
     "MiniMaxM2ForCausalLM": Budget("MiniMaxAI/MiniMax-M2.5", 48),
     "Ministral3ForCausalLM": Budget("mistralai/Ministral-3-8B-Base-2512", 12),

@@ -15,6 +15,7 @@ from kernels import (
     PenaltyRows,
     SamplingParameters,
     StepRows,
+    TokenCells,
     TokenEdits,
     apply_penalties_,
     apply_token_bitmask,
@@ -121,7 +122,9 @@ def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 
     edited = EditRows(rows=integers, slots=integers, cells=integers, num_output=integers)
     apply_token_edits_(logits, edits, edited, torch.zeros(1, 1))
     apply_penalties_(logits, penalties, counts.bool(), counts, torch.zeros(1, 1))
-    count_tokens_(counts, penalties, sample_tokens(logits, own))
+    pool = torch.zeros(rows, dtype=torch.int32)
+    tokens = sample_tokens(logits, own, cells=TokenCells(pool, integers))
+    count_tokens_(counts, penalties, tokens)
     token_scores(logits, integers)
 
 

@@ -14,6 +14,7 @@ from kernels import (
     PenaltyRows,
     SamplingParameters,
     StepRows,
+    TokenCells,
     TokenEdits,
     apply_penalties_,
     apply_token_bitmask,
@@ -94,8 +95,13 @@ def sample_case(device: str, dtype: torch.dtype) -> None:
             reference = sample_tokens(logits, own)
         with registry.using("triton"):
             drawn = torch.empty_like(reference)
-            assert sample_tokens(logits, own, drawn) is drawn  # without it: the cases below
+            pool = torch.full((99,), -1, dtype=torch.int32, device=device)
+            cells = 98 - 3 * torch.arange(len(cases), device=device)
+            # Without either: the cases below.
+            assert sample_tokens(logits, own, drawn, TokenCells(pool, cells)) is drawn
         assert torch.equal(drawn, reference), (vocab, drawn, reference)
+        assert torch.equal(pool[cells], reference.int())
+        assert int((pool >= 0).sum()) == len(cases)
 
 
 def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import SamplingParameters, sample_tokens
+from kernels import SamplingParameters, TokenCells, sample_tokens
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import load_model_config
@@ -250,12 +250,12 @@ class DeviceModelProposer(Proposer):
             log_min_p=rows.staged["log_min_p"] if "log_min_p" in kept else None,
             max_top_k=rows.max_top_k,
         )
-        tokens = sample_tokens(draft.model.compute_logits(hidden), parameters)
         # A row that has all its drafts draws into a cell of the row that belongs to no request.
         cells = rows.staged["slots"] * tables.token_stride + positions
         nowhere = tables.dummy_slot * tables.token_stride
         cells = torch.where(rows.starts < rows.last, cells, nowhere)
-        tables.flat_tokens.index_copy_(0, cells, tokens.int())
+        logits = draft.model.compute_logits(hidden)
+        sample_tokens(logits, parameters, cells=TokenCells(tables.flat_tokens, cells))
         rows.starts.copy_(torch.minimum(positions, rows.last))
 
     def _arrays(self, slots: IntArray, size: int) -> dict[str, npt.NDArray[Any]]:
