@@ -1,10 +1,10 @@
 """GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
 
+from kernels.choose_experts import ExpertChoice, Routing, choose_experts
 from kernels.clamped_swiglu import clamped_swiglu
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
 from kernels.fused_moe import (
     ExpertBiases,
-    ExpertChoice,
     Experts,
     ExpertWeights,
     fused_moe,
@@ -48,6 +48,7 @@ __all__ = [
     "OpRegistry",
     "PackedLinear",
     "PenaltyRows",
+    "Routing",
     "SamplingParameters",
     "StepRows",
     "StepTensors",
@@ -58,6 +59,7 @@ __all__ = [
     "apply_penalties_",
     "apply_token_bitmask",
     "apply_token_edits_",
+    "choose_experts",
     "clamped_swiglu",
     "count_tokens_",
     "dequantize",

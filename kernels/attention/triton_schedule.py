@@ -124,7 +124,7 @@ def make_schedule(
         num_rows, num_items, target,
         RAGGED=rows.query_start is not None, INVARIANT=batch_invariant, WINDOW=rows.window,
         QUERIES=queries, KEYS=blocks.keys, LEAST=least, MOST_SPLITS=MAX_INVARIANT_SPLITS,
-        NUM_KV_HEADS=num_kv_heads, ITEMS=size, ROWS=128, num_warps=4,
+        NUM_KV_HEADS=num_kv_heads, ITEMS=size, ROWS=64, num_warps=4,
     )  # fmt: skip
     return Schedule(
         rows=rows,

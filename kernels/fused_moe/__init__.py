@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from kernels.choose_experts.base import ExpertChoice
 from kernels.fused_moe import reference
 from kernels.fused_moe.base import (
     Activation,
     ExpertBiases,
-    ExpertChoice,
     Experts,
     ExpertWeights,
     pack_quantized_experts,
@@ -30,11 +30,13 @@ def fused_moe(
     *,
     biases: ExpertBiases | None = None,
     activate: Activation = silu_and_mul,
+    first_expert: int = 0,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)).
 
-    x is [T, H], and so is the result, in the type of `x`; a token's bits do not depend on the
-    others. Quantized weights come to what the dequantized ones come to, bit for bit.
+    x is [T, H], and so is the result, in the type of `x`. Quantized weights come to what the
+    dequantized ones come to, bit for bit.
 
     Args:
         x: inputs.
@@ -42,8 +44,11 @@ def fused_moe(
         choice: each token's experts.
         biases: of both products; None where there are none.
         activate: what gates and ups [rows, 2 * I] come to, [rows, I].
+        first_expert: the number that a choice has for the first of these experts; whoever is none
+            of them yields nothing.
+        batch_invariant: whether a token's bits do not depend on the others.
     """
-    return _FUSED_MOE.select(x)(x, experts, choice, biases, activate)
+    return _FUSED_MOE.select(x)(x, experts, choice, biases, activate, first_expert, batch_invariant)
 
 
 __all__ = [

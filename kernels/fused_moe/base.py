@@ -50,15 +50,6 @@ class ExpertBiases(NamedTuple):
     """[E, H]."""
 
 
-class ExpertChoice(NamedTuple):
-    """Which experts each of T tokens takes."""
-
-    expert_ids: torch.Tensor
-    """[T, K] int64, an expert at most once per token."""
-    weights: torch.Tensor
-    """[T, K] fp32."""
-
-
 def pack_quantized_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
     """Quantized weights as they are multiplied: on CUDA as they are, on CPU dequantized once, to
     `dtype`, expert by expert."""

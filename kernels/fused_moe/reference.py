@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from kernels.fused_moe.base import Activation, ExpertBiases, ExpertChoice, Experts
+from kernels.choose_experts.base import ExpertChoice
+from kernels.fused_moe.base import Activation, ExpertBiases, Experts
 
 _TILE = 16
 
@@ -16,8 +17,10 @@ def fused_moe(
     choice: ExpertChoice,
     biases: ExpertBiases | None,
     activate: Activation,
+    first_expert: int,
+    batch_invariant: bool,
 ) -> torch.Tensor:
-    """Experts are added up by ascending number.
+    """Experts are added up by ascending number. Batch-invariant whether asked for or not.
 
     HAZARD(invariance): products of another number of rows round differently, so each has exactly
     `_TILE` rows, the last filled up with zeros.
@@ -25,11 +28,14 @@ def fused_moe(
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     counts = torch.bincount(choice.expert_ids.flatten())
     for expert in counts.nonzero().flatten().tolist():
-        gate_up, down = (weights.of(expert, x.dtype) for weights in experts)
+        number = expert - first_expert
+        if not 0 <= number < len(experts.down.values):
+            continue
+        gate_up, down = (weights.of(number, x.dtype) for weights in experts)
         tokens, choices = torch.nonzero(choice.expert_ids == expert, as_tuple=True)
         rows = x.index_select(0, tokens)
         padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(tokens) % _TILE))
-        first, second = (None, None) if biases is None else (bias[expert] for bias in biases)
+        first, second = (None, None) if biases is None else (bias[number] for bias in biases)
         parts = [
             linear(activate(linear(tile, gate_up, first)), down, second)
             for tile in padded.view(-1, _TILE, x.shape[1]).unbind()

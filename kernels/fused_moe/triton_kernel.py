@@ -1,4 +1,8 @@
-"""Triton: pairs of token and expert sorted by expert, in tiles of rows of one expert each."""
+"""Triton: pairs of token and expert in tiles of rows of one expert each.
+
+Four launches beside the activation: tiles, both products, the sum of each token's experts. Biases
+and the experts' weights are applied where a product ends.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -10,24 +14,38 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
-from kernels.fused_moe.base import (
-    Activation,
-    ExpertBiases,
-    ExpertChoice,
-    Experts,
-    ExpertWeights,
-)
-from kernels.linear.base import HALF_BYTES
-from kernels.linear.triton_kernel import decode_weights
+from kernels.choose_experts.base import ExpertChoice
+from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExpertWeights
+from kernels.fused_moe.triton_align import Tiles, align_pairs
+from kernels.linear.base import HALF_BYTES, BlockScales
+from kernels.linear.triton_kernel import quantized_depth, scaled_weights, scales_by_tile
 
-_ROWS, _COLUMNS, _DEPTH = 16, 64, 32
+_SUM_BLOCK = 1024
+"""Columns of a program that adds up."""
 
 
-class _Tiles(NamedTuple):
-    pairs: torch.Tensor
-    """[tiles * rows] int64: token * K + choice, or T * K where a row is empty."""
-    experts: torch.Tensor
-    """[tiles] int64."""
+class _Sizes(NamedTuple):
+    """Of a product's tiles."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+_SMALLEST = _Sizes(16, 64, 128, 4, 3)
+"""Of few rows per expert, which wait for weights: deep, and many programs."""
+_SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
+"""By rows per expert, rounded up."""
+_QUANTIZED_SIZES = {
+    16: _Sizes(16, 64, 64, 4, 3),
+    64: _Sizes(64, 64, 64, 4, 3),
+    128: _Sizes(128, 64, 64, 8, 3),
+}
+"""What codes come to takes registers besides."""
+_SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
+"""Of fp32."""
 
 
 def fused_moe(
@@ -36,114 +54,150 @@ def fused_moe(
     choice: ExpertChoice,
     biases: ExpertBiases | None,
     activate: Activation,
+    first_expert: int,
+    batch_invariant: bool,
 ) -> torch.Tensor:
     """The host never waits: the number of tiles is an upper bound."""
     num_tokens, num_choices = choice.expert_ids.shape
     if not num_tokens:
         return torch.empty_like(x)
-    tiles = _sort(choice.expert_ids, len(experts.down.values))
-    inner = _multiply(x, experts.gate_up, tiles, num_tokens * num_choices, num_choices)
-    pairs = choice.expert_ids.reshape(-1)
-    if biases is not None:
-        inner += biases.gate_up.index_select(0, pairs)
-    outer = _multiply(activate(inner), experts.down, tiles, num_tokens * num_choices, 1)
-    if biases is not None:
-        outer += biases.down.index_select(0, pairs)
-    parts = outer.view(num_tokens, num_choices, -1).float() * choice.weights.unsqueeze(2)
-    return parts.sum(dim=1).to(x.dtype)
+    num_experts = len(experts.down.values)
+    rows = 16 if batch_invariant else _tile_rows(num_tokens * num_choices, num_experts, x.dtype)
+    tiles = align_pairs(choice.expert_ids, first_expert, num_experts, rows)
+    num_pairs = choice.expert_ids.numel()
+    first_bias, second_bias = (None, None) if biases is None else biases
+    inner = _multiply(x, experts.gate_up, tiles, first_bias, None, num_pairs, num_choices)
+    parts = _multiply(
+        activate(inner), experts.down, tiles, second_bias, choice.weights, num_pairs, 1
+    )
+    out = torch.empty_like(x)
+    size = x.shape[1]
+    _sum_kernel[(num_tokens, triton.cdiv(size, _SUM_BLOCK))](
+        parts, choice.expert_ids, out, size, first_expert,
+        NUM_EXPERTS=num_experts, NUM_CHOICES=num_choices, BLOCK=_SUM_BLOCK,
+    )  # fmt: skip
+    return out
 
 
-def _sort(expert_ids: torch.Tensor, num_experts: int) -> _Tiles:
-    flat = expert_ids.reshape(-1)
-    num_pairs, device = flat.shape[0], flat.device
-    experts, order = flat.sort(stable=True)
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=device)
-    counts.scatter_add_(0, flat, torch.ones_like(flat))
-    padded = (counts + _ROWS - 1) // _ROWS * _ROWS
-    ends, padded_ends = counts.cumsum(0), padded.cumsum(0)
-    shift = (padded_ends - padded) - (ends - counts)
-    num_tiles = triton.cdiv(num_pairs, _ROWS) + min(num_experts, num_pairs)
-    pairs = torch.full((num_tiles * _ROWS,), num_pairs, dtype=torch.int64, device=device)
-    places = torch.arange(num_pairs, device=device) + shift.index_select(0, experts)
-    pairs.index_copy_(0, places, order)
-    starts = torch.arange(num_tiles, device=device) * _ROWS
-    owner = torch.searchsorted(padded_ends, starts, right=True).clamp_(max=num_experts - 1)
-    return _Tiles(pairs, owner)
+def _tile_rows(num_pairs: int, num_experts: int, dtype: torch.dtype) -> int:
+    """As few as hold an expert's pairs, if these are spread evenly."""
+    if dtype == torch.float32:
+        return _SINGLE_SIZES.rows
+    return next((rows for rows in _SIZES if num_pairs <= rows * num_experts), max(_SIZES))
+
+
+def _sizes(rows: int, dtype: torch.dtype, scaling: BlockScales | None) -> _Sizes:
+    if dtype == torch.float32:
+        return _SINGLE_SIZES
+    return (_SIZES if scaling is None else _QUANTIZED_SIZES)[rows]
 
 
 def _multiply(
-    x: torch.Tensor, weights: ExpertWeights, tiles: _Tiles, num_pairs: int, pairs_per_row: int
+    x: torch.Tensor,
+    weights: ExpertWeights,
+    tiles: Tiles,
+    bias: torch.Tensor | None,
+    factors: torch.Tensor | None,
+    num_pairs: int,
+    pairs_per_row: int,
 ) -> torch.Tensor:
-    """[pairs, N]: row pair // pairs_per_row of `x` times its expert's weight [N, K] transposed."""
+    """[pairs, N]: row pair // pairs_per_row of `x` times its expert's weight [N, K] transposed,
+    plus the expert's bias, times the pair's factor. Rows of experts that are not here are not
+    written."""
     values, scaling = weights
     (_, size, _), depth = values.shape, x.shape[1]
+    num_tiles = len(tiles.experts)
+    rows, columns, step, warps, stages = _sizes(len(tiles.pairs) // num_tiles, x.dtype, scaling)
+    if scaling is not None:
+        step = quantized_depth(scaling, depth, step)
     out = torch.empty(num_pairs, size, dtype=x.dtype, device=x.device)
-    grid = (tiles.experts.shape[0], triton.cdiv(size, _COLUMNS))
-    _multiply_kernel[grid](
-        x, values, out, tiles.pairs, tiles.experts, num_pairs, size, depth,
+    _multiply_kernel[(num_tiles * triton.cdiv(size, columns),)](
+        x, values, out, tiles.pairs, tiles.experts, x if bias is None else bias,
+        x if factors is None else factors, num_pairs, size, depth,
         x.stride(0), values.stride(0), values.stride(1),
         values if scaling is None else scaling.scales,
         0 if scaling is None else scaling.scales.stride(0),
         0 if scaling is None else scaling.scales.stride(1),
         0 if scaling is None else scaling.offset,
         values if scaling is None or scaling.zeros is None else scaling.zeros,
+        HAS_BIAS=bias is not None, HAS_FACTORS=factors is not None,
         SCALE_BLOCK=0 if scaling is None else scaling.block,
+        BY_TILE=scaling is not None and scales_by_tile(scaling, depth, step),
         CODE="" if scaling is None else scaling.code,
         PER_BYTE=2 if scaling is not None and scaling.code in HALF_BYTES else 1,
         HAS_ZEROS=scaling is not None and scaling.zeros is not None,
-        PAIRS_PER_ROW=pairs_per_row, ROWS=_ROWS, COLUMNS=_COLUMNS, DEPTH=_DEPTH,
-        PRECISION=dot_precision(x.dtype),
+        PAIRS_PER_ROW=pairs_per_row, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=step,
+        PRECISION=dot_precision(x.dtype), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+# Not specialised on what changes with the number of tokens.
+@triton.jit(do_not_specialize=["num_pairs"])
 def _multiply_kernel(
-    x_ptr, weight_ptr, out_ptr, pairs_ptr, experts_ptr, num_pairs, size, depth,
-    x_stride, expert_stride, row_stride,
+    x_ptr, weight_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
+    num_pairs, size, depth, x_stride, expert_stride, row_stride,
     scale_ptr, scale_expert_stride, scale_row_stride, scale_offset, zero_ptr,
-    SCALE_BLOCK: tl.constexpr, CODE: tl.constexpr, PER_BYTE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr, BY_TILE: tl.constexpr, CODE: tl.constexpr, PER_BYTE: tl.constexpr,
     HAS_ZEROS: tl.constexpr, PAIRS_PER_ROW: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    pair = tl.load(pairs_ptr + tile * ROWS + tl.arange(0, ROWS))
+    # Neighbouring programs share a tile's rows, and an expert's tiles follow one another.
+    num_columns = tl.cdiv(size, BLOCK_N)
+    tile = tl.program_id(0) // num_columns
+    expert = tl.load(experts_ptr + tile).to(tl.int64)
+    if expert < 0:
+        return
+    pair = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     exists = pair < num_pairs
-    expert = tl.load(experts_ptr + tile)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = (tl.program_id(0) % num_columns) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < size
-    row = pair // PAIRS_PER_ROW
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, depth, DEPTH):
-        place = start + tl.arange(0, DEPTH)
+    x_row = x_ptr + (pair // PAIRS_PER_ROW)[:, None] * x_stride
+    weight_row = weight_ptr + expert * expert_stride + column[None, :] * row_stride
+    scale_row = expert * scale_expert_stride + column * scale_row_stride
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, depth, BLOCK_K):
+        place = start + tl.arange(0, BLOCK_K)
         a = tl.load(
-            x_ptr + row[:, None] * x_stride + place[None, :],
-            mask=exists[:, None] & (place < depth)[None, :],
-            other=0.0,
+            x_row + place[None, :], mask=exists[:, None] & (place < depth)[None, :], other=0.0
         )
         b = tl.load(
-            weight_ptr
-            + expert * expert_stride
-            + column[None, :] * row_stride
-            + (place // PER_BYTE)[:, None],
+            weight_row + (place // PER_BYTE)[:, None],
             mask=inside[None, :] & (place < depth)[:, None],
             other=0,
         )
         if SCALE_BLOCK > 0:
-            block = (
-                expert * scale_expert_stride
-                + column[None, :] * scale_row_stride
-                + ((place + scale_offset) // SCALE_BLOCK)[:, None]
-            )
-            there = inside[None, :] & (place < depth)[:, None]
-            scale = tl.load(scale_ptr + block, mask=there, other=0.0)
-            values = decode_weights(b, place[:, None], CODE)
-            if HAS_ZEROS:
-                values -= tl.load(zero_ptr + block, mask=there, other=0).to(tl.float32)
-            b = (values * scale).to(a.dtype)
+            b = scaled_weights(
+                b, place, start, depth, inside, scale_ptr, zero_ptr, scale_row, scale_offset,
+                SCALE_BLOCK, BY_TILE, CODE, HAS_ZEROS,
+            ).to(a.dtype)  # fmt: skip
         total = tl.dot(a, b, total, input_precision=PRECISION)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + expert * size + column, mask=inside, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    if HAS_FACTORS:
+        total *= tl.load(factors_ptr + pair, mask=exists, other=0.0)[:, None]
     tl.store(
         out_ptr + pair[:, None] * size + column[None, :],
         total.to(out_ptr.dtype.element_ty),
         mask=exists[:, None] & inside[None, :],
     )
+
+
+@triton.jit(do_not_specialize=["first_expert"])
+def _sum_kernel(
+    parts_ptr, ids_ptr, out_ptr, size, first_expert,
+    NUM_EXPERTS: tl.constexpr, NUM_CHOICES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in range(NUM_CHOICES):
+        pair = token * NUM_CHOICES + choice
+        expert = tl.load(ids_ptr + pair) - first_expert
+        is_here = (expert >= 0) & (expert < NUM_EXPERTS)
+        part = tl.load(parts_ptr + pair * size + column, mask=inside & is_here, other=0.0)
+        total += part.to(tl.float32)
+    tl.store(out_ptr + token * size + column, total.to(out_ptr.dtype.element_ty), mask=inside)

@@ -26,6 +26,10 @@ _TILES = {
     torch.bfloat16: _Tiles(64, 128, 64, 4, 3),
     torch.float16: _Tiles(64, 128, 64, 4, 3),
 }
+_QUANTIZED_TILES = {dtype: tiles._replace(columns=64) for dtype, tiles in _TILES.items()}
+"""What codes come to takes registers besides; fewer columns change no sum."""
+_UNALIGNED_DEPTH = 32
+"""Blocks of MXFP4; with twice as many features of unlike scales registers spill."""
 _INTERPRETER_PROGRAMS = 3
 
 
@@ -40,10 +44,11 @@ def matmul_fixed_tiles(
     With `scaling` the weight is uint8, codes [N, K] or [N, K / 2]; what these come to is rounded
     to the type of x.
     """
-    tiles = _TILES.get(x.dtype)
+    tiles = (_TILES if scaling is None else _QUANTIZED_TILES).get(x.dtype)
     if tiles is None:
         raise ValueError(f"no batch-invariant product for {x.dtype}; use {list(_TILES)}")
     rows, depth = x.shape
+    step = tiles.depth if scaling is None else quantized_depth(scaling, depth, tiles.depth)
     columns = weight.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     if rows == 0:
@@ -57,14 +62,27 @@ def matmul_fixed_tiles(
         scaling.offset if scaling is not None else 0,
         weight if scaling is None or scaling.zeros is None else scaling.zeros,
         HAS_BIAS=bias is not None, SCALE_BLOCK=scaling.block if scaling is not None else 0,
+        BY_TILE=scaling is not None and scales_by_tile(scaling, depth, step),
         CODE="" if scaling is None else scaling.code,
         PER_BYTE=2 if scaling is not None and scaling.code in HALF_BYTES else 1,
         HAS_ZEROS=scaling is not None and scaling.zeros is not None,
-        BLOCK_M=tiles.rows, BLOCK_N=tiles.columns, BLOCK_K=tiles.depth,
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.columns, BLOCK_K=step,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
+
+
+def quantized_depth(scaling: BlockScales, depth: int, step: int) -> int:
+    """Features that a tile takes of `depth`: a step, or fewer where these do not share a scale."""
+    return step if scales_by_tile(scaling, depth, step) else min(step, _UNALIGNED_DEPTH)
+
+
+def scales_by_tile(scaling: BlockScales, depth: int, step: int) -> bool:
+    """Whether features [start, start + step) of a row share a scale, for each start that is a
+    multiple of the step."""
+    is_aligned = scaling.offset % step == 0 and scaling.block % step == 0
+    return is_aligned or scaling.offset + depth <= scaling.block
 
 
 def _num_programs(device: torch.device) -> int:
@@ -112,6 +130,24 @@ def decode_weights(bits, k, CODE: tl.constexpr):
     return values
 
 
+@triton.jit
+def scaled_weights(
+    bits, k, start, depth, inside, scale_ptr, zero_ptr, row, offset,
+    SCALE_BLOCK: tl.constexpr, BY_TILE: tl.constexpr, CODE: tl.constexpr, HAS_ZEROS: tl.constexpr,
+):  # fmt: skip
+    """fp32 weights [BLOCK_K, BLOCK_N] of codes: those of input features k, from `start` on, and of
+    rows whose scales begin at `row` [BLOCK_N], as far as these are inside."""
+    values = decode_weights(bits, k[:, None], CODE)
+    if BY_TILE:
+        block, there = (row + (start + offset) // SCALE_BLOCK)[None, :], inside[None, :]
+    else:
+        block = row[None, :] + ((k + offset) // SCALE_BLOCK)[:, None]
+        there = inside[None, :] & (k < depth)[:, None]
+    if HAS_ZEROS:
+        values -= tl.load(zero_ptr + block, mask=there, other=0).to(tl.float32)
+    return values * tl.load(scale_ptr + block, mask=there, other=0.0)
+
+
 # Not specialised on the number of rows: one binary for every batch, compiled once.
 @triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
@@ -119,7 +155,7 @@ def _matmul_kernel(
     x_row_stride, x_depth_stride, weight_row_stride, weight_depth_stride,
     scale_ptr, scale_stride, scale_offset, zero_ptr,
     HAS_BIAS: tl.constexpr, SCALE_BLOCK: tl.constexpr, CODE: tl.constexpr,
-    PER_BYTE: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    BY_TILE: tl.constexpr, PER_BYTE: tl.constexpr, HAS_ZEROS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -145,14 +181,10 @@ def _matmul_kernel(
                 other=0,
             )
             if SCALE_BLOCK > 0:
-                block = column[None, :] * scale_stride
-                block += ((k + scale_offset) // SCALE_BLOCK)[:, None]
-                inside = (column[None, :] < columns) & (k[:, None] < depth)
-                scale = tl.load(scale_ptr + block, mask=inside, other=0.0)
-                values = decode_weights(weight, k[:, None], CODE)
-                if HAS_ZEROS:
-                    values -= tl.load(zero_ptr + block, mask=inside, other=0).to(tl.float32)
-                weight = (values * scale).to(x.dtype)
+                weight = scaled_weights(
+                    weight, k, start, depth, column < columns, scale_ptr, zero_ptr,
+                    column * scale_stride, scale_offset, SCALE_BLOCK, BY_TILE, CODE, HAS_ZEROS,
+                ).to(x.dtype)  # fmt: skip
             total = tl.dot(x, weight, total, input_precision=PRECISION)
         if HAS_BIAS:
             bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)

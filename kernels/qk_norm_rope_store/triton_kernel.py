@@ -34,7 +34,7 @@ def qk_norm_rope_store(
     half = width // 2 if cos_sin_cache is None else cos_sin_cache.shape[1] // 2
     heads = min(_HEADS, triton.next_power_of_2(max(num_q, num_k)))
     q_blocks = triton.cdiv(num_q, heads)
-    _kernel[(num_tokens, q_blocks + triton.cdiv(num_k, heads))](
+    _prepare_kernel[(num_tokens, q_blocks + triton.cdiv(num_k, heads))](
         q, k, v, *caches, slot_mapping, positions, q if cos_sin_cache is None else cos_sin_cache,
         q if norms is None else norms.q, q if norms is None else norms.k,
         0.0 if norms is None else norms.eps,
@@ -50,7 +50,7 @@ def qk_norm_rope_store(
 
 # Slots and positions are views into the step's staged inputs: wherever they lie, one binary serves.
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
-def _kernel(
+def _prepare_kernel(
     q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, position_ptr, table_ptr,
     q_weight_ptr, k_weight_ptr, eps,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,

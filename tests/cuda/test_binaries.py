@@ -28,7 +28,14 @@ from tests.support.cuda.binaries import (
     product,
 )
 from tests.support.kernels.aot import Binary, compiling_for
-from tests.support.kernels.launches import attention, draw, prepare, token_ops
+from tests.support.kernels.launches import (
+    MIXED_TOKENS,
+    attention,
+    draw,
+    prepare,
+    quantized_products,
+    token_ops,
+)
 
 DTYPE = torch.bfloat16
 
@@ -60,6 +67,7 @@ def exceeded(capability: int, launch: Callable[[], object]) -> list[str]:
 
 def everything() -> None:
     token_ops(DTYPE)
+    quantized_products(DTYPE, MIXED_TOKENS, blocks=(128, 32, 0))
     attention(128, DTYPE)
     attention(256, DTYPE, window=100, cap=50.0)
     attention(512, DTYPE)
@@ -89,8 +97,8 @@ def use_smaller_tiles(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(linear_kernel._TILES, DTYPE, tiles)
 
 
-def use_few_registers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fused_moe_kernel, "_COLUMNS", 256)
+def use_more_columns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fused_moe_kernel, "_SUM_BLOCK", 32768)
 
 
 @pytest.mark.long
@@ -100,7 +108,7 @@ def use_few_registers(patch: pytest.MonkeyPatch) -> None:
         (use_larger_tiles, "_matmul_kernel: .* bytes shared"),
         (use_more_queries, "_attention_kernel: .* bytes spilled"),
         (use_smaller_tiles, "_matmul_kernel: multiplies by 'mma.sync'"),
-        (use_few_registers, "_multiply_kernel: .* registers"),
+        (use_more_columns, "_sum_kernel: .* registers"),
     ],
     ids=["shared", "spills", "instruction", "registers"],
 )

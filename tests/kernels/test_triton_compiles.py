@@ -24,7 +24,7 @@ if sys.platform != "linux":
 from kernels.attention.triton_config import MAX_HEAD_DIM
 from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.aot import Binary, compiling_for
-from tests.support.kernels.launches import attention, draw, prepare, token_ops
+from tests.support.kernels.launches import attention, draw, prepare, quantized_products, token_ops
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 """Shared memory that one program may take, by compute capability (CUDA C++ guide, table 30)."""
@@ -41,13 +41,14 @@ def _own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kernel_compiles(capability: int) -> None:
     with compiling_for(capability) as compiled, registry.using("triton"):
         token_ops(torch.bfloat16)
+        quantized_products(torch.bfloat16, (2,))
         attention(128, torch.bfloat16)
         attention(256, torch.float32)
         # These take little shared memory, by which the generation between the others differs.
         if capability != 89:
             draw(2, torch.Tensor.clone)
             prepare(2, torch.Tensor.clone)
-    assert len({binary.kernel for binary in compiled}) == (13 if capability == 89 else 29)
+    assert len({binary.kernel for binary in compiled}) == (16 if capability == 89 else 32)
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
 
 

@@ -10,10 +10,11 @@ import torch
 from kernels import (
     BlockScales,
     ExpertBiases,
-    ExpertChoice,
     Experts,
     ExpertWeights,
     PackedLinear,
+    Routing,
+    choose_experts,
     clamped_swiglu,
     fused_moe,
     linear,
@@ -68,6 +69,7 @@ class GptOssMoe:
         activation: tuple[float, float],
     ) -> None:
         self._moe, self._options = moe, options
+        self._routing = Routing(num_chosen=moe.num_chosen, scoring="softmax of chosen")
         self._size = divide(
             moe.intermediate_size, options.group.world_size, "the size of an expert"
         )
@@ -127,9 +129,12 @@ class GptOssMoe:
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         scores = linear(hidden.float(), self._packed_router, self._router_bias)
-        chosen, expert_ids = scores.topk(self._moe.num_chosen, dim=-1)
-        choice = ExpertChoice(expert_ids, chosen.softmax(dim=-1))
-        out = fused_moe(hidden, self._experts, choice, biases=self._biases, activate=self._activate)
+        out = fused_moe(
+            *(hidden, self._experts, choose_experts(scores, None, self._routing)),
+            biases=self._biases,
+            activate=self._activate,
+            batch_invariant=self._options.batch_invariant,
+        )
         group = self._options.group
         if group.world_size > 1:
             out = group.all_reduce(out, fixed_order=self._options.batch_invariant)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+import kernels
 from kernels import (
     ExpertChoice,
     Experts,
     PackedLinear,
+    Routing,
     fused_moe,
     linear,
     pack_linear_weight,
@@ -150,7 +152,11 @@ class RoutedExperts:
 
     def forward(self, hidden: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:
         """[T, hidden] to [T, hidden], of all ranks."""
-        out = fused_moe(hidden, self._experts, choice, activate=self._activate)
+        out = fused_moe(
+            *(hidden, self._experts, choice),
+            activate=self._activate,
+            batch_invariant=self._options.batch_invariant,
+        )
         group = self._options.group
         if group.world_size > 1:
             out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
@@ -230,7 +236,7 @@ class MoeMLP:
         choice = choose_experts(scores[:, :count], self._bias, self._moe)
         idle: torch.Tensor | None = None
         if self._moe.num_idle:
-            choice, idle = _without_idle(choice, self._moe.num_experts)
+            idle = _idle_weight(choice, self._moe.num_experts)
         out = self._experts.forward(hidden, choice)
         if idle is not None:
             out = out + hidden * idle.to(hidden.dtype)
@@ -242,13 +248,9 @@ class MoeMLP:
         return out + shared
 
 
-def _without_idle(choice: ExpertChoice, count: int) -> tuple[ExpertChoice, torch.Tensor]:
-    """The choice among `count` experts with weights of 0 in place of idle ones, and the weight of
-    those [T, 1]."""
-    is_idle = choice.expert_ids >= count
-    idle = (choice.weights * is_idle).sum(dim=-1, keepdim=True)
-    ids = choice.expert_ids.masked_fill(is_idle, 0)
-    return ExpertChoice(ids, choice.weights.masked_fill(is_idle, 0.0)), idle
+def _idle_weight(choice: ExpertChoice, count: int) -> torch.Tensor:
+    """How much the idle experts, which stand behind `count` others, weigh for each token [T, 1]."""
+    return (choice.weights * (choice.expert_ids >= count)).sum(dim=-1, keepdim=True)
 
 
 def _expert_parts(
@@ -280,16 +282,13 @@ def _expert_parts(
 
 def choose_experts(scores: torch.Tensor, bias: torch.Tensor | None, moe: MoeConfig) -> ExpertChoice:
     """Each token's experts, from the router's scores [T, E] fp32; `bias` is [E]."""
-    shares = scores.sigmoid() if moe.sigmoid else scores.softmax(dim=-1)
-    ranking = shares if bias is None else shares + bias
-    if moe.num_chosen_groups < moe.num_groups:
-        groups = ranking.view(len(ranking), moe.num_groups, -1)
-        best = groups.topk(min(moe.num_summed, groups.shape[2]), dim=-1).values.sum(dim=-1)
-        chosen = best.topk(moe.num_chosen_groups, dim=-1).indices
-        is_left_out = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
-        ranking = groups.masked_fill(is_left_out.unsqueeze(2), -torch.inf).flatten(1)
-    expert_ids = ranking.topk(moe.num_chosen, dim=-1).indices
-    weights = shares.gather(1, expert_ids)
-    if moe.normalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return ExpertChoice(expert_ids, weights * moe.scale)
+    routing = Routing(
+        num_chosen=moe.num_chosen,
+        scoring="sigmoid" if moe.sigmoid else "softmax",
+        normalize=moe.normalize,
+        num_groups=moe.num_groups,
+        num_chosen_groups=moe.num_chosen_groups,
+        num_summed=moe.num_summed,
+        scale=moe.scale,
+    )
+    return kernels.choose_experts(scores, bias, routing)

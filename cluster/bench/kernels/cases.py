@@ -90,6 +90,7 @@ def make_cases(
         ("token_scores", maker.scores),
         ("write_table_rows_", maker.write),
         ("gather_step_inputs", maker.gather),
+        ("choose_experts", maker.choose),
         ("fused_moe", maker.moe),
         ("draft_ngrams", partial(_ngram_case, rows, context, device)),
     ]
@@ -302,6 +303,16 @@ class _Maker:
             run=lambda: kernels.fused_moe(x, weights, choice),
             num_bytes=float((used + 2 * x.numel()) * x.element_size()),
             num_flops=2.0 * rows * taken * 3 * inner * hidden,
+        )
+
+    def choose(self) -> Case:
+        scores = torch.randn(self._rows, 128, device=self._device)
+        routing = kernels.Routing(num_chosen=8, normalize=True)
+        return Case(
+            op="choose_experts",
+            shape=f"{self._rows} tokens, 8 of 128 experts",
+            run=lambda: kernels.choose_experts(scores, None, routing),
+            num_bytes=4.0 * scores.numel() + 12.0 * 8 * self._rows,
         )
 
     def bitmask(self) -> Case:

@@ -11,7 +11,6 @@ import torch
 from kernels import ExpertChoice
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
-from worker.models import moe
 from worker.models.deepseek import LatentAttention
 from worker.models.layers import RMSNorm
 from worker.models.llama import PreNormLayer
@@ -55,9 +54,8 @@ def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
 
-def _with_nothing_idle(choice: ExpertChoice, count: int) -> tuple[ExpertChoice, torch.Tensor]:
-    own, idle = _IDLE(choice, count)
-    return own, torch.zeros_like(idle)
+def _with_nothing_idle(choice: ExpertChoice, count: int) -> torch.Tensor:
+    return torch.zeros_like(choice.weights[:, :1])
 
 
 def _without_idle_weights(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
@@ -69,7 +67,6 @@ def _without_idle_weights(tensors: dict[str, torch.Tensor], _: Any) -> dict[str,
     }
 
 
-_IDLE = moe._without_idle
 _OF_LONGCAT = (
     *("order of dimensions", "norms of latents", "eps of these norms", "scale"),
     "scale of experts",
@@ -230,7 +227,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
                 target="worker.models.longcat:SecondHalf.forward", value=PreNormLayer.forward
             ),
             "idle experts": Patch(
-                target="worker.models.moe:_without_idle", value=_with_nothing_idle
+                target="worker.models.moe:_idle_weight", value=_with_nothing_idle
             ),
             "bias of the router": NO_ROUTER_BIAS,
             "number of experts": {"moe_topk": 2},

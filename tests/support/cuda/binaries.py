@@ -30,7 +30,8 @@ REGISTERS: dict[str, int] = {
     # Each thread holds a part of the output, and with splits the merged one; nothing is spilt.
     "_attention_kernel": 255,
     "_matmul_kernel": 255,
-    "_multiply_kernel": 64,
+    # Tiles of 64 rows and 128 columns by four warps.
+    "_multiply_kernel": 224,
     "_schedule_kernel": 96,
     "_penalty_kernel": 118,
     "_histogram_kernel": 102,

@@ -26,7 +26,8 @@ from tests.support.cuda.tensors import (
     patched_tensors,
 )
 from worker.config import EngineConfig
-from worker.models.native import pack_weights
+from worker.models.decoder import DecoderModel
+from worker.models.native import NativeOptions, pack_weights
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.rank import batch, runner
 from worker.rank.graphs import Replay, StepGraphs
@@ -103,6 +104,12 @@ class _Upload:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
 
+def _pack_unloaded(model: DecoderModel, native: NativeOptions | None) -> None:
+    for _ in model.weight_slots():  # quantized weights are made for their names
+        pass
+    pack_weights(model, native)
+
+
 @contextmanager
 def counting() -> Iterator[Counter]:
     """Inside, tensors on "cuda" have no content, and launches are counted."""
@@ -122,7 +129,7 @@ def counting() -> Iterator[Counter]:
         properties = SimpleNamespace(multi_processor_count=132)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         patch.setattr(batch, "uploader_to", _Upload)
-        patch.setattr(runner, "draw_weights", pack_weights)
+        patch.setattr(runner, "draw_weights", _pack_unloaded)
         yield counter
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from kernels import (
+    BlockScales,
     EditRows,
     ExpertChoice,
+    Experts,
+    ExpertWeights,
     HeadNorms,
     NgramLookup,
     PenaltyRows,
+    Routing,
     SamplingParameters,
     StepRows,
     TokenCells,
@@ -20,6 +24,7 @@ from kernels import (
     apply_penalties_,
     apply_token_bitmask,
     apply_token_edits_,
+    choose_experts,
     clamped_swiglu,
     count_tokens_,
     draft_ngrams,
@@ -42,6 +47,9 @@ from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.experts import make_codes, make_experts, make_quantized_experts
 from tests.support.kernels.paged_cases import make_paged
 
+MIXED_TOKENS = (2, 99, 257)
+"""Of which each makes `fused_moe` take tiles of another size."""
+
 
 def attention(
     head_dim: int,
@@ -59,7 +67,7 @@ def attention(
 
 
 def token_ops(dtype: torch.dtype) -> None:
-    """What is done to tokens one by one, and products."""
+    """What is done to tokens one by one, and products that are not of codes."""
     x, weight = torch.randn(5, 96).to(dtype), torch.randn(96).to(dtype)
     heads = torch.randn(5, 3, 40).to(dtype)
     caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
@@ -79,16 +87,37 @@ def token_ops(dtype: torch.dtype) -> None:
         )
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
-    codes: tuple[WeightCode, ...] = ("e4m3", "uint4")
-    for code in codes:
+    choose_experts(torch.randn(2, 4), None, Routing(num_chosen=2))
+    grouped = Routing(num_chosen=8, scoring="sigmoid", num_groups=8, num_chosen_groups=4)
+    choose_experts(torch.randn(2, 256), torch.randn(256), grouped)
+    mix(make_experts(4, hidden=128, inner=64, dtype=dtype), MIXED_TOKENS, dtype)
+
+
+def quantized_products(
+    dtype: torch.dtype, numbers: tuple[int, ...], *, blocks: tuple[int, ...] = (0,)
+) -> None:
+    """Products with codes, of which so many features share a scale; 0 for blocks that are at odds
+    with tiles. Experts are met by so many tokens."""
+    codes: tuple[WeightCode, ...] = ("e4m3", "uint4", "e2m1")
+    for code, block in itertools.product(codes, blocks):
         words, scaling = make_codes(64, 128, code=code)
-        matmul_fixed_tiles(torch.randn(16, 128).to(dtype), words, None, scaling)
-    choice = ExpertChoice(torch.arange(4).view(2, 2), torch.ones(2, 2))
-    experts = make_experts(4, hidden=128, inner=64, dtype=dtype)
-    sizes: dict[str, Any] = {"hidden": 128, "inner": 64, "dtype": dtype}
-    quantized = [make_quantized_experts(4, code=code, **sizes)[0] for code in codes]
-    for own in (experts, *quantized):
-        fused_moe(torch.randn(2, 128).to(dtype), own, choice)
+        matmul_fixed_tiles(torch.randn(16, 128).to(dtype), words, None, _aligned(scaling, block))
+        experts, _ = make_quantized_experts(4, code=code, hidden=128, inner=64, dtype=dtype)
+        parts = (ExpertWeights(one.values, _aligned(one.scaling, block)) for one in experts)
+        mix(Experts(*parts), numbers, dtype)
+
+
+def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
+    """The same with blocks of so many features, the first of which begins with the first one."""
+    assert scaling is not None
+    return scaling._replace(block=block, offset=0) if block else scaling
+
+
+def mix(experts: Experts, numbers: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Each of so many tokens meets two of four experts."""
+    for number in numbers:
+        choice = ExpertChoice(torch.zeros(number, 2).long(), torch.ones(number, 2))
+        fused_moe(torch.randn(number, experts.down.values.shape[1]).to(dtype), experts, choice)
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:

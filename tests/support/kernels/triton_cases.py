@@ -15,6 +15,8 @@ import torch
 from kernels import (
     HeadNorms,
     NgramLookup,
+    Routing,
+    choose_experts,
     clamped_swiglu,
     draft_ngrams,
     fused_add_rms_norm,
@@ -29,7 +31,7 @@ from kernels import (
     store_latents,
 )
 from kernels.attention.triton_config import extend_blocks
-from kernels.fused_moe import ExpertBiases, ExpertChoice, Experts, fused_moe
+from kernels.fused_moe import ExpertBiases, ExpertChoice, Experts, ExpertWeights, fused_moe
 from kernels.linear import WeightCode, dequantize
 from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.linear.tiled import TritonTiledWeight
@@ -290,9 +292,66 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
             )
 
 
+def choose_experts_case(device: str, dtype: torch.dtype) -> None:
+    """Groups that are no power of two, biases, scores that are part of a wider row."""
+    bias = torch.randn(60).to(device)
+    for routing, own in (
+        (Routing(num_chosen=4), None),
+        (Routing(num_chosen=1, normalize=True), None),
+        (Routing(num_chosen=6, scoring="sigmoid", normalize=True, scale=2.5), bias),
+        (Routing(num_chosen=3, scoring="softmax of chosen"), None),
+        (Routing(num_chosen=5, num_groups=6, num_chosen_groups=2, num_summed=1), None),
+        (Routing(num_chosen=5, scoring="sigmoid", num_groups=4, num_chosen_groups=3), bias),
+    ):
+        scores = torch.randn(7, 70).to(device)[:, :60]
+        with registry.using("torch"):
+            expected = choose_experts(scores, own, routing)
+        with registry.using("triton"):
+            actual = choose_experts(scores, own, routing)
+            assert all(
+                map(
+                    torch.equal,
+                    choose_experts(scores[3:5], own, routing),
+                    (
+                        actual.expert_ids[3:5],
+                        actual.weights[3:5],
+                    ),
+                )
+            )
+            broken = choose_experts(torch.full_like(scores, float("nan")), own, routing)
+        assert torch.equal(actual.expert_ids, expected.expert_ids), routing
+        torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)
+        assert bool(((broken.expert_ids >= 0) & (broken.expert_ids < 60)).all())
+
+
+def align_case(device: str, dtype: torch.dtype) -> None:
+    """Every pair of an expert that is here once, in a tile of its own; more pairs than a block."""
+    from kernels.fused_moe.triton_align import align_pairs
+
+    for num_tokens, num_choices, first, count, rows in (
+        (1, 2, 0, 9, 16),
+        (5, 3, 3, 4, 16),
+        (700, 2, 0, 3, 64),
+        (3, 1, 8, 1, 16),
+    ):
+        ids = torch.randint(0, 9, (num_tokens, num_choices))
+        tiles = align_pairs(ids.to(device), first, count, rows)
+        owners = tiles.experts.cpu()
+        used = int((owners >= 0).sum())
+        assert bool((owners[:used] >= 0).all()), "tiles that are left over come last"
+        pairs = tiles.pairs.cpu().view(-1, rows)[:used]
+        is_pair = pairs < ids.numel()
+        assert bool(is_pair[:, 0].all()), "no tile is empty"
+        found = torch.stack((owners[:used, None].expand(-1, rows)[is_pair], pairs[is_pair]), dim=1)
+        flat = ids.flatten() - first
+        here = ((flat >= 0) & (flat < count)).nonzero().flatten()
+        expected = sorted(zip(flat[here].tolist(), here.tolist(), strict=True))
+        assert [tuple(row) for row in found.tolist()] == expected
+
+
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
     """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits,
-    and quantized weights those of the dequantized ones."""
+    and quantized weights those of the dequantized ones; experts in two parts add up."""
     codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
     for (num_tokens, num_experts, num_choices), code in zip(
         ((3, 9, 2), (40, 4, 3)), codes, strict=True
@@ -310,7 +369,8 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
             expert_ids: torch.Tensor = expert_ids,
             weights: torch.Tensor = weights,
         ) -> torch.Tensor:
-            return fused_moe(x[rows], experts, ExpertChoice(expert_ids[rows], weights[rows]))
+            choice = ExpertChoice(expert_ids[rows], weights[rows])
+            return fused_moe(x[rows], experts, choice, batch_invariant=True)
 
         plain = make_experts(num_experts, **sizes)
         quantized, dequantized = make_quantized_experts(num_experts, code=code, **sizes)
@@ -320,7 +380,10 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
             "biases": ExpertBiases(_randn(num_experts, 96, **own), _randn(num_experts, 72, **own)),
             "activate": partial(clamped_swiglu, alpha=1.702, limit=0.5),
         }
-        _compare(partial(fused_moe, x, plain, ExpertChoice(expert_ids, weights), **options), dtype)
+        choice = ExpertChoice(expert_ids, weights)
+        _compare(partial(fused_moe, x, plain, choice, **options), dtype)
+        upper = Experts(*(ExpertWeights(one.values[2:]) for one in plain))
+        _compare(partial(fused_moe, x, upper, choice, first_expert=2), dtype)
         with registry.using("triton"):
             assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
             assert torch.equal(run(quantized), run(dequantized))
@@ -453,6 +516,8 @@ CASES: list[Case] = [
     *SCHEDULE_CASES,
     latent_case,
     block_extend_case,
+    choose_experts_case,
+    align_case,
     fused_moe_case,
     invariance_case,
     row_invariance_case,

@@ -1,0 +1,32 @@
+"""Each token's experts, by a router's scores."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.choose_experts import reference
+from kernels.choose_experts.base import ExpertChoice, Routing
+from kernels.registry import registry
+
+_CHOOSE = registry.register(
+    "choose_experts",
+    reference.choose_experts,
+    triton="kernels.choose_experts.triton_kernel:choose_experts",
+)
+
+
+def choose_experts(
+    scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+) -> ExpertChoice:
+    """The best experts of each token, the best first; which of equals is open.
+
+    Args:
+        scores: fp32 [T, E], rows may be strided.
+        bias: fp32 [E], added to shares for the choice alone; None for none, as with "softmax of
+            chosen".
+        routing: how tokens choose.
+    """
+    return _CHOOSE.select(scores)(scores, bias, routing)
+
+
+__all__ = ["ExpertChoice", "Routing", "choose_experts"]

@@ -1,0 +1,86 @@
+"""Sorts pairs of token and expert into tiles of rows, each of one expert, in one launch."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+class Tiles(NamedTuple):
+    """Which rows are multiplied together."""
+
+    pairs: torch.Tensor
+    """[tiles * rows] int32: token * K + choice, or T * K where a row is empty."""
+    experts: torch.Tensor
+    """[tiles] int32: whose weights a tile meets; -1 of tiles that are left over."""
+
+
+def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, rows: int) -> Tiles:
+    """Tiles of all pairs [T, K] whose expert is one of `num_experts` from the first on.
+
+    The host never waits: there are as many tiles as any choice could need.
+    """
+    num_pairs, device = expert_ids.numel(), expert_ids.device
+    touched = min(num_experts, num_pairs)
+    num_tiles = min(num_pairs, (num_pairs + touched * (rows - 1)) // rows)
+    pairs = torch.empty(num_tiles * rows, dtype=torch.int32, device=device)
+    experts = torch.empty(num_tiles, dtype=torch.int32, device=device)
+    _align_kernel[(num_experts,)](
+        expert_ids, pairs, experts, num_pairs, num_tiles, first_expert,
+        NUM_EXPERTS=num_experts, BINS=triton.next_power_of_2(num_experts + 1), ROWS=rows,
+        BLOCK=_BLOCK,
+    )  # fmt: skip
+    return Tiles(pairs, experts)
+
+
+# Not specialised on what changes with the number of tokens.
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles", "first_expert"])
+def _align_kernel(
+    ids_ptr, pairs_ptr, experts_ptr, num_pairs, num_tiles, first_expert,
+    NUM_EXPERTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program has an expert. It counts all experts' pairs to find where its own go, and puts them
+    there in their order: no program waits for another."""
+    expert = tl.program_id(0)
+    number = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), tl.int32)
+    for start in range(0, num_pairs, BLOCK):
+        found = _experts_at(ids_ptr, start, num_pairs, first_expert, NUM_EXPERTS, BLOCK)
+        counts += tl.histogram(found, BINS)
+    tiles = tl.where(number < NUM_EXPERTS, (counts + ROWS - 1) // ROWS, 0)
+    tile = tl.sum(tl.where(number < expert, tiles, 0), axis=0)
+    end = tile + tl.sum(tl.where(number == expert, tiles, 0), axis=0)
+    for start in range(tile, end, BLOCK):
+        own = start + tl.arange(0, BLOCK)
+        tl.store(experts_ptr + own, expert, mask=own < end)
+    if expert == NUM_EXPERTS - 1:
+        for start in range(end, num_tiles, BLOCK):
+            rest = start + tl.arange(0, BLOCK)
+            tl.store(experts_ptr + rest, -1, mask=rest < num_tiles)
+    if end > tile:
+        place = tile * ROWS
+        for start in range(0, num_pairs, BLOCK):
+            found = _experts_at(ids_ptr, start, num_pairs, first_expert, NUM_EXPERTS, BLOCK)
+            is_own = (found == expert).to(tl.int32)
+            cell = place + tl.cumsum(is_own, axis=0) - 1
+            tl.store(pairs_ptr + cell, start + tl.arange(0, BLOCK), mask=is_own > 0)
+            place += tl.sum(is_own, axis=0)
+        empty = place + tl.arange(0, ROWS)
+        tl.store(pairs_ptr + empty, num_pairs, mask=empty < end * ROWS)
+
+
+@triton.jit
+def _experts_at(
+    ids_ptr, start, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Numbers from the first expert on; NUM_EXPERTS where a pair is none, or another rank's."""
+    pair = start + tl.arange(0, BLOCK)
+    expert = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1) - first_expert
+    is_here = (pair < num_pairs) & (expert >= 0) & (expert < NUM_EXPERTS)
+    return tl.where(is_here, expert, NUM_EXPERTS).to(tl.int32)
