@@ -139,6 +139,12 @@ class EngineConfig(SchedulingOptions):
     """Runs steps on CPU. native: the library compiled for this machine; torch: its operators; auto
     is native where a C++ compiler is installed and the model's sizes allow it."""
 
+    enable_weight_caching: bool = False
+    """CPU: keep weights, as the compiled library packs them, in a file of the cache folder that all
+    workers of a node map. It pays where several workers of a model are on a node, which then hold
+    its weights once, or start often: nothing is read or packed then. Off unless asked for, since
+    the file takes as much of the disk as the weights do of memory, in a pod of its /tmp."""
+
     speculative_method: SpeculativeMethod = "none"
     """Who drafts tokens for the model to verify several at once. ngram: the request's own text,
     where its latest tokens occurred before; draft: --speculative-model. Output is the same whoever

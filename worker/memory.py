@@ -41,3 +41,12 @@ def keep_freed_memory(num_bytes: int) -> bool:
     return mallopt is not None and bool(
         mallopt(_M_MMAP_THRESHOLD, num_bytes) and mallopt(_M_TRIM_THRESHOLD, num_bytes)
     )
+
+
+def release_freed_memory() -> None:
+    """Gives the system what malloc keeps of freed blocks, as after large ones that do not come
+    back. Does nothing but on Linux with glibc."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

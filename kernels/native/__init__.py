@@ -7,10 +7,18 @@ compiler the engine runs the torch path, which this one is tested against.
 """
 
 from kernels.native.build import NativeUnavailable, build_library
-from kernels.native.decoder import LayerTensors, LinearTensors, ModelTensors, NativeDecoder
+from kernels.native.decoder import (
+    LayerTensors,
+    LinearTensors,
+    ModelTensors,
+    NativeDecoder,
+    packed_bytes,
+)
 from kernels.native.drafts import DraftTables, NativeDrafter, NativeDrafts
 from kernels.native.precision import bf16_speedup, has_bf16_products
 from kernels.native.sampler import apply_bitmask_native, sample_native
+from kernels.native.weight_cache import cached_memory
+from kernels.native.weight_memory import WeightMemory
 
 __all__ = [
     "DraftTables",
@@ -21,9 +29,12 @@ __all__ = [
     "NativeDrafter",
     "NativeDrafts",
     "NativeUnavailable",
+    "WeightMemory",
     "apply_bitmask_native",
     "bf16_speedup",
     "build_library",
+    "cached_memory",
     "has_bf16_products",
+    "packed_bytes",
     "sample_native",
 ]

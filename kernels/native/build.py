@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -117,17 +118,20 @@ def processor() -> str:
 def cache_folder() -> Path:
     """A folder that nobody else may write: code is loaded from it. A new one where the user's own
     cannot be had."""
+    return private_folder("native") or Path(tempfile.mkdtemp(prefix="rayfleet-native-"))
+
+
+def private_folder(name: str) -> Path | None:
+    """One of the user's cache folders; None where others may write there, or we may not."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "rayfleet" / "native"
-    try:
+    folder = Path(base) / "rayfleet" / name
+    with contextlib.suppress(OSError):  # a read-only home, as containers have
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
         is_private = status.st_uid == os.getuid() and not status.st_mode & 0o022
         if is_private and os.access(folder, os.W_OK):
             return folder
-    except OSError:
-        pass  # a read-only home, as containers have
-    return Path(tempfile.mkdtemp(prefix="rayfleet-native-"))
+    return None
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from kernels.native.library import (
     StepRows,
     library,
 )
-from kernels.native.weight_memory import Allocate, WeightMemory
+from kernels.native.weight_memory import CountedMemory, WeightMemory
 
 _VECTOR = 16
 """Sizes must be multiples of this: rows are worked on in vectors of 16 floats."""
@@ -98,10 +98,12 @@ class NativeDecoder:
     chunks its prompt came in, on the pages it has, or on the number of threads.
 
     Args:
-        model: weights; only the embedding is kept as it is, all others are copied packed.
+        model: weights, all of which are copied, most of them packed: their owner may drop them.
+            Where `memory` is filled, only their shapes and types are looked at.
         page_size: positions per page of the cache.
         num_threads: most threads of one pass, the caller's included.
         ms_per_thread: milliseconds of work, by estimate, for which a pass takes one more thread.
+        memory: where the copies go, or are already; None for this process's own.
         all_reduce: sums an fp32 tensor over the ranks, in place; None for a single rank.
 
     Raises:
@@ -115,12 +117,13 @@ class NativeDecoder:
         page_size: int,
         num_threads: int,
         ms_per_thread: float = 1.0,
+        memory: WeightMemory | None = None,
         all_reduce: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         assert model.unsupported(page_size) is None, "asked for what it cannot do"
         self._library = library()
         self._kept: list[torch.Tensor] = []
-        self._memory = WeightMemory()
+        self._memory = memory or WeightMemory()
         self._threads = (num_threads, ms_per_thread)
         self._all_reduce = all_reduce
         self._error: BaseException | None = None
@@ -227,7 +230,7 @@ class NativeDecoder:
             eps=model.eps,
             scale=model.scale,
             cos_sin=self._keep(model.cos_sin.float().contiguous()),
-            embedding=self._keep(model.embedding),
+            embedding=self._copy(model.embedding),
             final_norm=self._floats(model.final_norm),
             lm_head=self._linear(LinearTensors(weight=model.lm_head, bias=None)),
             layers=self._layers,
@@ -272,12 +275,19 @@ class NativeDecoder:
 
     def _linear(self, linear: LinearTensors) -> LinearWeight:
         n, k = linear.weight.shape
-        packed = pack_weight(linear.weight, self._memory.take)
+        packed = pack_weight(linear.weight, self._memory)
         return LinearWeight(self._keep(packed), self._floats(linear.bias), n, k)
 
     def _floats(self, values: torch.Tensor | None) -> int | None:
         """Address of an fp32 copy; None stays None."""
-        return None if values is None else self._keep(values.float().contiguous().clone())
+        return None if values is None else self._copy(values, torch.float32)
+
+    def _copy(self, values: torch.Tensor, dtype: torch.dtype | None = None) -> int:
+        """Address of a copy, of another type where one is given."""
+        copy = self._memory.take(values.numel(), dtype=dtype or values.dtype)
+        if not self._memory.is_filled:
+            copy.view(values.shape).copy_(values)
+        return self._keep(copy)
 
     def _keep(self, tensor: torch.Tensor) -> int:
         """The tensor's address, which stays good for as long as the decoder lives."""
@@ -285,13 +295,25 @@ class NativeDecoder:
         return tensor.data_ptr()
 
 
-def pack_weight(weight: torch.Tensor, allocate: Allocate = torch.empty) -> torch.Tensor:
+def packed_bytes(model: ModelTensors, page_size: int) -> int:
+    """Bytes that a decoder takes of its memory, from the shapes and types of weights alone.
+
+    Raises:
+        NativeUnavailable: the library cannot be had on this machine.
+    """
+    memory = CountedMemory()
+    NativeDecoder(model, page_size=page_size, num_threads=1, memory=memory)
+    return memory.num_bytes
+
+
+def pack_weight(weight: torch.Tensor, memory: WeightMemory | None = None) -> torch.Tensor:
     """A weight [N, K] in the library's blocks: a flat tensor of the same type."""
     compiled, (n, k) = library(), weight.shape
-    is_bf16 = weight.dtype == torch.bfloat16
-    packed = allocate(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)
-    source = weight.contiguous()
-    compiled.rayfleet_pack(is_bf16, source.data_ptr(), n, k, packed.data_ptr())
+    memory, is_bf16 = memory or WeightMemory(), weight.dtype == torch.bfloat16
+    packed = memory.take(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)
+    if not memory.is_filled:
+        source = weight.contiguous()
+        compiled.rayfleet_pack(is_bf16, source.data_ptr(), n, k, packed.data_ptr())
     return packed
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from typing import Protocol
 
 import torch
 
@@ -11,13 +10,6 @@ _CHUNK_BYTES = 32 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 _ALIGNMENT = 64
 """Bytes of a cache line, which no two weights share."""
-
-
-class Allocate(Protocol):
-    """Hands out a flat tensor of undefined contents."""
-
-    def __call__(self, count: int, /, *, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of `count` values."""
 
 
 class WeightMemory:
@@ -28,17 +20,46 @@ class WeightMemory:
     quicker without.
     """
 
+    is_filled = False
+    """Whether what is taken holds its values already, as those of a file do that an earlier process
+    has written: in the order in which that took them."""
+
     def __init__(self) -> None:
         self._chunk: torch.Tensor = torch.empty(0, dtype=torch.uint8)
 
     def take(self, count: int, /, *, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor of `count` values; it keeps its chunk alive by itself."""
+        """A flat tensor of `count` values, undefined ones unless they are there already; it keeps
+        its chunk alive by itself."""
         used = count * dtype.itemsize
-        padded = -(-used // _ALIGNMENT) * _ALIGNMENT
+        padded = padded_bytes(used)
         if padded > len(self._chunk):
-            self._chunk = _map(max(padded, _CHUNK_BYTES))
+            self._chunk = self._extend(padded)
         taken, self._chunk = self._chunk[:used], self._chunk[padded:]
         return taken.view(dtype)
+
+    def _extend(self, least: int) -> torch.Tensor:
+        """A chunk of so many bytes or more."""
+        return _map(max(least, _CHUNK_BYTES))
+
+
+class CountedMemory(WeightMemory):
+    """Hands out nothing, and counts the bytes that would be taken."""
+
+    is_filled = True  # so nobody writes
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def take(self, count: int, /, *, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without values."""
+        self.num_bytes += padded_bytes(count * dtype.itemsize)
+        return torch.empty(count, dtype=dtype, device="meta")
+
+
+def padded_bytes(used: int) -> int:
+    """Bytes from a weight of `used` bytes to the next one."""
+    return -(-used // _ALIGNMENT) * _ALIGNMENT
 
 
 def _map(num_bytes: int) -> torch.Tensor:

@@ -141,6 +141,7 @@ class DecoderModel(ABC):
     def pack(self) -> None:
         """Brings the weights into the form torch uses, or drops what `native` has of them."""
         if self.native is not None:
+            self.embed_tokens.drop()
             self.lm_head.drop()
             return
         for layer in self.layers:

@@ -55,6 +55,8 @@ class _Linear:
         self, in_features: int, parts: Sequence[WeightPart], bias: bool, options: LayerOptions
     ) -> None:
         out_features = parts[-1].rows.stop
+        self._shape = (out_features, in_features)
+        self._dtype = options.dtype
         self._group = options.group
         self._batch_invariant = options.batch_invariant
         self._weight: LinearWeight | None = options.linear_method.allocate(
@@ -70,6 +72,10 @@ class _Linear:
         """While it is loaded and until it is packed."""
         assert self._weight is not None, "packed already"
         return self._weight
+
+    def shape_of_weight(self) -> torch.Tensor:
+        """A tensor like the dense weight [out, in], without values."""
+        return torch.empty(self._shape, dtype=self._dtype, device="meta")
 
     def pack(self) -> None:
         """Brings the loaded weight into the form it is multiplied in, and drops the original."""
@@ -178,19 +184,24 @@ class VocabParallelEmbedding:
         self._full_shape = (vocab_size, hidden_size)
         self.local_size = -(-vocab_size // options.group.world_size)
         self.start = options.group.rank * self.local_size
-        self.weight = torch.zeros(
+        self._num_rows = max(0, min(self.local_size, vocab_size - self.start))
+        self.weight = torch.empty(
             self.local_size, hidden_size, dtype=options.dtype, device=options.device
         )
+        self.weight[self._num_rows :].zero_()  # alone: what is not loaded takes no memory
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         """The slot of `name`.weight; empty where only padding falls on this rank."""
-        rows = max(0, min(self.local_size, self._full_shape[0] - self.start))
         yield WeightSlot(
             name=f"{name}.weight",
-            destination=self.weight[:rows],
+            destination=self.weight[: self._num_rows],
             full_shape=self._full_shape,
             start=min(self.start, self._full_shape[0]),
         )
+
+    def drop(self) -> None:
+        """Lets go of the loaded weight: others hold it now."""
+        self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Looks up this rank's tokens; the others' rows are zero until the sum over ranks."""

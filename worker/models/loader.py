@@ -18,12 +18,13 @@ import torch
 from rich.progress import DownloadColumn, TransferSpeedColumn
 from safetensors import safe_open
 
+from worker.memory import release_freed_memory
 from worker.models.checkpoint import weight_files
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.families import FAMILIES
 from worker.models.linear_method import LayerOptions, WeightSlot
-from worker.models.native import NativeOptions, pack_weights
+from worker.models.native import NativeOptions, pack_weights, weight_memory
 from worker.models.quantized_linear import create_linear_method
 from worker.models.tensor_reader import Block, TensorFile, read_blocks
 from worker.progress import Advance, progress
@@ -68,7 +69,8 @@ def load_weights(
     show_progress: bool,
     native: NativeOptions | None = None,
 ) -> None:
-    """Reads every slot of the model from the checkpoint, then packs the weights.
+    """Reads every slot of the model from the checkpoint, then packs the weights; neither where the
+    compiled library finds them packed.
 
     At no time is more in memory than the model itself and some blocks on their way.
 
@@ -82,23 +84,30 @@ def load_weights(
         ValueError: tensors are missing, unexpected, or of another shape or type; the message names
             them.
     """
+    with torch.inference_mode(), weight_memory(model, native) as memory:
+        if not memory.is_filled:
+            _read(model, config, show_progress)
+        pack_weights(model, native, memory)
+    release_freed_memory()
+
+
+def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None:
+    """Fills every slot of a model. No slot outlives this: they keep what packing lets go of."""
     slots: dict[str, list[WeightSlot]] = {}
     for slot in model.weight_slots():
         slots.setdefault(slot.name, []).append(slot)
     contents = _check_headers(slots, config)
-    with torch.inference_mode():
-        start = time.perf_counter()
-        blocks = list(_blocks(contents, slots))
-        num_bytes = sum(block.num_bytes for block in blocks)
-        with _progress(num_bytes, show_progress) as advance:
-            read_blocks(blocks, advance)
-        seconds = time.perf_counter() - start
-        amount = f"{num_bytes / 1e6:.1f} MB of weights in {seconds:.1f} s"
-        logger.info("read %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
-        if contents.tied_file is not None:
-            embedding = slots[f"{model.embedding_name}.weight"][0]
-            _check_tied(contents.tied_file, contents.tied_name, embedding)
-        pack_weights(model, native)
+    start = time.perf_counter()
+    blocks = list(_blocks(contents, slots))
+    num_bytes = sum(block.num_bytes for block in blocks)
+    with _progress(num_bytes, show_progress) as advance:
+        read_blocks(blocks, advance)
+    seconds = time.perf_counter() - start
+    amount = f"{num_bytes / 1e6:.1f} MB of weights in {seconds:.1f} s"
+    logger.info("read %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
+    if contents.tied_file is not None:
+        embedding = slots[f"{model.embedding_name}.weight"][0]
+        _check_tied(contents.tied_file, contents.tied_name, embedding)
 
 
 def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:

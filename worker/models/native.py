@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 
+import kernels
 from kernels.native import (
     LayerTensors,
     LinearTensors,
     ModelTensors,
     NativeDecoder,
     NativeUnavailable,
+    WeightMemory,
+    build_library,
+    cached_memory,
+    packed_bytes,
 )
+from worker.memory import release_freed_memory
+from worker.models.checkpoint import block_hash_salt
 from worker.models.decoder import DecoderLayer, DecoderModel
 from worker.models.layers import GatedMLP
 from worker.models.linear import ColumnParallelLinear, RowParallelLinear
@@ -22,6 +33,13 @@ from worker.models.linear_method import LayerOptions
 from worker.models.llama import LlamaLayer
 
 logger = logging.getLogger(__name__)
+
+
+_PACKING_SOURCES = (
+    Path(__file__).parent,
+    *(Path(kernels.__path__[0]) / name for name in ("linear", "native")),
+)
+"""Folders whose modules decide what is packed of a checkpoint's values, and in which order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,55 +50,98 @@ class NativeOptions:
     num_threads: int
     required: bool
     """Whether not to fall back to torch."""
+    weight_cache: bool = False
+    """Whether packed weights are mapped from a file of the cache folder."""
 
 
-def pack_weights(model: DecoderModel, options: NativeOptions | None) -> None:
+def weight_memory(
+    model: DecoderModel, options: NativeOptions | None
+) -> AbstractContextManager[WeightMemory]:
+    """Where the weights of an unset model are to be packed; filled where a file has them, so that
+    nothing need be read. What is packed within the context others find afterwards.
+
+    Args:
+        model: of which only shapes and types are looked at.
+        options: of the compiled library; None where torch is to run the model.
+    """
+    if options is None or not options.weight_cache or _problem(model, options):
+        return nullcontext(WeightMemory())
+    group = model.options.group
+    content = (
+        f"{block_hash_salt(model.config.folder)} rank {group.rank} of {group.world_size} "
+        f"{model.options.dtype} {_packing_digest()}"
+    )
+    return cached_memory(content, packed_bytes(_model_tensors(model), options.page_size))
+
+
+def pack_weights(
+    model: DecoderModel, options: NativeOptions | None, memory: WeightMemory | None = None
+) -> None:
     """Brings the weights of a loaded model into the form they are used in.
 
     Args:
-        model: whose weights are all there.
+        model: whose weights are all there, or in `memory`.
         options: of the compiled library, which gets them where it can run the model; None where
             torch is to.
+        memory: where the library's go; None for this process's own.
 
     Raises:
         ValueError: the library is required but cannot run the model.
     """
     if options is not None:
-        model.native = build_native(model, options)
+        model.native = build_native(model, options, memory or WeightMemory())
     model.pack()
 
 
-def build_native(model: DecoderModel, options: NativeOptions) -> NativeDecoder | None:
+def build_native(
+    model: DecoderModel, options: NativeOptions, memory: WeightMemory
+) -> NativeDecoder | None:
     """The model in the library's form; None where torch is to run it, with the reason logged.
 
     Raises:
         ValueError: the library is required but cannot run the model.
     """
     group = model.options.group
-    tensors, reason = None, f"{type(model).__name__} is none of the families that it computes"
+    problem = _problem(model, options)
+    if not problem:
+        return NativeDecoder(
+            _model_tensors(model, memory),
+            page_size=options.page_size,
+            num_threads=options.num_threads,
+            memory=memory,
+            all_reduce=None if group.world_size == 1 else _all_reduce(model.options),
+        )
+    if options.required:
+        raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
+    if group.rank == 0:
+        logger.warning("steps run through torch, several times slower: %s", problem)
+    return None
+
+
+def _problem(model: DecoderModel, options: NativeOptions) -> str:
+    """Why the library cannot run a model; empty where it can."""
     if any(model.windows):
-        reason = (
+        return (
             f"layers see {max(model.windows)} positions at a time: --max-model-len "
             f"{min(filter(None, model.windows))} would do without that"
         )
-    elif vars(type(model)).get("runs_natively", False):
-        tensors = _model_tensors(model)
-        reason = tensors.unsupported(options.page_size) or ""
-    if tensors is not None and not reason:
-        try:
-            return NativeDecoder(
-                tensors,
-                page_size=options.page_size,
-                num_threads=options.num_threads,
-                all_reduce=None if group.world_size == 1 else _all_reduce(model.options),
-            )
-        except NativeUnavailable as error:
-            reason = str(error)
-    if options.required:
-        raise ValueError(f"--cpu-backend native cannot run this model: {reason}")
-    if group.rank == 0:
-        logger.warning("steps run through torch, several times slower: %s", reason)
-    return None
+    if not vars(type(model)).get("runs_natively", False):
+        return f"{type(model).__name__} is none of the families that it computes"
+    try:
+        build_library()
+    except NativeUnavailable as error:
+        return str(error)
+    return _model_tensors(model).unsupported(options.page_size) or ""
+
+
+@cache
+def _packing_digest() -> str:
+    """Of the code that packs: a file that another version wrote is not this one's."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for folder in _PACKING_SOURCES:
+        for source in sorted(folder.glob("*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
@@ -94,7 +155,8 @@ def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
     return reduce
 
 
-def _model_tensors(model: DecoderModel) -> ModelTensors:
+def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> ModelTensors:
+    """The model as it goes into `memory`; None where only shapes and types are asked for."""
     first = _llama_layer(model.layers[0])
     return ModelTensors(
         num_heads=first.attention.num_heads,
@@ -110,25 +172,34 @@ def _model_tensors(model: DecoderModel) -> ModelTensors:
         num_layers=len(model.layers),
         block_size=model.config.block_size,
         intermediate_size=_gated_mlp(first).size,
-        layers=_layers(model),
+        layers=_layers(model, memory),
     )
 
 
-def _layers(model: DecoderModel) -> Iterator[LayerTensors]:
+def _layers(model: DecoderModel, memory: WeightMemory | None) -> Iterator[LayerTensors]:
     """Drops each layer's weights once they are packed: no second copy of the model is in memory."""
+    is_loaded = memory is not None and not memory.is_filled
     for layer in map(_llama_layer, model.layers):
-        yield _layer_tensors(layer, model.options.group.rank)
-        layer.attention.drop()
-        _gated_mlp(layer).drop()
+        yield _layer_tensors(layer, model.options.group.rank, is_loaded)
+        if memory is not None:
+            layer.attention.drop()
+            _gated_mlp(layer).drop()
+            release_freed_memory()
 
 
-def _layer_tensors(layer: LlamaLayer, rank: int) -> LayerTensors:
+def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensors:
     attention, mlp = layer.attention, _gated_mlp(layer)
+
+    def tensors(linear: ColumnParallelLinear | RowParallelLinear, has_bias: bool) -> LinearTensors:
+        weight = linear.weight.dense() if is_loaded else linear.shape_of_weight()
+        return LinearTensors(weight=weight, bias=linear.bias if has_bias else None)
+
     return LayerTensors(
-        qkv=_linear_tensors(attention.qkv),
-        output=_linear_tensors(attention.output, rank),
-        gate_up=_linear_tensors(mlp.gate_up),
-        down=_linear_tensors(mlp.down, rank),
+        qkv=tensors(attention.qkv, True),
+        # A product that the ranks' results are summed up of gets its bias on rank 0 only.
+        output=tensors(attention.output, rank == 0),
+        gate_up=tensors(mlp.gate_up, True),
+        down=tensors(mlp.down, rank == 0),
         input_norm=layer.norms[0].weight,
         post_attention_norm=layer.norms[1].weight,
         q_norm=None if attention.q_norm is None else attention.q_norm.weight,
@@ -144,10 +215,3 @@ def _llama_layer(layer: DecoderLayer) -> LlamaLayer:
 def _gated_mlp(layer: LlamaLayer) -> GatedMLP:
     assert isinstance(layer.mlp, GatedMLP), "a family that runs natively is dense"
     return layer.mlp
-
-
-def _linear_tensors(
-    layer: ColumnParallelLinear | RowParallelLinear, rank: int = 0
-) -> LinearTensors:
-    """A product that the ranks' results are summed up of gets its bias on rank 0 only."""
-    return LinearTensors(weight=layer.weight.dense(), bias=layer.bias if rank == 0 else None)

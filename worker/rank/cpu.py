@@ -82,6 +82,7 @@ def native_options(
         page_size=config.page_size,
         num_threads=config.cpu_threads or max(1, available_cores() // world_size),
         required=config.cpu_backend == "native",
+        weight_cache=config.enable_weight_caching and config.load_format != "dummy",
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.native import WeightMemory
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.models.config import load_model_config
 from worker.models.context import ForwardContext
@@ -34,8 +35,8 @@ def test_a_derived_class_is_left_to_torch(tmp_path: Path, kind: type[LlamaForCau
     )
     model = kind(load_model_config(str(tmp_path)), options, 64)
     native = NativeOptions(page_size=16, num_threads=1, required=False)
-    assert (build_native(model, native) is not None) == (kind is LlamaForCausalLM)
+    assert (build_native(model, native, WeightMemory()) is not None) == (kind is LlamaForCausalLM)
     if kind is Doubling:
         required = NativeOptions(page_size=16, num_threads=1, required=True)
         with pytest.raises(ValueError, match=r"--cpu-backend native .* Doubling"):
-            build_native(model, required)
+            build_native(model, required, WeightMemory())

@@ -163,7 +163,10 @@ def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel
     )
     model = build_model(model_config, options, tables.max_model_len)
     native = NativeOptions(
-        page_size=config.page_size, num_threads=torch.get_num_threads(), required=True
+        page_size=config.page_size,
+        num_threads=torch.get_num_threads(),
+        required=True,
+        weight_cache=config.enable_weight_caching,
     )
     load_weights(model, model_config, show_progress=False, native=native)
     return model
