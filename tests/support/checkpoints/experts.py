@@ -3,10 +3,6 @@ names; and what would be wrong if one of their features were missed."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from tests.support.checkpoints.mutations import (
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
@@ -24,60 +20,8 @@ _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 
 _EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
 _FEWER: dict[str, Mutation] = {"number of experts": {"num_experts_per_tok": 2}}
 
-_QWEN2_MOE = (
-    *("num_experts", "num_local_experts", "shared_expert_intermediate_size", "mlp_only_layers"),
-    *("decoder_sparse_step", "qkv_bias", "layer_types", "sliding_window", "use_sliding_window"),
-    *("output_router_logits", "router_aux_loss_coef"),
-)
-"""Keys that DeepSeek's first does not have."""
-
-
-def _as_deepseek(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Qwen2-MoE's shared expert counts fully where its gate is one half and it is twice as much."""
-    released = {}
-    for name, tensor in tensors.items():
-        if name.endswith("shared_expert_gate.weight"):
-            model.get_parameter(name).data.zero_()
-            continue
-        if name.endswith("shared_expert.down_proj.weight"):
-            model.get_parameter(name).data.mul_(2.0)
-        released[name.replace(".shared_expert.", ".shared_experts.")] = tensor
-    return released
-
 
 EXPERT_SPECIMENS: dict[str, Specimen] = {
-    "deepseek-moe": Specimen(
-        name="Qwen2Moe",
-        settings={
-            "rope_parameters": _ROPE,
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 32,
-            "mlp_only_layers": [0],
-            "qkv_bias": False,
-        },
-        mutations={
-            "shared experts": NO_SHARED_EXPERT,
-            "first layer": {"first_k_dense_replace": 0},
-            "sum of weights": {"norm_topk_prob": True},
-            **_FEWER,
-            **_THETA,
-            **_EPS,
-        },
-        said={
-            "architectures": ["DeepseekForCausalLM"],
-            "model_type": "deepseek",
-            "n_routed_experts": 8,
-            "n_shared_experts": 2,
-            "first_k_dense_replace": 1,
-            "moe_layer_freq": 1,
-            "scoring_func": "softmax",
-            **dict.fromkeys(_QWEN2_MOE),
-        },
-        rewrite=_as_deepseek,
-        lacks_head_dim=True,
-    ),
     "granite-moe": Specimen(
         name="GraniteMoe",
         settings={

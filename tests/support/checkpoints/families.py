@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from tests.support.checkpoints.dense_others import DENSE_SPECIMENS
 from tests.support.checkpoints.experts import EXPERT_SPECIMENS
 from tests.support.checkpoints.gemma4 import GEMMA4_SPECIMENS
@@ -39,7 +37,8 @@ from tests.support.checkpoints.mutations import (
     always_rotating,
     with_open_gate,
 )
-from tests.support.checkpoints.specimen import Mutation, Patch, Specimen, write
+from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
+from tests.support.checkpoints.specimen import Model, Mutation, Patch, Specimen, write
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from worker.models.layers import RMSNorm
 from worker.models.moe import MoeNames
@@ -409,21 +408,6 @@ SPECIMENS: dict[str, Specimen] = {
             **_EPS,
         },
     ),
-    "internlm3": Specimen(
-        name="SeedOss",
-        settings={
-            "rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 6.0},
-            "attention_bias": True,
-            "attention_out_bias": False,
-        },
-        mutations={"no bias": {"qkv_bias": False}, "another": {"bias": True}, **_EPS},
-        said={
-            "architectures": ["InternLM3ForCausalLM"],
-            "model_type": "internlm3",
-            **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias")),
-            **{"qkv_bias": True, "bias": False, "residual_dropout": None},
-        },
-    ),
     "ministral": Specimen(
         name="Ministral",
         settings={
@@ -672,10 +656,13 @@ SPECIMENS: dict[str, Specimen] = {
     **LATENT_SPECIMENS,
     **EXPERT_SPECIMENS,
     **TEXT_SPECIMENS,
+    **PUBLISHED_SPECIMENS,
 }
 """By the family's name in tests."""
+WITH_CLASS = tuple(name for name in SPECIMENS if name not in PUBLISHED_SPECIMENS)
+"""Those whose family transformers has a class of; the others are compared with a reference."""
 
 
-def write_specimen(name: str, folder: Path) -> PreTrainedModel:
-    """Saves the checkpoint and returns transformers' model of it."""
+def write_specimen(name: str, folder: Path) -> Model:
+    """Saves the checkpoint and returns the model that it is compared with."""
     return write(SPECIMENS[name], folder)

@@ -168,3 +168,9 @@ NO_NORM_BIAS = Patch(
     target="worker.models.norms:LayerNorm.forward",
     value=lambda self, *args: _without(self, ("bias",), _LAYER_NORM, args),
 )
+RMS_FOR_LAYER_NORM = Patch(
+    target="worker.models.norms:LayerNorm.forward",
+    value=lambda self, x: (
+        torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self._eps) + self.bias
+    ),
+)

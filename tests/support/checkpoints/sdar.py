@@ -1,18 +1,21 @@
-"""Tiny random SDAR checkpoints in the real format, beside transformers' model of the same weights.
+"""Tiny random SDAR checkpoints in the real format, beside plain torch of the same weights.
 
-transformers has no SDAR, but its Qwen3 has the same layers and takes any attention mask.
+transformers has no SDAR, but its Qwen3 has the same tensors.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tests.support.checkpoints.moe import MoeCheckpoint, reference_logits
 
 VOCAB_SIZE = 101
 MASK = 97
@@ -22,8 +25,13 @@ EOS = [3, 5]
 @dataclass(frozen=True)
 class SdarCheckpoint:
     folder: str
-    model: PreTrainedModel
+    plain: MoeCheckpoint
+    """For the reference, which computes layers without experts, too."""
     block_size: int
+
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[positions, vocabulary] of whole blocks, every block seeing itself and those before."""
+        return reference_logits(self.plain, token_ids)
 
 
 def write_sdar(
@@ -55,11 +63,8 @@ def write_sdar(
                 parameter.normal_(1.0, 0.2)
         model.lm_head.weight.normal_(0.0, sharpness / 64)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {key: value.contiguous() for key, value in model.state_dict().items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    weights = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     raw = {
         **config,
         "architectures": ["SDARForCausalLM"],
@@ -77,4 +82,4 @@ def write_sdar(
     }
     (folder / "config.json").write_text(json.dumps(raw))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS}))
-    return SdarCheckpoint(str(folder), model, block_size)
+    return SdarCheckpoint(str(folder), MoeCheckpoint(str(folder), raw, weights), block_size)

@@ -1,4 +1,5 @@
-"""A tiny random checkpoint of a family, by transformers' own class."""
+"""A tiny random checkpoint of a family, and what it is compared with: transformers' own class, or a
+reference where it has none."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
+
+from tests.support.checkpoints.reference import Mathematics, write_reference
 
 VOCAB_SIZE = 97
 
@@ -29,12 +32,21 @@ Mutation = Mapping[str, Any] | Patch
 """Keys of config.json that then say something else, or changed code."""
 
 
+class Model(Protocol):
+    """What expected logits come from."""
+
+    def __call__(self, input_ids: torch.Tensor) -> Any:
+        """`.logits` [1, tokens, vocabulary] after each of the tokens [1, tokens]."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Specimen:
     """A family's checkpoint."""
 
-    name: str
-    """Of transformers' classes, without Config and ForCausalLM."""
+    name: str = ""
+    """Of transformers' classes, without Config and ForCausalLM; empty where it has none."""
+    maths: Mathematics | None = None
+    """What the family computes, where transformers has no class of it."""
     config: str = ""
     """The same of its configuration's class, where it has another name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -42,9 +54,6 @@ class Specimen:
     """By feature."""
     wrapper: str = ""
     """Of transformers' classes of a model with images or sound whose text part this is."""
-    said: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of config.json, where transformers has no class of the family's own: `name` is one that
-    computes the same."""
     rewrite: (
         Callable[[dict[str, torch.Tensor], PreTrainedModel], dict[str, torch.Tensor]] | None
     ) = None
@@ -117,9 +126,11 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 itself."""
 
 
-def write(specimen: Specimen, folder: Path) -> PreTrainedModel:
-    """Saves the checkpoint and returns transformers' model of it."""
+def write(specimen: Specimen, folder: Path) -> Model:
+    """Saves the checkpoint and returns the model that it is compared with."""
     torch.manual_seed(3)
+    if specimen.maths is not None:
+        return write_reference(specimen.maths, folder)
     model_class, config = _class_and_config(specimen)
     model = model_class(config).float().eval()
     model.set_attn_implementation("eager")
@@ -133,21 +144,17 @@ def write(specimen: Specimen, folder: Path) -> PreTrainedModel:
         with torch.no_grad():
             tensors = specimen.rewrite(load_file(weights), model)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
-    _say(specimen, folder)
-    return model
+    return cast("Model", model)
 
 
 def write_config(specimen: Specimen, folder: Path) -> None:
     """Saves the checkpoint's config.json alone."""
+    if specimen.maths is not None:
+        (folder / "config.json").write_text(json.dumps(specimen.maths.config))
+        return
     model_class, config = _class_and_config(specimen)
     config.architectures = [model_class.__name__]
     config.save_pretrained(folder)
-    _say(specimen, folder)
-
-
-def _say(specimen: Specimen, folder: Path) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **specimen.said}))
 
 
 def _class_and_config(specimen: Specimen) -> tuple[Any, Any]:

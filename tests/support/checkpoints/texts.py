@@ -15,17 +15,6 @@ from worker.models.moe import MoeNames
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _THETA: dict[str, Mutation] = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
 _LLAMA_MUTATIONS: dict[str, Mutation] = {"names": NO_NAMES, **_THETA, "eps": {"rms_norm_eps": 0.1}}
-_SU = {
-    "type": "su",
-    "short_factor": [1.0, 1.5, 2.0, 2.5, 1.0, 1.5, 2.0, 2.5],
-    "long_factor": [2.0] * 8,
-}
-_LONGROPE = {
-    **_SU,
-    "rope_type": "longrope",
-    "rope_theta": 100.0,
-    "original_max_position_embeddings": 160,
-}
 
 
 def _transposed(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
@@ -39,15 +28,6 @@ def _transposed(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Ten
 def _as_kimi(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
     """transformers undoes its name for layers of images with those of the text, too."""
     return {name.replace(".model.blocks.", ".model.layers."): tensors[name] for name in tensors}
-
-
-def _with(*names: str) -> Any:
-    """Further tensors."""
-
-    def rewrite(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
-        return {**tensors, **{name: torch.ones(3) for name in names}}
-
-    return rewrite
 
 
 TEXT_SPECIMENS: dict[str, Specimen] = {
@@ -101,32 +81,6 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         settings={"rope_parameters": _ROPE},
         mutations=_LLAMA_MUTATIONS,
         wrapper="Voxtral",
-    ),
-    "phi3-images": Specimen(
-        name="Phi3",
-        settings={
-            "rope_parameters": _LONGROPE,
-            "max_position_embeddings": 640,
-            "original_max_position_embeddings": 160,
-            "sliding_window": None,
-        },
-        mutations={
-            "names": NO_NAMES,
-            "short factors": {"rope_scaling": {**_SU, "short_factor": [1.0] * 8}},
-            "temperature": {"rope_scaling": {**_SU, "attention_factor": 1.0}},
-            "eps": {"rms_norm_eps": 0.1},
-        },
-        said={
-            "architectures": ["Phi3VForCausalLM"],
-            "model_type": "phi3_v",
-            "rope_parameters": None,
-            "rope_theta": 100.0,
-            "rope_scaling": _SU,
-            "embd_layer": {"embedding_cls": "image"},
-            "img_processor": {"name": "clip_vision_model"},
-        },
-        rewrite=_with("model.vision_embed_tokens.glb_GN"),
-        lacks_head_dim=True,
     ),
 }
 """By the family's name in tests."""

@@ -29,19 +29,6 @@ class Answer:
     """Least distance of a confidence from the threshold that it was compared with."""
 
 
-def qwen3_logits(model: torch.nn.Module, block_size: int) -> Logits:
-    def logits(token_ids: Sequence[int]) -> torch.Tensor:
-        blocks = torch.arange(len(token_ids)) // block_size
-        mask = (blocks[:, None] >= blocks[None, :])[None, None]
-        with torch.inference_mode():
-            result: torch.Tensor = model(
-                torch.tensor([token_ids]), attention_mask={"full_attention": mask}
-            ).logits[0]
-        return result
-
-    return logits
-
-
 def answer(
     logits: Logits,
     prompt: Sequence[int],

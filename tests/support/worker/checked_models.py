@@ -43,8 +43,9 @@ def architecture_of(name: str) -> str:
         specimen = SPECIMENS[name]
         if specimen.wrapper:
             return f"{specimen.wrapper}ForConditionalGeneration"
-        said = specimen.said.get("architectures", [f"{specimen.name}ForCausalLM"])
-        return str(said[0])
+        if specimen.maths is not None:
+            return str(specimen.maths.config["architectures"][0])
+        return f"{specimen.name}ForCausalLM"
     return (SPECS | WINDOWED)[name].model_class.__name__
 
 

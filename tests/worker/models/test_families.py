@@ -1,5 +1,6 @@
-"""Every family gives transformers' tokens, whatever the engine does with batches, chunks, prefix
-hits, pages and ranks; and each of its features, broken on purpose, shows in the logits."""
+"""Every family gives the tokens of transformers or, where it has no class of it, of an independent
+reference, whatever the engine does with batches, chunks, prefix hits, pages and ranks; and each of
+its features, broken on purpose, shows in the logits."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from transformers import PreTrainedModel
 
-from tests.support.checkpoints.families import SPECIMENS, write_specimen
-from tests.support.checkpoints.specimen import VOCAB_SIZE, Patch
+from tests.support.checkpoints.families import SPECIMENS, WITH_CLASS, write_specimen
+from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
+from tests.support.checkpoints.specimen import VOCAB_SIZE, Model, Patch
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.plan_driver import Request, generate, make_runner
@@ -75,12 +76,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 class Checkpoint:
     name: str
     folder: Path
-    model: PreTrainedModel
+    model: Model
     known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
     """Logits by tokens: outputs are the same in most tests."""
 
     def expected(self, tokens: list[int]) -> torch.Tensor:
-        """transformers' logits [tokens, vocabulary]."""
+        """The model's logits [tokens, vocabulary]."""
         key = tuple(tokens)
         if key not in self.known:
             with torch.inference_mode():
@@ -118,7 +119,10 @@ def make_prompts() -> list[list[int]]:
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
 
 
-@pytest.mark.checks("batched", "prefix hit", of=SPECIMENS, against="transformers")
+@pytest.mark.checks("batched", "prefix hit", of=WITH_CLASS, against="transformers")
+@pytest.mark.checks(
+    "batched", "prefix hit", of=PUBLISHED_SPECIMENS, against="independent reference"
+)
 @pytest.mark.parametrize("checkpoint", long_but(*SPECIMENS.keys() - TEXT_SPECIMENS), indirect=True)
 def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
@@ -127,7 +131,8 @@ def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
         checkpoint.check(prompts, engine.generate(prompts, GREEDY))
 
 
-@pytest.mark.checks("alone", of=SPECIMENS, against="transformers")
+@pytest.mark.checks("alone", of=WITH_CLASS, against="transformers")
+@pytest.mark.checks("alone", of=PUBLISHED_SPECIMENS, against="independent reference")
 @pytest.mark.parametrize("checkpoint", long_but("qwen3", "glm4-moe"), indirect=True)
 def test_alone(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
@@ -137,7 +142,8 @@ def test_alone(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, outputs)
 
 
-@pytest.mark.checks("chunks", "scarce", of=SPECIMENS, against="transformers")
+@pytest.mark.checks("chunks", "scarce", of=WITH_CLASS, against="transformers")
+@pytest.mark.checks("chunks", "scarce", of=PUBLISHED_SPECIMENS, against="independent reference")
 @pytest.mark.parametrize("checkpoint", long_but(*TAKING_PAGES), indirect=True)
 def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     """There is a block more than what the longest request takes alone."""
@@ -152,7 +158,8 @@ def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, outputs)
 
 
-@pytest.mark.checks("TP 2", of=SPECIMENS, against="transformers")
+@pytest.mark.checks("TP 2", of=WITH_CLASS, against="transformers")
+@pytest.mark.checks("TP 2", of=PUBLISHED_SPECIMENS, against="independent reference")
 @pytest.mark.parametrize("checkpoint", long_but(*SHARED_IN_PARTS), indirect=True)
 def test_two_ranks(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
@@ -171,7 +178,8 @@ def test_two_ranks(checkpoint: Checkpoint) -> None:
     checkpoint.check(prompts, first)
 
 
-@pytest.mark.checks("mutations", of=SPECIMENS, against="transformers")
+@pytest.mark.checks("mutations", of=WITH_CLASS, against="transformers")
+@pytest.mark.checks("mutations", of=PUBLISHED_SPECIMENS, against="independent reference")
 def test_a_broken_feature_shows(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.checkpoints.sdar import EOS, MASK, SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine, BlockOutput
-from tests.support.engines.block_oracle import Terms, answer, qwen3_logits
+from tests.support.engines.block_oracle import Terms, answer
 from tests.support.engines.block_requests import prompts, sampling
 from worker.config import EngineConfig
 from worker.llm import LLM
@@ -163,12 +163,17 @@ def test_leaving_at_the_end_token_saves_rounds_and_no_token(checkpoint: SdarChec
     assert sum(reason == "stop" for _, reason in outputs[()]) > 2
     assert rounds[()] < rounds[("early_exit",)]
     # The oracle decides blocks to their end.
-    logits = qwen3_logits(checkpoint.model, SIZE)
     terms = Terms(threshold=0.95)
     for prompt, (token_ids, _) in zip(prompts()[:4], outputs[()], strict=False):
         ends = (*EOS, *params[0].stop_token_ids)
         expected = answer(
-            logits, prompt, block_size=SIZE, mask=MASK, max_tokens=60, terms=terms, ends=ends
+            checkpoint.logits,
+            prompt,
+            block_size=SIZE,
+            mask=MASK,
+            max_tokens=60,
+            terms=terms,
+            ends=ends,
         )
         assert token_ids == expected.token_ids
 

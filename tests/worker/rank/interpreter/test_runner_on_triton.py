@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import FEW_HEADS, SPECS, WINDOWED, write_checkpoint
 from tests.support.checkpoints.families import write_specimen
+from tests.support.checkpoints.specimen import Model
 from tests.support.engines.plan_driver import Request, generate, make_runner
 
 SHORT = {("llama", False), ("granite", False), ("qwen3", True), ("qwen3-windows", False)}
@@ -49,9 +49,7 @@ def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
     check_tokens(tmp_path, model, 30, batch_invariant=False)
 
 
-def check_tokens(
-    folder: Path, model: PreTrainedModel, length: int, *, batch_invariant: bool
-) -> None:
+def check_tokens(folder: Path, model: Model, length: int, *, batch_invariant: bool) -> None:
     """Chunks of a prompt, mixed steps, and a decode beside a draw with noise."""
     options = {"batch_invariant": batch_invariant, "cpu_backend": "torch", "page_size": 8}
     runner = make_runner(str(folder), **options)

@@ -1,0 +1,270 @@
+"""Checkpoints of the families that transformers has no class of, in their released form, and what
+would be wrong if one of their features were missed.
+
+Sources, each the modelling code beside released weights: huggingface.co/internlm (InternLM 1, 2,
+3), /baichuan-inc (Baichuan 2), /Qwen (Qwen 1), /XiaomiMiMo, /openbmb (MiniCPM), /OrionStarAI,
+/IQuestLab, /deepseek-ai (DeepSeekMoE) and /microsoft (Phi-3-vision).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tests.support.checkpoints.mutations import (
+    NO_NAMES,
+    NO_NORM_BIAS,
+    NO_QKV_BIAS,
+    NO_SHARED_EXPERT,
+    RMS_FOR_LAYER_NORM,
+)
+from tests.support.checkpoints.reference import Experts, Mathematics, Names
+from tests.support.checkpoints.specimen import VOCAB_SIZE, Mutation, Patch, Specimen
+from worker.models.decoder import DecoderModel
+from worker.models.layers import AttentionNames, GatedMLP
+
+_THETA: dict[str, Mutation] = {"theta": {"rope_theta": 300.0}}
+_EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
+_SHORT = (1.0, 1.5, 2.0, 2.5, 1.0, 1.5, 2.0, 2.5)
+_SU = {"type": "su", "short_factor": _SHORT, "long_factor": (2.0,) * 8}
+
+
+def _config(architecture: str, model_type: str, *without: str, **said: Any) -> dict[str, Any]:
+    """A config.json: sizes, keys of this family's own, and without some that it does not have."""
+    common = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-3,
+        "rope_theta": 100.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 7,
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    return {**{key: common[key] for key in common if key not in without}, **said}
+
+
+PUBLISHED_SPECIMENS: dict[str, Specimen] = {
+    "iquestcoder": Specimen(
+        maths=Mathematics(config=_config("IQuestCoderForCausalLM", "iquestcoder", head_dim=16)),
+        mutations={**_THETA, **_EPS},
+    ),
+    "internlm": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("InternLMForCausalLM", "internlm", "rope_theta", "num_key_value_heads"), bias=True
+            ),
+            qkv_bias=True,
+            output_bias=True,
+        ),
+        mutations={"no bias": {"bias": False}, **_THETA, **_EPS},
+    ),
+    "internlm2": Specimen(
+        maths=Mathematics(
+            config=_config("InternLM2ForCausalLM", "internlm2", bias=True),
+            names=Names(
+                embedding="model.tok_embeddings",
+                head="output",
+                attention="attention",
+                joined="wqkv",
+                output="wo",
+                mlp="feed_forward",
+                gate="w1",
+                up="w3",
+                down="w2",
+                norms=("attention_norm", "ffn_norm"),
+            ),
+            rows="by kv head",
+            qkv_bias=True,
+            output_bias=True,
+        ),
+        mutations={
+            "no bias": {"bias": False},
+            "order of rows": Patch(
+                target="worker.models.renamed:AttentionNames",
+                value=lambda is_grouped, **names: AttentionNames(is_fused=True, **names),
+            ),
+            "order of norms": Patch(
+                target="worker.models.renamed:InternLM2Layer.norm_names",
+                value=("ffn_norm", "attention_norm"),
+            ),
+            **_THETA,
+            **_EPS,
+        },
+    ),
+    "internlm3": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("InternLM3ForCausalLM", "internlm3"),
+                head_dim=16,
+                qkv_bias=True,
+                bias=True,
+                rope_scaling={"rope_type": "dynamic", "factor": 6.0},
+            ),
+            qkv_bias=True,
+            output_bias=True,
+            mlp_bias=True,
+        ),
+        mutations={
+            "no bias": {"qkv_bias": False},
+            "no other bias": {"bias": False},
+            **_THETA,
+            **_EPS,
+        },
+    ),
+    "baichuan": Specimen(
+        maths=Mathematics(
+            config=_config("BaichuanForCausalLM", "baichuan", "rope_theta", "num_key_value_heads"),
+            names=Names(joined="W_pack"),
+            has_unit_rows=True,
+        ),
+        mutations={
+            "lengths of rows": Patch(
+                target="worker.models.renamed:BaichuanForCausalLM.pack", value=DecoderModel.pack
+            ),
+            **_THETA,
+            **_EPS,
+        },
+    ),
+    "qwen": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("QWenLMHeadModel", "qwen"),
+                *("rms_norm_eps", "rope_theta", "num_key_value_heads", "hidden_act"),
+                intermediate_size=96,
+                kv_channels=16,
+                layer_norm_epsilon=1e-3,
+                no_bias=True,
+                rotary_emb_base=100,
+                seq_length=256,
+            ),
+            names=Names(
+                embedding="transformer.wte",
+                layers="transformer.h",
+                norm="transformer.ln_f",
+                attention="attn",
+                joined="c_attn",
+                output="c_proj",
+                gate="w2",
+                up="w1",
+                down="c_proj",
+                norms=("ln_1", "ln_2"),
+            ),
+            eps_key="layer_norm_epsilon",
+            theta_key="rotary_emb_base",
+            head_key="kv_channels",
+            mlp_share=2,
+            qkv_bias=True,
+        ),
+        mutations={
+            "no bias": NO_QKV_BIAS,
+            "gate and up": Patch(
+                target="worker.models.renamed:GatedMLP",
+                value=lambda *args, names: GatedMLP(*args, names=("w1", "w2", "c_proj")),
+            ),
+            "theta": {"rotary_emb_base": 300},
+            "eps": {"layer_norm_epsilon": 0.1},
+        },
+    ),
+    "mimo": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("MiMoForCausalLM", "mimo"),
+                head_dim=16,
+                attention_bias=True,
+                num_nextn_predict_layers=1,
+                max_window_layers=3,
+                sliding_window=256,
+                use_sliding_window=False,
+            ),
+            qkv_bias=True,
+            further=("model.mtp_layers.0.final_layernorm.weight",),
+        ),
+        mutations={"no bias": {"attention_bias": False}, **_THETA, **_EPS},
+    ),
+    "minicpm": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("MiniCPMForCausalLM", "minicpm"),
+                tie_word_embeddings=True,
+                scale_emb=3.0,
+                scale_depth=1.4,
+                dim_model_base=256,
+            ),
+            embedding_scale=3.0,
+            branch_scale=1.4 / math.sqrt(3),
+            logits_scale=256 / 64,
+        ),
+        mutations={
+            "embedding": {"scale_emb": 1.0},
+            "residual": {"scale_depth": 1.0},
+            "logits": {"dim_model_base": 128},
+            **_THETA,
+            **_EPS,
+        },
+    ),
+    "orion": Specimen(
+        maths=Mathematics(config=_config("OrionForCausalLM", "orion"), norm="layer"),
+        mutations={"bias of norms": NO_NORM_BIAS, "mean": RMS_FOR_LAYER_NORM, **_THETA, **_EPS},
+    ),
+    "deepseek-moe": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("DeepseekForCausalLM", "deepseek"),
+                n_routed_experts=8,
+                n_shared_experts=2,
+                num_experts_per_tok=3,
+                moe_intermediate_size=16,
+                first_k_dense_replace=1,
+                moe_layer_freq=1,
+                norm_topk_prob=False,
+                scoring_func="softmax",
+            ),
+            experts=Experts(
+                count=8, chosen=3, size=16, sums_to_one=False, shared_size=32, first_layer=1
+            ),
+        ),
+        mutations={
+            "shared experts": NO_SHARED_EXPERT,
+            "first layer": {"first_k_dense_replace": 0},
+            "sum of weights": {"norm_topk_prob": True},
+            "number of experts": {"num_experts_per_tok": 2},
+            **_THETA,
+            **_EPS,
+        },
+    ),
+    "phi3-images": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("Phi3VForCausalLM", "phi3_v"),
+                max_position_embeddings=640,
+                original_max_position_embeddings=160,
+                rope_scaling=_SU,
+                sliding_window=None,
+                embd_layer={"embedding_cls": "image"},
+                img_processor={"name": "clip_vision_model"},
+            ),
+            names=Names(joined="qkv_proj", gate_up="gate_up_proj"),
+            stretch=_SHORT,
+            cosine_scale=math.sqrt(1 + math.log(640 / 160) / math.log(160)),
+            further=("model.vision_embed_tokens.glb_GN",),
+        ),
+        mutations={
+            "names": NO_NAMES,
+            "short factors": {"rope_scaling": {**_SU, "short_factor": [1.0] * 8}},
+            "temperature": {"rope_scaling": {**_SU, "attention_factor": 1.0}},
+            **_THETA,
+            **_EPS,
+        },
+    ),
+}
+"""By the family's name in tests."""

@@ -1,0 +1,295 @@
+"""Plain torch of the families that transformers has no class of, and their checkpoints of random
+weights.
+
+Written from the published modelling code and papers of each: names, shapes and numbers are those of
+released checkpoints' config.json and index files. It shares nothing with the code under test,
+computes every position anew and every expert for every token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import layer_norm, linear, rms_norm, silu
+
+Shapes = dict[str, tuple[int, ...]]
+"""By name of a tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Of a checkpoint's tensors."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    query: str = "q_proj"
+    key: str = "k_proj"
+    value: str = "v_proj"
+    joined: str = ""
+    """Of queries, keys and values in one tensor."""
+    output: str = "o_proj"
+    mlp: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    gate_up: str = ""
+    """Of both in one tensor, the gate's rows first."""
+    down: str = "down_proj"
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    """Before attention, before the MLP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Gated MLPs of which each token takes a few, by a softmax over all."""
+
+    count: int
+    chosen: int
+    size: int
+    """Of one: width between its weights."""
+    sums_to_one: bool
+    """Whether the shares of those that are chosen do."""
+    shared_size: int = 0
+    """Of the MLP that every token takes besides; 0 where there is none."""
+    first_layer: int = 0
+    """Layers before it have one MLP."""
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mathematics:
+    """What a family computes, beyond a decoder of pre-norm blocks with gated MLPs."""
+
+    config: Mapping[str, Any]
+    """config.json."""
+    names: Names = field(default_factory=Names)
+    eps_key: str = "rms_norm_eps"
+    theta_key: str = "rope_theta"
+    """Where config.json lacks it, the base is 10000."""
+    head_key: str = "head_dim"
+    """Where config.json lacks it, heads share the hidden size."""
+    mlp_share: int = 1
+    """How many parts `intermediate_size` counts of an MLP."""
+    norm: Literal["rms", "layer"] = "rms"
+    """Whether norms subtract the mean and add a bias."""
+    rows: Literal["in order", "by kv head"] = "in order"
+    """Of a joined tensor: all of the queries first, or each kv head's queries, key and value."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    stretch: tuple[float, ...] = ()
+    """Wavelengths of pairs of dimensions are multiplied by these."""
+    cosine_scale: float = 1.0
+    embedding_scale: float = 1.0
+    branch_scale: float = 1.0
+    """Of what attention and MLP add."""
+    logits_scale: float = 1.0
+    has_unit_rows: bool = False
+    """Whether every token's row of the scores' weight is brought to length 1."""
+    experts: Experts | None = None
+    further: tuple[str, ...] = ()
+    """Tensors of a checkpoint that text does not need."""
+
+
+class Scores(NamedTuple):
+    """As transformers' models return them."""
+
+    logits: torch.Tensor
+    """[1, tokens, vocabulary]."""
+
+
+class Reference:
+    """A decoder whose parts are the tensors of a checkpoint."""
+
+    def __init__(self, maths: Mathematics) -> None:
+        config = maths.config
+        self._maths, self._names = maths, maths.names
+        self._heads: int = config["num_attention_heads"]
+        self._kv_heads: int = config.get("num_key_value_heads") or self._heads
+        self._head: int = config.get(maths.head_key) or config["hidden_size"] // self._heads
+        self._eps: float = config[maths.eps_key]
+        self._weights = {name: _draw(name, shape) for name, shape in self._shapes().items()}
+
+    def save(self, folder: Path) -> None:
+        """Writes the checkpoint."""
+        further = {name: torch.ones(3) for name in self._maths.further}
+        save_file({**self._weights, **further}, folder / "model.safetensors")
+
+    def __call__(self, input_ids: torch.Tensor) -> Scores:
+        """Scores after each of the tokens [1, tokens]."""
+        maths, names = self._maths, self._names
+        embedding = self._weights[f"{names.embedding}.weight"]
+        x = embedding[input_ids[0]] * maths.embedding_scale
+        for index in range(maths.config["num_hidden_layers"]):
+            layer = f"{names.layers}.{index}"
+            first, second = (f"{layer}.{name}" for name in names.norms)
+            x = x + self._attention(f"{layer}.{names.attention}", self._normed(first, x)) * (
+                maths.branch_scale
+            )
+            x = x + self._mlp(f"{layer}.{names.mlp}", self._normed(second, x)) * maths.branch_scale
+        head = self._weights.get(f"{names.head}.weight", embedding)
+        if maths.has_unit_rows:
+            head = head / head.norm(dim=1, keepdim=True)
+        return Scores((self._normed(names.norm, x) @ head.T * maths.logits_scale)[None])
+
+    def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weight = self._weights[f"{name}.weight"]
+        if self._maths.norm == "rms":
+            return rms_norm(x, x.shape[-1:], weight, self._eps)
+        return layer_norm(x, x.shape[-1:], weight, self._weights[f"{name}.bias"], self._eps)
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+    def _attention(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self._queries_keys_values(name, x)
+        q, k = self._rotated(q), self._rotated(k)
+        ratio = self._heads // self._kv_heads
+        k, v = k.repeat_interleave(ratio, dim=1), v.repeat_interleave(ratio, dim=1)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * self._head**-0.5
+        is_later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        shares = scores.masked_fill(is_later, -torch.inf).softmax(dim=-1)
+        found = torch.einsum("hij,jhd->ihd", shares, v)
+        return self._linear(f"{name}.{self._names.output}", found.flatten(1))
+
+    def _queries_keys_values(self, name: str, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Each [tokens, heads, head size]."""
+        names, ratio = self._names, self._heads // self._kv_heads
+        if not names.joined:
+            parts = (f"{name}.{part}" for part in (names.query, names.key, names.value))
+            return tuple(self._linear(part, x).unflatten(1, (-1, self._head)) for part in parts)
+        heads = self._linear(f"{name}.{names.joined}", x).unflatten(1, (-1, self._head))
+        if self._maths.rows == "in order":
+            q, k, v = heads.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
+            return q, k, v
+        groups = heads.unflatten(1, (self._kv_heads, ratio + 2))
+        return groups[:, :, :ratio].flatten(1, 2), groups[:, :, -2], groups[:, :, -1]
+
+    def _rotated(self, x: torch.Tensor) -> torch.Tensor:
+        """The first half of a head's dimensions turns with the second."""
+        maths, pairs = self._maths, self._head // 2
+        theta = maths.config.get(maths.theta_key, 10000.0)
+        waves = theta ** (torch.arange(pairs) / pairs) * torch.tensor(maths.stretch or [1.0])
+        angles = (torch.arange(len(x))[:, None] / waves)[:, None]
+        cos, sin = angles.cos() * maths.cosine_scale, angles.sin() * maths.cosine_scale
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    def _mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        names = self._names
+        if f"{name}.gate.weight" in self._weights:
+            return self._mixture(name, x)
+        if names.gate_up:
+            gate, up = self._linear(f"{name}.{names.gate_up}", x).chunk(2, dim=-1)
+            return self._linear(f"{name}.{names.down}", silu(gate) * up)
+        return self._gated(name, x, (names.gate, names.up, names.down))
+
+    def _gated(self, name: str, x: torch.Tensor, names: tuple[str, str, str]) -> torch.Tensor:
+        gate, up = (self._linear(f"{name}.{part}", x) for part in names[:2])
+        return self._linear(f"{name}.{names[2]}", silu(gate) * up)
+
+    def _mixture(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        experts, names = self._maths.experts, self._names
+        assert experts is not None
+        shares = self._linear(f"{name}.gate", x).softmax(dim=-1)
+        kept = shares.topk(experts.chosen, dim=-1)
+        shares = torch.zeros_like(shares).scatter(1, kept.indices, kept.values)
+        if experts.sums_to_one:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        found = torch.zeros_like(x)
+        if experts.shared_size:
+            shared = (names.gate, names.up, names.down)
+            found = self._gated(f"{name}.shared_experts", x, shared)
+        for number in range(experts.count):
+            own = self._gated(f"{name}.experts.{number}", x, experts.names)
+            found = found + shares[:, number, None] * own
+        return found
+
+    def _shapes(self) -> Shapes:
+        """Of a checkpoint's tensors."""
+        maths, names, config = self._maths, self._names, self._maths.config
+        hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+        shapes: Shapes = {f"{names.embedding}.weight": (vocabulary, hidden)}
+        if not config.get("tie_word_embeddings", False):
+            shapes[f"{names.head}.weight"] = (vocabulary, hidden)
+        layers = [f"{names.layers}.{index}" for index in range(config["num_hidden_layers"])]
+        norms = [f"{layer}.{norm}" for layer in layers for norm in names.norms]
+        for norm in (*norms, names.norm):
+            shapes[f"{norm}.weight"] = (hidden,)
+            if maths.norm == "layer":
+                shapes[f"{norm}.bias"] = (hidden,)
+        for index, layer in enumerate(layers):
+            shapes.update(self._shapes_of_attention(f"{layer}.{names.attention}"))
+            shapes.update(self._shapes_of_mlp(f"{layer}.{names.mlp}", index))
+        return shapes
+
+    def _shapes_of_attention(self, name: str) -> Shapes:
+        maths, names, hidden = self._maths, self._names, self._maths.config["hidden_size"]
+        queries, keys = self._heads * self._head, self._kv_heads * self._head
+        own = {names.query: queries, names.key: keys, names.value: keys}
+        parts = {names.joined: queries + 2 * keys} if names.joined else own
+        shapes: Shapes = {}
+        for part, size in parts.items():
+            shapes.update(_shapes_of_linear(f"{name}.{part}", size, hidden, maths.qkv_bias))
+        output = f"{name}.{names.output}"
+        return {**shapes, **_shapes_of_linear(output, hidden, queries, maths.output_bias)}
+
+    def _shapes_of_mlp(self, name: str, layer: int) -> Shapes:
+        maths, names, hidden = self._maths, self._names, self._maths.config["hidden_size"]
+        experts, own = maths.experts, (names.gate, names.up, names.down)
+        if experts is not None and layer >= experts.first_layer:
+            shapes: Shapes = {f"{name}.gate.weight": (experts.count, hidden)}
+            for number in range(experts.count):
+                expert = f"{name}.experts.{number}"
+                shapes.update(self._shapes_of_gated(expert, experts.size, experts.names))
+            if experts.shared_size:
+                shared = f"{name}.shared_experts"
+                shapes.update(self._shapes_of_gated(shared, experts.shared_size, own))
+            return shapes
+        size = maths.config["intermediate_size"] // maths.mlp_share
+        if names.gate_up:
+            joined = _shapes_of_linear(f"{name}.{names.gate_up}", 2 * size, hidden, maths.mlp_bias)
+            down = _shapes_of_linear(f"{name}.{names.down}", hidden, size, maths.mlp_bias)
+            return {**joined, **down}
+        return self._shapes_of_gated(name, size, own)
+
+    def _shapes_of_gated(self, name: str, size: int, names: tuple[str, str, str]) -> Shapes:
+        maths, hidden = self._maths, self._maths.config["hidden_size"]
+        shapes: Shapes = {}
+        for part, shape in zip(
+            names, ((size, hidden), (size, hidden), (hidden, size)), strict=True
+        ):
+            shapes.update(_shapes_of_linear(f"{name}.{part}", *shape, maths.mlp_bias))
+        return shapes
+
+
+def write_reference(maths: Mathematics, folder: Path) -> Reference:
+    """Saves a checkpoint of random weights and returns its model."""
+    model = Reference(maths)
+    model.save(folder)
+    (folder / "config.json").write_text(json.dumps(maths.config))
+    return model
+
+
+def _shapes_of_linear(name: str, out: int, size: int, bias: bool) -> Shapes:
+    shapes: Shapes = {f"{name}.weight": (out, size)}
+    return {**shapes, f"{name}.bias": (out,)} if bias else shapes
+
+
+def _draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """So that no feature is hidden: norms are not 1, biases not 0, all layers count."""
+    numbers = torch.randn(shape)
+    if name.endswith("bias"):
+        return numbers * 0.3
+    if len(shape) == 1:
+        return 1.0 + numbers * 0.3
+    is_of_vocabulary = any(part in name for part in ("embed", "wte", "lm_head", "output.weight"))
+    return numbers * (0.4 if is_of_vocabulary else 1.5 * shape[-1] ** -0.5)
