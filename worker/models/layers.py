@@ -234,6 +234,12 @@ class Attention:
         if traits.has_sinks:
             self._sinks = torch.empty(num_heads, dtype=torch.float32, device=options.device)
             self._first_head, self._all_heads = options.group.rank * num_heads, config.num_heads
+        self._create_norms(config, options, traits)
+
+    def _create_norms(
+        self, config: ModelConfig, options: LayerOptions, traits: AttentionTraits
+    ) -> None:
+        """Norms of queries, keys and values, of which most families have none."""
         self._value_norm: RMSNorm | None = None
         if traits.has_value_norm:
             self._value_norm = _weightless_norm(config, options)
@@ -248,7 +254,7 @@ class Attention:
         elif config.qk_norm:
             assert not traits.is_interleaved, "weights of the norms would be in another order"
             self.q_norm, self.k_norm = (
-                RMSNorm(head_dim, config.rms_norm_eps, options, traits.norm_offset)
+                RMSNorm(self._head_dim, config.rms_norm_eps, options, traits.norm_offset)
                 for _ in range(2)
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
@@ -147,12 +147,7 @@ def _parse_table(
             f"(supported: {', '.join(_KNOWN_KEYS)}): use another checkpoint"
         )
     kind = cast("RopeKind", kind)
-    beta = None
-    if query_beta and kind == "yarn":
-        parameters.pop("max_position_embeddings", None)  # transformers writes it twice
-        if parameters.get("llama_4_scaling_beta") is not None:
-            beta = _number(parameters, "llama_4_scaling_beta", key)
-        parameters.pop("llama_4_scaling_beta", None)
+    beta = _query_beta(parameters, key) if query_beta and kind == "yarn" else None
     _refuse_unknown(raw, parameters, kind, key)
     original = int(
         raw.get("original_max_position_embeddings")
@@ -168,35 +163,40 @@ def _parse_table(
     factor = _number(parameters, "factor", key)
     if kind in ("linear", "dynamic"):
         return RopeConfig(kind=kind, theta=theta, factor=factor)
+    scaled = RopeConfig(
+        kind=kind, theta=theta, factor=factor, original_max_position_embeddings=original
+    )
     if kind == "llama3":
-        return RopeConfig(
-            kind=kind,
-            theta=theta,
-            factor=factor,
-            original_max_position_embeddings=original,
+        return replace(
+            scaled,
             low_freq_factor=_number(parameters, "low_freq_factor", key),
             high_freq_factor=_number(parameters, "high_freq_factor", key),
         )
     if kind == "longrope":
-        return RopeConfig(
-            kind=kind,
-            theta=theta,
-            factor=factor,
-            original_max_position_embeddings=original,
+        return replace(
+            scaled,
             attention_factor=_longrope_attention_factor(parameters, factor, original),
             short_factors=_short_factors(parameters, key),
         )
-    return RopeConfig(
-        kind=kind,
-        theta=theta,
-        factor=factor,
-        original_max_position_embeddings=original,
+    return replace(
+        scaled,
         beta_fast=float(parameters.get("beta_fast") or 32.0),
         beta_slow=float(parameters.get("beta_slow") or 1.0),
         truncate=bool(parameters.get("truncate", True)),
         attention_factor=_yarn_attention_factor(parameters, factor),
         query_beta=beta,
     )
+
+
+def _query_beta(parameters: dict[str, Any], key: str) -> float | None:
+    """By which queries grow with positions, as in Ministral 3; taken out of the parameters."""
+    parameters.pop("max_position_embeddings", None)  # transformers writes it twice
+    if parameters.get("llama_4_scaling_beta") is None:
+        parameters.pop("llama_4_scaling_beta", None)
+        return None
+    beta = _number(parameters, "llama_4_scaling_beta", key)
+    del parameters["llama_4_scaling_beta"]
+    return beta
 
 
 def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeConfig:
