@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,13 @@ from tests.support.checkpoints.families import SPECIMENS, WITH_CLASS, write_spec
 from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
 from tests.support.checkpoints.specimen import VOCAB_SIZE, Model, Patch
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
-from tests.support.engines.engine_driver import Engine
+from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.guided_engine import GuidedEngine, text_of
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
 
 NEAR_TIE = 1e-4
 FOUND = 1e-2
@@ -69,6 +72,23 @@ TAKING_PAGES = (
 """Families that between them have all that depends on where a token stands and what its request
 holds: windows in all layers or in some, chunks, pages that layers share, caps, sinks, tables and
 temperatures by position, layers without a table, experts, states, latents."""
+KINDS = (
+    "llama",
+    "gemma3",
+    "gpt-oss",
+    "llama4",
+    "deepseek-v3",
+    "qwen3-next",
+)
+"""One of each kind of cache or layer: all positions, windows whose pages are given back, beside
+experts, too, chunks, latents, states."""
+KEEPING_STATES = ("qwen3-next", "qwen3-5", "qwen3-5-images")
+"""They take back no position that was computed, so drafts are refused before weights are read
+(tests/worker/engine/test_state_exactness.py)."""
+DRAFTING = tuple(name for name in SPECIMENS if name not in KEEPING_STATES)
+PATTERNS = (r"(quick brown |lazy dog ){5,8}x", r"[ab]{30}", r"[a-f]{2,6}(, [a-f]{2,6}){1,3}\.")
+"""The first repeats what an n-gram finds; of drafts for the second about half are right."""
+PAGES = {"page_size": PAGE_SIZE, "max_num_batched_tokens": STEP_TOKENS, "kv_cache_tokens": 2048}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 
 
@@ -176,6 +196,54 @@ def test_two_ranks(checkpoint: Checkpoint) -> None:
     first, second = run_ranks(2, work)
     assert first == second
     checkpoint.check(prompts, first)
+
+
+@pytest.fixture(scope="module")
+def guided(checkpoint: Checkpoint) -> list[Outcome]:
+    """What requests under grammars yield without drafts."""
+    with GuidedEngine(str(checkpoint.folder), **PAGES) as engine:
+        return engine.outcomes(make_prompts(), guided_sampling())
+
+
+def guided_sampling() -> list[SamplingParams]:
+    """Each pattern greedy and at random."""
+    return [
+        SamplingParams(
+            temperature=0.9 * (number // len(PATTERNS)),
+            seed=number,
+            max_tokens=110,
+            structured_outputs=StructuredOutputsParams(regex=PATTERNS[number % len(PATTERNS)]),
+        )
+        for number in range(len(LENGTHS))
+    ]
+
+
+@pytest.mark.checks("grammar", of=SPECIMENS, against="re")
+@pytest.mark.parametrize("checkpoint", long_but(*KINDS), indirect=True)
+def test_outputs_conform_to_their_grammars(guided: list[Outcome]) -> None:
+    for outcome, sampling in zip(guided, guided_sampling(), strict=True):
+        assert outcome.finish_reason == "stop"
+        assert sampling.structured_outputs is not None
+        assert re.fullmatch(sampling.structured_outputs.regex or "", text_of(outcome.token_ids))
+
+
+@pytest.mark.checks("drafts", of=set(DRAFTING) & set(WITH_CLASS), against="transformers")
+@pytest.mark.checks("drafts", of=PUBLISHED_SPECIMENS, against="independent reference")
+@pytest.mark.parametrize(
+    "checkpoint", [one for one in long_but(*KINDS) if one.values[0] in DRAFTING], indirect=True
+)
+def test_drafts_change_no_token(checkpoint: Checkpoint, guided: list[Outcome]) -> None:
+    """Greedy ones are those of the model; those under grammars are the ones without drafts."""
+    prompts = make_prompts()
+    drafts = {"speculative_method": "ngram", "speculative_adaptive": False}
+    with GuidedEngine(str(checkpoint.folder), **PAGES, **drafts) as engine:
+        sampling = [*[GREEDY] * len(prompts), *guided_sampling()]
+        outcomes = engine.outcomes([*prompts, *prompts], sampling)
+        gate = engine.core.scheduler.steps.speculation
+        assert gate is not None
+        assert gate.totals.num_accepted_tokens > 20, "no draft was right: nothing was tried"
+    checkpoint.check(prompts, [outcome.token_ids for outcome in outcomes[: len(prompts)]])
+    assert outcomes[len(prompts) :] == guided
 
 
 @pytest.mark.checks("mutations", of=WITH_CLASS, against="transformers")

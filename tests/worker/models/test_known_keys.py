@@ -3,6 +3,7 @@ or reads something else, or transformers computes the same as before."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import transformers
 
 from tests.support.worker.real_configs import load_corpus, verdict
 from worker.models.config import ModelConfig
+from worker.models.families import FAMILIES
 
 CONFIGS = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Llama4": "Llama4Text"}
 CLASSES: dict[str, tuple[Any, Any]] = {
@@ -322,6 +324,23 @@ def test_what_transformers_ignores_is_refused_too(change: dict[str, Any], tmp_pa
     name = list(raw.get("rope_scaling", {"": 0}))[-1] or next(iter(change))
     with pytest.raises(ValueError, match=name):
         ModelConfig.parse(raw, tmp_path)
+
+
+def test_blocks_are_of_families_trained_for_them_alone(tmp_path: Path) -> None:
+    """Masks and blocks say nothing to a model that was trained to see what stands before."""
+    (tmp_path / "config.json").write_text("{}")
+    others = [
+        real
+        for real in load_corpus()
+        if (accepted := verdict(real).get("accepted"))
+        and "block_size" not in FAMILIES[accepted["architecture"]].defaults
+    ]
+    assert len(others) > 100
+    for real in others:
+        raw = copy.deepcopy(dict(real.config))
+        (raw.get("text_config") or raw).update(mask_token_id=7, block_size=4)
+        with pytest.raises(ValueError, match=r"block_size = 4|mask_token_id = 7"):
+            ModelConfig.parse(raw, tmp_path)
 
 
 def test_yarn_multiplies_attn_factor(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""Engines whose requests are under grammars over single letters, compiled in this process: no
+tokenizer is read, no process started."""
+
+from __future__ import annotations
+
+import string
+from functools import cache
+
+from tests.support.engines.engine_driver import Engine
+from worker.core.grammar.xgrammar_backend import XGrammarBackend
+from worker.front.grammar.process import grammar_key
+from worker.wire.messages import CompiledGrammar, Submit, SubmitBatch, Vocabulary
+
+_LETTERS = [letter.encode() for letter in string.printable[:95]]
+VOCAB_SIZE, EOS = 97, 7
+"""Those of specimens (tests.support.checkpoints.specimen)."""
+TOKENS = [*_LETTERS[:EOS], b"", *_LETTERS[EOS:], b"ab"]
+
+
+class GuidedEngine(Engine):
+    """Its model has these tokens."""
+
+    def _with_grammar(self, submit: Submit) -> SubmitBatch:
+        params = submit.sampling.structured_outputs
+        if params is None:
+            return SubmitBatch(submits=[submit])
+        backend, vocabulary = _backend()
+        submit.grammar = grammar_key(params)
+        compiled = CompiledGrammar(submit.grammar, "xgrammar", backend.compile(params))
+        return SubmitBatch(submits=[submit], grammars=[compiled], vocabulary=vocabulary)
+
+
+def text_of(token_ids: list[int]) -> str:
+    """What tokens stand for; the end token for nothing."""
+    return b"".join(TOKENS[token] for token in token_ids).decode()
+
+
+@cache
+def _backend() -> tuple[XGrammarBackend, Vocabulary]:
+    backend = XGrammarBackend.of_tokens(TOKENS, [EOS])
+    return backend, Vocabulary(TOKENS, [EOS], backend.serialize())
