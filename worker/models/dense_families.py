@@ -17,6 +17,7 @@ from worker.models.family import (
     with_alpha,
     words,
 )
+from worker.models.moe_config import parse_minicpm_moe
 
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
 """Two names of one function."""
@@ -227,7 +228,7 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
     ),
     "MiniCPMForCausalLM": ModelFamily(
         model_types=("minicpm",),
-        implementation="granite:GraniteForCausalLM",
+        implementation="granite:MiniCPMForCausalLM",
         defaults={
             "max_position_embeddings": 2048,
             "scale_emb": 1,
@@ -240,9 +241,10 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
             *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
             "logits_scaling",
         ),
-        keys=frozenset({"attention_bias"}),
+        keys=words("attention_bias num_experts num_experts_per_tok"),
         translate=with_scales,
         windows=no_windows,
+        parse_moe=parse_minicpm_moe,
     ),
     "OrionForCausalLM": ModelFamily(
         model_types=("orion",),

@@ -1,5 +1,5 @@
-"""Granite 3 (huggingface.co/ibm-granite): Llama whose embeddings, blocks and logits are scaled;
-dense, or with experts."""
+"""Granite 3 (huggingface.co/ibm-granite) and MiniCPM (huggingface.co/openbmb): Llama whose
+embeddings, blocks and logits are scaled; dense, or with experts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _NAMES = MoeNames(
     router="router.layer",
     stacked=StackedNames(gate_up="input_linear.weight", down="output_linear.weight"),
 )
+_MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class GraniteLayer(LlamaLayer):
@@ -76,3 +77,14 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         assert moe is not None, "the architecture has experts"
         mlp = MoeMLP(self.config, moe, self.options, _NAMES)
         return GraniteLayer(self, index, mlp, "block_sparse_moe")
+
+
+class MiniCPMForCausalLM(GraniteForCausalLM):
+    """Its scales are translated into Granite's. It has experts in all layers, or in none."""
+
+    def build_layer(self, index: int) -> GraniteLayer:
+        """Every layer is alike."""
+        moe = self.config.moe
+        if moe is None:
+            return super().build_layer(index)
+        return GraniteLayer(self, index, MoeMLP(self.config, moe, self.options, _MINICPM_NAMES))

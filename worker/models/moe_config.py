@@ -241,6 +241,15 @@ def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:
     )
 
 
+def parse_minicpm_moe(raw: dict[str, Any]) -> MoeConfig | None:
+    """The experts of MiniCPM-MoE, which are Mixtral's by other keys; most MiniCPMs have none."""
+    if not raw.get("num_experts"):
+        return None
+    if raw.get("num_experts_per_tok") is None:
+        raise ValueError("num_experts_per_tok is missing in config.json: restore it")
+    return parse_mixtral_moe({**raw, "num_local_experts": raw["num_experts"]})
+
+
 def parse_ernie_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of ERNIE 4.5."""
     num_layers, size = int(raw["num_hidden_layers"]), int(raw["moe_intermediate_size"])

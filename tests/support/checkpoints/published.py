@@ -9,6 +9,7 @@ Sources, each the modelling code beside released weights: huggingface.co/internl
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from tests.support.checkpoints.mutations import (
@@ -22,6 +23,7 @@ from tests.support.checkpoints.reference import Experts, Mathematics, Names
 from tests.support.checkpoints.specimen import VOCAB_SIZE, Mutation, Patch, Specimen
 from worker.models.decoder import DecoderModel
 from worker.models.layers import AttentionNames, GatedMLP
+from worker.models.moe import MoeNames
 
 _THETA: dict[str, Mutation] = {"theta": {"rope_theta": 300.0}}
 _EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
@@ -209,6 +211,36 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
             "residual": {"scale_depth": 1.0},
             "logits": {"dim_model_base": 128},
             **_THETA,
+            **_EPS,
+        },
+    ),
+    "minicpm-moe": Specimen(
+        maths=Mathematics(
+            config=_config(
+                *("MiniCPMForCausalLM", "minicpm"),
+                tie_word_embeddings=True,
+                scale_emb=3.0,
+                scale_depth=1.4,
+                dim_model_base=256,
+                num_experts=8,
+                num_experts_per_tok=3,
+            ),
+            embedding_scale=3.0,
+            branch_scale=1.4 / math.sqrt(3),
+            logits_scale=256 / 64,
+            experts=Experts(count=8, chosen=3, size=48, sums_to_one=True, names=("w1", "w3", "w2")),
+        ),
+        mutations={
+            "number of experts": {"num_experts_per_tok": 2},
+            "up and gate": Patch(
+                target="worker.models.granite:_MINICPM_NAMES",
+                value=MoeNames(gate="w3", up="w1", down="w2"),
+            ),
+            "sum of weights": Patch(
+                target="worker.models.moe_config:_checked",
+                value=lambda moe: replace(moe, normalize=False),
+            ),
+            "residual": {"scale_depth": 1.0},
             **_EPS,
         },
     ),
