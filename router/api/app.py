@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.account import account_of
@@ -274,7 +274,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = error.detail or HTTPStatus(error.status_code).phrase
     if error.status_code == 404:
         message = f"there is no route {request.url.path}"
-    return await _api_error(request, ApiError(error.status_code, message))
+    response = await _api_error(request, ApiError(error.status_code, message))
+    if error.status_code == 405:
+        # Of all routes with this path: the framework tells those of the first.
+        methods = {
+            method
+            for route in request.app.routes
+            if route.matches(request.scope)[0] != Match.NONE
+            for method in route.methods
+        }
+        response.headers["allow"] = ", ".join(sorted(methods))
+    return response
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
+from router.api.auth import OPEN_PATHS
 from router.api.fields import IGNORED
 from router.api.protocol import (
     ChatRequest,
@@ -39,17 +40,15 @@ _IGNORED = {
     ResponsesRequest: RESPONSES.ignored,
 }
 """Fields without effect, by body."""
-_GOT = (
-    ("/v1/models", "Models that the key may use"),
-    ("/v1/models/{name}", "One of them"),
-    ("/health", "Whether the process is alive"),
-    ("/ping", "The same"),
-    ("/ready", "Whether every model has a worker that takes requests"),
-    ("/load", "Completions under way"),
-    ("/version", "Of the server"),
-)
-"""Path and summary."""
-_OF_ONE_RESPONSE = (
+_BODILESS = (
+    ("/v1/models", "get", "Models that the key may use"),
+    ("/v1/models/{name}", "get", "One of them"),
+    ("/health", "get", "Whether the process is alive"),
+    ("/ping", "get", "The same"),
+    ("/ping", "post", "The same"),
+    ("/ready", "get", "Whether every model has a worker that takes requests"),
+    ("/load", "get", "Completions under way"),
+    ("/version", "get", "Of the server"),
     ("/v1/responses/{response_id}", "get", "A response that this gateway keeps"),
     ("/v1/responses/{response_id}", "delete", "Forgets it"),
     ("/v1/responses/{response_id}/cancel", "post", "Ends it, if it runs in the background"),
@@ -111,14 +110,14 @@ def openapi_document(root_path: str = "") -> bytes:
         schema["additionalProperties"] = False
         ignored = sorted(_IGNORED.get(body, ()))
         schema["properties"].update(dict.fromkeys(ignored, _WITHOUT_EFFECT))
-    paths = {path: {"get": _operation(path, summary)} for path, summary in _GOT}
+    paths: dict[str, dict[str, Any]] = {}
+    for path, method, summary in _BODILESS:
+        paths.setdefault(path, {})[method] = _operation(path, summary)
     for path, summary, body, may_stream in _POSTED:
         content = {"schema": {"$ref": _REFERENCE.format(name=body.__name__)}}
         operation = _operation(path, summary, may_stream=may_stream)
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
-        paths[path] = {"post": operation}
-    for path, method, summary in _OF_ONE_RESPONSE:
-        paths.setdefault(path, {})[method] = _operation(path, summary)
+        paths.setdefault(path, {})["post"] = operation
     document = {
         "openapi": "3.1.0",
         "info": {"title": "rayfleet", "version": importlib.metadata.version("rayfleet")},
@@ -148,6 +147,8 @@ def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str
     if path == "/ready":
         responses["503"] = {"description": "Not yet", "content": content}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if path in OPEN_PATHS:
+        operation["security"] = []
     operation["parameters"] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", path)

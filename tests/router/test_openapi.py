@@ -81,3 +81,23 @@ async def test_what_it_refuses_is_refused(
     [path] = [p for p, methods in document["paths"].items() if kind in str(methods)]
     response = await rig.client.post(path, json=body)
     assert response.status_code == (status or 400), response.text
+
+
+async def test_other_methods_are_refused_and_told(rig: Any) -> None:
+    document = await document_of(rig)
+    for path, methods in document["paths"].items():
+        response = await rig.client.request("TRACE", path)
+        assert response.status_code == 405
+        told = {method.strip().lower() for method in response.headers["allow"].split(",")}
+        assert told - {"head"} == set(methods), path
+
+
+async def test_it_tells_which_routes_ask_for_no_key(rig: Any) -> None:
+    await rig.start(api_keys=("secret",))
+    key = {"authorization": "Bearer secret"}
+    document = (await rig.client.get("/openapi.json", headers=key)).json()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            response = await rig.client.request(method, path)
+            security = operation.get("security", document["security"])
+            assert (response.status_code == 401) == bool(security), (method, path)
