@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
-from cluster.config import ServeConfig, find_demo_model
+from cluster.config import find_demo_model
 from cluster.launch import LocalFleet
-from deploy.models.tokenizer import TOOL_TEMPLATE
 from tests.support.agents.loops import LOOPS, Loop
+from tests.support.agents.model import knows_tools, model_with_tools
 from tests.support.agents.world import Asked, Run, asked
 from tests.system.checks import check_main, serve_config
 
 MODEL = "demo"
-TEMPLATE = "chat_template.jinja"
 _SHOWN_FAULTS = 10
 
 
@@ -62,15 +61,16 @@ class Played:
 
 def run_agents(options: AgentsOptions) -> Result:
     """Starts a fleet of one worker and lets each loop run, one after another."""
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        LocalFleet(_config(options.model, Path(directory)), report=note) as fleet,
-    ):
-        played = {
-            name: _play(loop, fleet.base_url, random.Random(options.seed), options.num_runs)
-            for name, loop in LOOPS.items()
-        }
-    min_right = options.min_right if _is_taught(_folder(options.model)) else None
+    with tempfile.TemporaryDirectory() as directory:
+        model = str(model_with_tools(options.model, Path(directory)))
+        config = serve_config(MODEL, model, max_num_seqs=4, kv_cache_tokens=8192)
+        with LocalFleet(config, report=note) as fleet:
+            played = {
+                name: _play(loop, fleet.base_url, random.Random(options.seed), options.num_runs)
+                for name, loop in LOOPS.items()
+            }
+    is_taught = knows_tools(Path(options.model or find_demo_model()))
+    min_right = options.min_right if is_taught else None
     faults = [
         f"{name}: {f}" for name, runs in played.items() for one in runs for f in one.run.faults
     ]
@@ -99,26 +99,6 @@ def judge(played: Mapping[str, Sequence[Played]], *, min_right: float | None) ->
         if min_right is not None:
             checks.append(at_least(f"{name}_right", right, "share", min_right))
     return checks
-
-
-def _config(model: str | None, directory: Path) -> ServeConfig:
-    """Of a fleet; a model that was never shown functions gets the demo's template with them."""
-    folder = _folder(model)
-    if not _is_taught(folder):
-        for path in folder.iterdir():
-            (directory / path.name).symlink_to(path.resolve())
-        (directory / TEMPLATE).unlink(missing_ok=True)
-        (directory / TEMPLATE).write_text(TOOL_TEMPLATE)
-        folder = directory
-    return serve_config(MODEL, str(folder), max_num_seqs=4, kv_cache_tokens=8192)
-
-
-def _folder(model: str | None) -> Path:
-    return Path(model or find_demo_model())
-
-
-def _is_taught(folder: Path) -> bool:
-    return "tools" in (folder / TEMPLATE).read_text()
 
 
 def _play(loop: Loop, base_url: str, rng: random.Random, num_runs: int) -> list[Played]:
