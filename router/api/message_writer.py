@@ -9,7 +9,7 @@ from router.api.slices import encode, slices
 from router.api.tools import Reading, new_call_id
 from router.api.writer import ChatWriter
 from router.replies import Call, Content, Piece, Thought
-from router.serving import Completion
+from router.serving import Completion, Generation
 
 
 class MessageWriter(ChatWriter):
@@ -18,14 +18,15 @@ class MessageWriter(ChatWriter):
     A whole message is what its chunks would add up to: both come from the same pieces.
 
     Args:
+        generation: what is written.
         reading: how completions are read.
-        args: of ChatWriter; so are the keywords.
+        options: further keywords of ChatWriter.
     """
 
-    def __init__(self, *args: Any, reading: Reading, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, generation: Generation, *, reading: Reading, **options: Any) -> None:
         self._reading = reading
-        self._readers = [reading.reader() for _ in self.generation.completions]
+        self._readers = [reading.reader() for _ in generation.completions]
+        super().__init__(generation, **options)  # counts tokens, those of thoughts among them
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:
         """Everything new about a completion as server-sent events, none if nothing shows."""

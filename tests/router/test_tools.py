@@ -180,6 +180,21 @@ async def test_thoughts(agent: Rig, events: Any, stream: bool, shows: bool, tool
     assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"]
 
 
+@pytest.mark.parametrize("fields", [{"reasoning_effort": "low"}, {"tools": TOOLS}])
+async def test_continuous_usage_counts_thoughts(agent: Rig, events: Any, fields: Any) -> None:
+    agent.answer = "one two\n</think>\n\nfour"
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = await agent.chat(stream=True, stream_options=options, **fields)
+    assert response.status_code == 200, response.text
+    usages = [chunk["usage"] for chunk in events(response)]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts[0] == 0 < counts[-1]
+    assert counts == sorted(counts)
+    thoughts = [usage["completion_tokens_details"]["reasoning_tokens"] for usage in usages]
+    assert thoughts == sorted(thoughts)
+    assert (thoughts[-1] > 0) == ("reasoning_effort" in fields)
+
+
 @pytest.mark.parametrize("stream", STREAMED)
 async def test_a_thought_without_an_end(agent: Rig, events: Any, stream: bool) -> None:
     agent.answer = "one two three"
