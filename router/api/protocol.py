@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -22,6 +23,10 @@ MAX_BAD_WORDS = 256
 MAX_BIASED_TOKENS = 1024
 MAX_CACHE_SALT = 1024
 """Characters."""
+MAX_SHOWN_KEYS = 8
+"""Of those that are wrong, in an error."""
+MAX_SHOWN_CHARACTERS = 64
+"""Of each."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -131,7 +136,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = False
-    """Whether the answer has the tokens' texts, too."""
+    """Whether the answer has the tokens as the vocabulary writes them, too."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -188,8 +193,24 @@ def _explain(
             msgspec.convert(fields[name], field.type, str_keys=True)
         except msgspec.ValidationError as problem:
             # For the reader alone: where in the field's value it is comes last.
-            what, _, where = str(problem).partition(" - at `$")
-            return f"{name}{where.rstrip('`')}: {what}", name
+            what, _, where = str(problem).partition(" - at `")
+            where = where.removeprefix("$").rstrip("`")
+            if where.startswith("key` in"):
+                where = _wrong_keys(fields[name], field.type)
+            return f"{name}{where}: {what}", name
         except OverflowError as problem:
             return f"{name} holds a number that is too large: {problem}", name
     return str(error), None
+
+
+def _wrong_keys(value: Mapping[str, Any], kind: Any) -> str:
+    """The first keys of an object that cannot be converted, in brackets: a path tells none."""
+    wrong = []
+    for key, entry in islice(value.items(), MAX_BIASED_TOKENS):
+        try:
+            msgspec.convert({key: entry}, kind, str_keys=True)
+        except (msgspec.ValidationError, OverflowError):
+            wrong.append(repr(key[:MAX_SHOWN_CHARACTERS]))
+            if len(wrong) == MAX_SHOWN_KEYS:
+                break
+    return f"[{', '.join(wrong)}]" if wrong else ""

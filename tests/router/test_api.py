@@ -248,6 +248,14 @@ async def test_bad_chat_fields_are_named(rig, fields, param):
     assert rig.submits() == []
 
 
+async def test_wrong_keys_are_named_all_together(rig):
+    await rig.start()
+    error = error_of(await rig.chat(logit_bias={"bad1": 5, "7": 1, "bad2": 2}), 400)
+    assert "'bad1', 'bad2'" in error["message"]
+    error = error_of(await rig.chat(logit_bias={f"k{n}" * 100: 1 for n in range(100)}), 400)
+    assert len(error["message"]) < 1000
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
