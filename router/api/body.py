@@ -19,6 +19,8 @@ PIECE_BYTES = 2**18
 """Of a compressed body, unpacked at once: a millisecond. Other requests get theirs in between."""
 MAX_DIGITS = 18
 """Python refuses to read numbers of thousands of digits."""
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+"""Of bodies that browsers send for a page of any origin, without asking first whether they may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +54,10 @@ class Bodies:
 
         Raises:
             ApiError: 413 as soon as it is known to exceed the limit; 408 if it comes too slowly;
-                503 if too much is in flight; 415 if it is packed otherwise than by gzip; 400 if it
-                cannot be unpacked, or the client goes away.
+                503 if too much is in flight; 415 if it is a form, or is packed otherwise than by
+                gzip; 400 if it cannot be unpacked, or the client goes away.
         """
+        _refuse_forms(request)
         length = request.headers.get("content-length", "")
         if length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES):
             raise _too_large()
@@ -169,6 +172,13 @@ class _Gunzip:
         """Raises ApiError (400) where the body has ended too early."""
         if not self._inflate.eof:
             raise bad_request("the body ends before its gzip does")
+
+
+def _refuse_forms(request: Request) -> None:
+    """Raises ApiError (415) for a body that says of itself to be no JSON, as forms do."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in FORM_TYPES:
+        raise ApiError(415, f"content-type {kind} is not taken: send application/json")
 
 
 def _gunzip_of(request: Request) -> _Gunzip | None:

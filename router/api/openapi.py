@@ -91,7 +91,7 @@ _PROBLEMS = {
     "404": "No such model",
     "408": "The body came too slowly",
     "413": "The body is too large",
-    "415": "The body is packed otherwise than by gzip",
+    "415": "The body is a form, or is packed otherwise than by gzip",
     "429": "Too much is waiting, or the key has used its limits",
     "500": "An error of the server",
     "503": "No worker takes requests now",

@@ -257,6 +257,26 @@ async def test_wrong_keys_are_named_all_together(rig):
 
 
 @pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json; charset=utf-8", 200),
+        ("application/octet-stream", 200),
+        ("application/x-www-form-urlencoded", 415),
+        ("Multipart/Form-Data; boundary=x", 415),
+        ("text/plain;charset=UTF-8", 415),
+    ],
+)
+async def test_what_browsers_send_unasked_for_other_origins_is_refused(rig, kind, status):
+    await rig.start()
+    for path, body in (("/v1/completions", {"prompt": "hi"}), ("/tokenize", {"prompt": "hi"})):
+        response = await rig.client.post(
+            path, content=json.dumps(body), headers={"content-type": kind}
+        )
+        assert response.status_code == status, response.text
+    assert (rig.submits() == []) == (status == 415)
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"prompt": [1, "a"]}, "prompt"),
