@@ -11,7 +11,6 @@ from starlette.responses import Response
 from router.api import params
 from router.api.account import account_of
 from router.api.body import Bodies
-from router.api.logprobs import token_text
 from router.api.messages import messages_for
 from router.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest, parse_body
 from router.api.tools import tool_use
@@ -77,10 +76,11 @@ class TokenRoutes:
             "count": len(ids),
             "max_model_len": None if info is None else info.max_model_len,
             "tokens": ids,
+            "token_strs": None,
         }
         if body.return_token_strs:
             found["token_strs"] = await self._gateway.pool.run_if_large(
-                lambda: [token_text(model.tokenizer, token_id) for token_id in ids],
+                lambda: [model.tokenizer.token(token_id) for token_id in ids],
                 size=64 * len(ids),
                 owner=owner,
             )

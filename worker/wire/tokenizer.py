@@ -127,6 +127,10 @@ class Tokenizer:
         """Id of a token given as text (`"<|im_end|>"`), None if there is none."""
         return self._backend.token_to_id(token)
 
+    def token(self, token_id: int) -> str | None:
+        """How the vocabulary writes a token, such as Ġis; None where there is none of that id."""
+        return self._backend.id_to_token(token_id)
+
     def vocabulary(self, size: int) -> list[bytes]:
         """Bytes of each token of a model, as grammar libraries need them.
 
