@@ -118,7 +118,7 @@ class ResponseStore:
             why = "another gateway process made it, and each keeps its own; that may have ended"
         return ApiError(
             404,
-            f"There is no response {response_id[:80]!r} here: {why}. Send the whole conversation "
+            f"Response with id {response_id[:80]!r} not found: {why}. Send the whole conversation "
             "as input instead.",
             param=field,
             code="response_not_found",
