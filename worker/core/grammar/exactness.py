@@ -24,6 +24,10 @@ _IGNORED = (
     "uniqueItems",
 )
 
+_LENGTHS = ("maxLength", "minLength")
+"""Of texts: characters between these bounds may be raw control characters, which JSON does not
+have in texts, and no escapes."""
+
 _ALTERNATIVES = ("$ref", "anyOf", "allOf", "oneOf", "const", "enum")
 """Keys of a schema of which the library reads only the first that it finds, and nothing beside
 it."""
@@ -56,6 +60,9 @@ def inexact_keyword(schema: Any) -> str | None:
     for part in _parts(schema):
         for keyword in _IGNORED:
             if part.get(keyword) not in (None, False, {}, []):
+                return keyword
+        for keyword in _LENGTHS:
+            if part.get(keyword):
                 return keyword
         for keyword in _ALTERNATIVES:
             beside = [name for name in part if name != keyword and name not in _HARMLESS]

@@ -10,6 +10,7 @@ import pytest
 from tests.support.worker.vocabularies import follow, make_backend
 from worker.core.grammar.base import GrammarBackend, GrammarError
 from worker.core.grammar.exactness import inexact_keyword
+from worker.wire.structured import StructuredOutputsParams
 
 
 def accepts(backend: GrammarBackend, text: str, **params: Any) -> bool:
@@ -41,7 +42,7 @@ OLD_TAG = {
 
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"json": {"type": "integer", "minimum": 5}}, "7", "3"),
-    ({"json": '{"type": "string", "maxLength": 2}'}, '"ab"', '"abc"'),
+    ({"json": '{"type": "string", "pattern": "^.{0,2}$"}'}, '"ab"', '"abc"'),
     ({"json": LIST}, '{"next": {"next": null}}', '{"next": {"next": 1}}'),
     ({"json": {"const": {"a": 1}}, "disable_any_whitespace": True}, '{"a":1}', '{"a": 2}'),
     ({"json_object": True}, '{"a": [1, {"b": null}]}', "[1]"),
@@ -61,6 +62,15 @@ def test_what_conforms_is_accepted_and_nothing_else(
     backend = make_backend(name)
     assert accepts(backend, good, **params)
     assert not accepts(backend, bad, **params)
+
+
+def test_texts_of_bounded_length_are_json() -> None:
+    schema = {"type": "string", "minLength": 1, "maxLength": 3}
+    backend = make_backend("guidance")
+    assert accepts(backend, '"a\\tb"', json=schema)
+    assert not accepts(backend, '"a\tb"', json=schema)
+    with pytest.raises(GrammarError, match="maxLength"):  # it would let the tab through
+        make_backend("xgrammar").compile(StructuredOutputsParams(json=schema))
 
 
 def test_structural_tags_of_both_forms() -> None:
@@ -84,8 +94,6 @@ def test_structural_tags_of_both_forms() -> None:
 
 
 def params_of(tag: str) -> Any:
-    from worker.wire.structured import StructuredOutputsParams
-
     return StructuredOutputsParams(structural_tag=tag)
 
 
@@ -98,6 +106,9 @@ def params_of(tag: str) -> Any:
         ({"$ref": "#/$defs/a", "minimum": 2, "$defs": {"a": {}}}, "minimum beside $ref"),
         ({"type": "string", "enum": ["a", 1]}, "type beside enum"),
         ({"type": "object", "required": ["a"]}, "required without properties of the same name"),
+        ({"items": {"type": "string", "maxLength": 10}}, "maxLength"),
+        ({"properties": {"x": {"type": "string", "minLength": 1}}}, "minLength"),
+        ({"type": "string", "minLength": 0}, None),
         ({"properties": {"not": {}, "if": {}, "uniqueItems": {}}}, None),
         ({"enum": [{"not": 1}], "description": "d"}, None),
         ({"type": "string", "enum": ["a", "b"]}, None),
