@@ -1,0 +1,137 @@
+"""Why some of vLLM's tests are not run, or fail here: by pattern, the first that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+IN_PROCESS = "in process"
+"""About vLLM's own classes; no endpoint is asked."""
+OTHER_ROUTE = "other route"
+"""Of a route, or a server, that rayfleet does not have."""
+FEATURE = "feature"
+"""Of something that is refused by name."""
+FORM = "form"
+"""We answer as OpenAI does, or more strictly, where vLLM differs."""
+MODEL = "model"
+"""Asks of a model what the demo model has not learnt; may pass by luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why the tests of a pattern need not pass."""
+
+    kind: str
+    pattern: str
+    """Of a test, or of a file; `*` stands for any text."""
+    text: str
+
+
+_CHAT = "entrypoints/openai/chat_completion"
+_COMPLETION = "entrypoints/openai/completion"
+_RESPONSES = "entrypoints/openai/responses"
+_CALLS = f"{_CHAT}/test_completion_with_function_calling.py"
+
+_UNITS = "its functions and classes are called themselves; no endpoint is asked"
+
+LEFT_OUT = (
+    Reason(OTHER_ROUTE, "*/test_batched_chat_completions.py", "/v1/chat/completions/batch"),
+    Reason(FEATURE, "*_with_prompt_embeds.py", "prompts are text or token ids, no embeddings"),
+    Reason(OTHER_ROUTE, "entrypoints/openai/decisions/*", "/v1/decisions"),
+    Reason(OTHER_ROUTE, "*/correctness/*", "measures a model, not an endpoint"),
+    Reason(OTHER_ROUTE, "*/test_openai_schema.py", "our own document is tried instead"),
+    Reason(OTHER_ROUTE, f"{_RESPONSES}/test_mcp_tools.py", "tools that the server runs itself"),
+    Reason(OTHER_ROUTE, f"{_RESPONSES}/test_parsable_context.py", "as above: Python and MCP"),
+    Reason(OTHER_ROUTE, f"{_RESPONSES}/test_harmony.py", "gpt-oss-20b with vLLM's own tools"),
+    Reason(MODEL, "*/test_openai_tool_parser.py", "measures how well gpt-oss-20b calls functions"),
+    Reason(OTHER_ROUTE, "*/test_tensorizer_entrypoint.py", "loads vLLM's tensorizer files"),
+    Reason(OTHER_ROUTE, "*_vlm.py", "needs a model with vision"),
+    Reason(OTHER_ROUTE, "*/instrumentator/test_*metrics*.py", "names of vLLM's own metrics"),
+    Reason(OTHER_ROUTE, "*/instrumentator/test_uds.py", "listens on TCP alone"),
+    Reason(OTHER_ROUTE, "tool_use/mistral/*", "needs Mistral's tokenizer and its models"),
+    Reason(IN_PROCESS, f"{_CHAT}/test_*_validation.py", _UNITS),
+    Reason(IN_PROCESS, f"{_CHAT}/test_chat_error.py", _UNITS),
+    Reason(IN_PROCESS, f"{_CHAT}/test_message_assembly.py", _UNITS),
+    Reason(IN_PROCESS, f"{_CHAT}/test_serving_chat.py", _UNITS),
+    Reason(IN_PROCESS, f"{_CHAT}/test_stream_processor.py", _UNITS),
+    Reason(IN_PROCESS, f"{_COMPLETION}/test_completion_*.py", _UNITS),
+    Reason(IN_PROCESS, f"{_COMPLETION}/test_lora_resolvers.py", _UNITS),
+    Reason(IN_PROCESS, f"{_RESPONSES}/*", _UNITS),
+    Reason(IN_PROCESS, "entrypoints/openai/parser/*", _UNITS),
+    Reason(IN_PROCESS, "entrypoints/openai/test_*.py", _UNITS),
+    Reason(IN_PROCESS, "*/test_serving_tokenization.py", _UNITS),
+    Reason(IN_PROCESS, "tool_use/test_*.py", _UNITS),
+    Reason(IN_PROCESS, "entrypoints/anthropic/*", _UNITS),
+)
+"""Of files that are not run."""
+
+_ECHO = f"{_CHAT}/test_chat_echo.py"
+_ADAPTERS = "no adapters: a merged checkpoint is served as a model of its own"
+_SMALL = "the demo model has not learnt this"
+_MANY_LOGPROBS = "at most 20 log-probabilities a token, for all servers"
+_OWN_TOKENS = "/v1/completions and chats name the tokens asked for by top_logprobs alone"
+_LAST_CHUNK = "the last chunk of a chat that is read has an empty delta, as OpenAI's have"
+_ABSENT = "a field of vLLM's that was not asked for is left out, as OpenAI has it, not null"
+
+REASONS = (
+    # Adapters, other routes and flags of the server.
+    Reason(FEATURE, "*[zephyr-lora]", _ADAPTERS),
+    Reason(FEATURE, "*/test_models.py::*", f"{_ADAPTERS}; the test asks for one in the list"),
+    Reason(OTHER_ROUTE, "*::test_invocations", "/invocations of Amazon SageMaker"),
+    Reason(OTHER_ROUTE, "*::test_tokenizer_info*", "/tokenizer_info: --tokenizer is public"),
+    Reason(FEATURE, "*::test_kv_transfer_*", "no other server prefills: kv_transfer_params"),
+    Reason(FEATURE, "*::test_per_request_metrics_*", "choices carry slo with the times, if asked"),
+    Reason(FEATURE, "*::test_chat_with_enable_force_include_usage", "clients ask by include_usage"),
+    Reason(FEATURE, "*/test_token_in_token_out.py::*", "a server has a tokenizer"),
+    Reason(FEATURE, "*::test_*_return_tokens_as_token_ids_*[True]", "asked by each request"),
+    # Fields that are refused by name.
+    Reason(FEATURE, f"{_ECHO}::test_chat_session_*[test_case0]", "echo is of /v1/completions"),
+    Reason(FEATURE, f"{_ECHO}::test_*_logprobs", _MANY_LOGPROBS),
+    Reason(FEATURE, f"{_ECHO}::test_prompt_logprobs", _MANY_LOGPROBS),
+    Reason(FEATURE, "*::test_logprob_token_ids*", _OWN_TOKENS),
+    Reason(FEATURE, "*::test_completion_truncation_side_*", "prompts keep their last tokens"),
+    Reason(FEATURE, "*::test_batch_completions*", "no beam search"),
+    Reason(FEATURE, "*::test_thinking_token_budget_*", "bounded by max_completion_tokens alone"),
+    Reason(FEATURE, "*::test_enable_response_messages*", "return_token_ids is of chats"),
+    Reason(FEATURE, "*::test_namespace_tool_separator*", "tools are functions, without namespaces"),
+    # Forms.
+    Reason(FORM, "*::test_custom_role", "roles are OpenAI's: templates drop others silently"),
+    Reason(FORM, "*::test_long_seed", "a 400 that names the range, in other words than pydantic's"),
+    Reason(FORM, "*::test_prompt_logprobs_chat[*-None]", _ABSENT),
+    Reason(FORM, "*::test_prompt_logprobs_completion[*-None]", _ABSENT),
+    Reason(FORM, "*::test_single_completion*", _ABSENT),
+    Reason(FORM, "*::test_basic_completion_with_emoji*", _ABSENT),
+    Reason(FORM, "*/test_chat.py::test_chat_streaming*", _LAST_CHUNK),
+    Reason(FORM, "*/test_chat.py::test_chat_completion_stream_options*", _LAST_CHUNK),
+    Reason(IN_PROCESS, "*::test_load_prompt_embeds[*", _UNITS),
+    Reason(FORM, "*::test_background_error", "a 400 in other words"),
+    Reason(FORM, "*::test_cancel_completed", "a 400 in other words"),
+    Reason(FORM, "*::test_empty_prompt", "a 400 in other words"),
+    Reason(FORM, "*::test_out_of_vocab_token_ids", "a 400 in other words"),
+    # What the demo model has not learnt.
+    Reason(MODEL, "*/test_chat.py::test_more_than_one_prompt_logprobs_chat*", _SMALL),
+    Reason(MODEL, "*/test_chat.py::test_single_chat_session*", f"{_SMALL}: it says less"),
+    Reason(MODEL, "*/test_chat.py::test_structured_outputs_*", f"{_SMALL}: twice the same, or on"),
+    Reason(MODEL, "*/test_chat.py::test_response_format_json_*", _SMALL),
+    Reason(MODEL, "*/test_chat.py::test_complex_message_content", _SMALL),
+    Reason(MODEL, "*/test_chat.py::test_chat_completion_n_parameter_*", f"{_SMALL}: thrice alike"),
+    Reason(MODEL, "*::test_translategemma_extra_lang_code_fields", "asks for Spanish"),
+    Reason(MODEL, f"{_CALLS}::test_function_tool_use*", f"{_SMALL}: thoughts, and calls unforced"),
+    Reason(MODEL, f"{_CALLS}::test_named_tool_use", f"{_SMALL}: to end its texts"),
+    Reason(MODEL, "*/test_completion.py::test_completion_streaming*", f"{_SMALL}: it says less"),
+    Reason(MODEL, "*/test_completion.py::test_parallel_*", f"{_SMALL}: thrice alike"),
+    Reason(MODEL, "*/test_completion.py::test_echo_*", "token 0 is no text in its vocabulary"),
+    Reason(MODEL, f"{_RESPONSES}/test_basic.py::*", _SMALL),
+    Reason(MODEL, f"{_RESPONSES}/test_function_call.py::*", f"{_SMALL}: calls unforced, thoughts"),
+    Reason(MODEL, f"{_RESPONSES}/test_structured_output.py::*", _SMALL),
+)
+"""Of tests that are run and fail."""
+
+
+def reason_for(name: str, reasons: Sequence[Reason]) -> Reason | None:
+    """The first reason that fits a test or a file."""
+    for reason in reasons:
+        if re.fullmatch(re.escape(reason.pattern).replace(r"\*", ".*"), name, re.DOTALL):
+            return reason
+    return None
