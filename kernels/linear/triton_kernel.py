@@ -122,11 +122,9 @@ def decode_weights(bits, k, CODE: tl.constexpr):
             values = code.to(tl.float32) - 8.0
         else:
             tl.static_assert(CODE == "e2m1")
-            # Exponents from 1 on have a mantissa of 2 or 3 halves; below it is without the 2.
-            exponent = (code & 7) >> 1
-            mantissa = code & 1
-            halves = tl.where(exponent == 0, mantissa, (2 + mantissa) << ((exponent + 3) & 3))
-            values = tl.where(code >= 8, -halves, halves).to(tl.float32) * 0.5
+            # As above: fp16 with a shorter mantissa and exponent, and another bias.
+            half = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.int16)
+            values = half.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
     return values
 
 
