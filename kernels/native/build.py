@@ -19,7 +19,7 @@ what it does elsewhere; as oneDNN's own, `ONEDNN_MAX_CPU_ISA`."""
 _SOURCES = Path(__file__).with_name("src")
 _TIMEOUT_S = 300
 _WITHOUT = {
-    "AVX512_CORE_BF16": ["-mno-amx-tile"],
+    "AVX512_CORE_BF16": ["-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile"],
     "AVX512_CORE": ["-mno-avx512bf16"],
     "AVX2": ["-mno-avx512f"],
     "SSE41": ["-mno-avx"],
