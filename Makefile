@@ -12,6 +12,7 @@
 # make check-browser  people's ways over the page at /, in Chromium (two minutes)
 # make check-agents   clients' loops with tools, 50 times each: OpenAI's, Anthropic's, LangChain's (two minutes)
 # make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own tests of its API, from its source (ten minutes)
+# make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
 # make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
 # make check-overload ten times too much load over HTTP for a minute
@@ -51,7 +52,7 @@ SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' 
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve unit test lint style lock check-install check-supply check-agents check-autoscale \
-	check-browser check-cancels check-chaos check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy \
+	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy \
 	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative
 .DEFAULT_GOAL := serve
 
@@ -124,6 +125,18 @@ check-vllm-tests: $(STAMP)
 	@test -n "$(VLLM_TESTS)" || { echo "VLLM_TESTS=FOLDER is needed: vLLM's source, with tests"; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,vllm-tests]'
 	$(BIN)/python -m tests.system.vllm_tests --checkout "$(VLLM_TESTS)" --json $(ARGS)
+
+# Some of the clients hold others at older versions than ours: they get an environment of their own.
+CLIENTS := build/conformance
+CLIENTS_LIST := tests/support/conformance/requirements.txt
+
+$(CLIENTS)/.installed: $(CLIENTS_LIST)
+	$(PYTHON) -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet -r $(CLIENTS_LIST)
+	@touch $@
+
+check-conformance: $(STAMP) $(CLIENTS)/.installed
+	$(BIN)/python -m tests.system.conformance --json $(ARGS)
 
 check-overload: $(STAMP)
 	$(BIN)/python -m tests.system.overload $(ARGS)
