@@ -43,5 +43,6 @@ OTHER_REGISTERS = 80
 
 SPILLS: dict[tuple[str, int], int] = {
     ("_search_kernel", 100): 16,  # a bisection of 4 warps, once per row
+    ("_multiply_kernel", 89): 8,  # one slot of the stack, in one of 60 variants
 }
 """Bytes of a thread that registers do not hold; of others none."""
