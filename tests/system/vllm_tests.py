@@ -13,8 +13,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from multiprocessing import get_context
 from pathlib import Path
 
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
@@ -57,12 +59,12 @@ def run_vllm_tests(options: VllmTestsOptions) -> Result:
         for file in files_with_tests(checkout, FOLDERS)
         if file not in known and reason_for(file, LEFT_OUT) is None
     ]
-    outcomes = [
-        outcome
-        for group in GROUPS
-        if (part := _part(group, options.files)).files
-        for outcome in _run_group(part, checkout)
-    ]
+    outcomes: list[Outcome] = []
+    # A process may start one fleet.
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        for group in (_part(group, options.files) for group in GROUPS):
+            if group.files:
+                outcomes += pool.submit(_run_group, group, checkout).result()
     return {
         **told(outcomes),
         "files_without_reason": wordless,
@@ -127,7 +129,9 @@ def _run_group(group: Group, checkout: Path) -> list[Outcome]:
         lay_out(checkout, FOLDERS, stage)
         with LocalFleet(_config(group, model), report=note) as fleet:
             note(f"{group.name}: {len(group.files)} files")
-            return run(stage, group.files, url=fleet.base_url, models=group.models, model=model)
+            found = run(stage, group.files, url=fleet.base_url, models=group.models, model=model)
+    note(f"{group.name}: {told(found)['tests']}")
+    return found
 
 
 def _config(group: Group, folder: Path) -> ServeConfig:

@@ -62,8 +62,6 @@ GROUPS = (
             f"{_RESPONSES}/test_structured_output.py",
             "entrypoints/openai/test_return_token_ids.py",
             "entrypoints/openai/test_return_tokens_as_ids.py",
-            "entrypoints/anthropic/test_messages.py",
-            "entrypoints/serve/instrumentator/test_basic.py",
             "entrypoints/tool_parsers/test_granite4_tool_parser.py",
             "entrypoints/tool_parsers/test_hermes_tool_parser.py",
             "tool_use/test_chat_completions.py",
@@ -78,7 +76,6 @@ GROUPS = (
             "Qwen/Qwen3-0.6B",
             "Qwen/Qwen3-1.7B",
             "Qwen/Qwen3-8B",
-            "claude-3-7-sonnet-latest",
             "google/translategemma-4b-it",
             "openai-community/gpt2",
         ),
@@ -86,11 +83,22 @@ GROUPS = (
     Group(
         name="long",
         files=(
+            "entrypoints/anthropic/test_messages.py",
             "entrypoints/openai/test_chunked_prompt.py",
             "entrypoints/serve/tokenize/test_tokenization.py",
         ),
-        models=("Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        models=(
+            "Qwen/Qwen3-0.6B",
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            "claude-3-7-sonnet-latest",
+        ),
         max_model_len=8192,
+    ),
+    Group(
+        name="longer",
+        files=("entrypoints/serve/instrumentator/test_basic.py",),
+        models=("Qwen/Qwen3-0.6B",),
+        max_model_len=16384,
     ),
     Group(
         name="thinking",

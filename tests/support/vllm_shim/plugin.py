@@ -76,6 +76,7 @@ def _offered() -> Mapping[str, Mapping[str, Any]]:
     """What there is of `vllm`, by module and name."""
     return {
         "vllm.config": {"ModelConfig": _ModelConfig},
+        "vllm.envs": {"VLLM_USE_RUST_FRONTEND": False},
         "vllm.model_executor.model_loader.weight_utils": {
             "download_weights_from_hf": lambda *_, **__: "no-weights"
         },
