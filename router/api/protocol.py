@@ -30,6 +30,7 @@ MAX_SHOWN_CHARACTERS = 64
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+LogitBias = Annotated[dict[TokenId, float], Meta(max_length=MAX_BIASED_TOKENS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +66,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[TokenId, float], Meta(max_length=MAX_BIASED_TOKENS)] | None = None
+    logit_bias: LogitBias | None = None
     bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None

@@ -159,7 +159,9 @@ async def test_what_is_kept_can_be_read_and_deleted(agent: Rig) -> None:
         await ask(agent, previous_response_id=kept["id"]),
     ):
         assert response.status_code == 404
-        assert response.json()["error"]["code"] == "response_not_found"
+        error = response.json()["error"]
+        assert error["code"] == "response_not_found"
+        assert f"Response with id {kept['id']!r} not found" in error["message"]
     unkept = await answer(agent, False, store=False)
     assert (await agent.client.get(f"{PATH}/{unkept['id']}")).status_code == 404
     other = await agent.client.get(f"{PATH}/resp_{'0' * 44}")
@@ -331,6 +333,17 @@ async def test_logprobs(agent: Rig, stream: bool) -> None:
     [part] = response["output"][0]["content"]
     assert "".join(scored["token"] for scored in part["logprobs"]).startswith(part["text"])
     assert {len(scored["top_logprobs"]) for scored in part["logprobs"]} == {2}
+
+
+async def test_tokens_are_drawn_as_in_chats(agent: Rig) -> None:
+    asked = {
+        **{"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "seed": 3},
+        **{"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.25},
+    }
+    await answer(agent, False, **asked, logit_bias={"7": 5})
+    sampling = agent.submits()[-1].sampling
+    assert {name: getattr(sampling, name) for name in asked} == asked
+    assert sampling.logit_bias == {7: 5.0}
 
 
 async def test_forms_choices_and_truncation(agent: Rig) -> None:

@@ -21,6 +21,18 @@ NAMES: Mapping[str, str] = {
     "structured_outputs": "text.format",
 }
 """The client's names of a chat's fields, where they differ."""
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+)
+"""Fields that a chat has by the same name."""
 LEADING = ("system", "developer")
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -49,10 +61,6 @@ def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         logprobs=has_logprobs,
         top_logprobs=num_top if has_logprobs else None,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
         stream=bool(body.stream),
         prompt_cache_key=body.prompt_cache_key,
         user=body.user,
@@ -60,6 +68,7 @@ def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
         slo=body.slo,
         cache_salt=body.cache_salt,
         chat_template_kwargs=body.chat_template_kwargs,
+        **{name: getattr(body, name) for name in SAMPLING},
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from router.api.fields import Known, Refused
-from router.api.protocol import MAX_CACHE_SALT, Effort
+from router.api.protocol import MAX_CACHE_SALT, Effort, LogitBias
 from worker.wire.sampling import MAX_LOGPROBS
 from worker.wire.slo import Slo
 
@@ -113,8 +113,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     prompt_cache_key: str | None = None
     user: str | None = None
     top_k: int | None = None
-    """Ours, as those below: they are as in chats."""
+    """Ours and vLLM's, as those below: they are as in chats."""
+    min_p: float | None = None
     seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
