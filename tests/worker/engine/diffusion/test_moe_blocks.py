@@ -59,7 +59,13 @@ def test_tokens_and_rounds(config: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.checks("chunks", "scarce", of=MOE_FAMILIES, against="requests alone")
-@pytest.mark.parametrize("config", [SDAR_MOE, LLADA2], ids=["sdar_moe", "llada2_moe"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(SDAR_MOE, id="sdar_moe", marks=pytest.mark.long),
+        pytest.param(LLADA2, id="llada2_moe"),
+    ],
+)
 def test_chunks_and_scarce_pages(config: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = write_moe(config, tmp_path)
     prompts = [list(range(5 + start, 45 + start)) for start in range(4)]
