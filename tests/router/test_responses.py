@@ -337,7 +337,7 @@ async def test_logprobs(agent: Rig, stream: bool) -> None:
 
 async def test_tokens_are_drawn_as_in_chats(agent: Rig) -> None:
     asked = {
-        **{"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "seed": 3},
+        **{"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125},
         **{"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.25},
     }
     await answer(agent, False, **asked, logit_bias={"7": 5})
