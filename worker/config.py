@@ -92,6 +92,12 @@ class EngineConfig(SchedulingOptions):
     model's own; its chat template comes with it."""
     tensor_parallel_size: int = field(default=1, metadata={"aliases": ("-tp",)})
     """Ranks that share one copy of the model."""
+    enable_expert_parallel: bool = False
+    """Ranks hold experts whole, each an equal number of them, in place of a share of every one;
+    what is not of experts is shared as always. All ranks see all tokens, so nothing is exchanged
+    but the sums that there are anyway. It pays where shares of experts are too narrow for the
+    device, or not whole blocks of a quantized weight, and costs where few experts get most tokens:
+    their ranks compute longest."""
     device: Device = "auto"
     """auto is cuda where a CUDA device is visible, else cpu."""
     dtype: DType = "auto"
@@ -185,6 +191,11 @@ class EngineConfig(SchedulingOptions):
         self._check_diffusion()
         if self.tensor_parallel_size < 1:
             raise ValueError("--tensor-parallel-size must be at least 1")
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "--enable-expert-parallel shares experts out among ranks, and there is one: set "
+                "--tensor-parallel-size, or leave it out"
+            )
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"--page-size must be a power of two, got {self.page_size}")
         if self.max_model_len is not None and self.max_model_len < 2:

@@ -128,6 +128,10 @@ def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> No
             {"models": [{"model": "m", "batch_invariant": True, "attention_backend": "flash"}]},
             "not batch-invariant",
         ),
+        (
+            {"models": [{"model": "m", "enable_expert_parallel": True}]},
+            "set --tensor-parallel-size",
+        ),
         ({"models": [{"model": "m"}], "port": 0}, "--port"),
         ({"models": [{"model": "m"}], "port": 9000, "metrics_port": 9000}, "--metrics-port"),
         ({"models": [{"model": "m"}], "metrics_max_tenants": 0}, "--metrics-max-tenants"),

@@ -54,6 +54,15 @@ def test_steps_stay_within_their_budgets(architecture: str, tmp_path: Path) -> N
     assert counts.filtered <= budget.filtered
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+def test_whole_experts_take_no_launch_more(architecture: str, tmp_path: Path) -> None:
+    """Kernels pass over what chooses experts of other ranks."""
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    counts, budget = count(architecture, tmp_path, **options), BUDGETS[architecture]
+    assert counts.layer <= budget.layer
+    assert counts.rest <= budget.rest
+
+
 def sabotaged(folder: Path, harm: Callable[[torch.Tensor], object]) -> Counts:
     """Llama with something else done to hidden states in each layer."""
 

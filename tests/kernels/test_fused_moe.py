@@ -47,6 +47,19 @@ def test_biases_and_another_activation() -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_experts_that_are_not_here_yield_nothing() -> None:
+    x, experts, choice = make_case()
+    biases = ExpertBiases(torch.randn(6, 80), torch.randn(6, 48))
+    whole, parts = fused_moe(x, experts, choice, biases=biases), []
+    for here in (slice(0, 4), slice(4, 6)):
+        own = Experts(*(weight._replace(values=weight.values[here]) for weight in experts))
+        own_biases = ExpertBiases(*(bias[here] for bias in biases))
+        parts.append(fused_moe(x, own, choice, biases=own_biases, first_expert=here.start))
+    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-5, atol=1e-5)
+    for elsewhere in (6, -6):
+        assert not fused_moe(x, experts, choice, first_expert=elsewhere).any()
+
+
 def test_bits_do_not_depend_on_company() -> None:
     x, experts, choice = make_case()
     whole = fused_moe(x, experts, choice)

@@ -21,6 +21,7 @@ CHECKS: Mapping[str, str] = {
     "chunks": "prompts in chunks of 32 tokens",
     "scarce": "KV cache too small for all, with preemptions",
     "TP 2": "two ranks",
+    "EP 2": "two ranks, each of which holds half of the experts",
     "mutations": "each feature of the family, broken on purpose, shows in the logits",
     "drafts": "speculative decoding",
     "grammar": "constrained output",

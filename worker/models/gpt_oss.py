@@ -23,8 +23,8 @@ from kernels import (
 )
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
+from worker.models.expert_share import ExpertShare, share_experts
 from worker.models.layers import AttentionTraits
-from worker.models.linear import divide
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.llama import LlamaLayer
 from worker.models.moe_config import MoeConfig
@@ -52,7 +52,7 @@ class GptOssForCausalLM(DecoderModel):
 
 class GptOssMoe:
     """Experts whose weights a checkpoint holds as one tensor [experts, in, out], or as MXFP4. Each
-    rank holds a share of the columns of every expert.
+    rank holds a share of the columns of every expert, or some whole (`ExpertShare`).
 
     Args:
         config: of the model.
@@ -70,19 +70,17 @@ class GptOssMoe:
     ) -> None:
         self._moe, self._options = moe, options
         self._routing = Routing(num_chosen=moe.num_chosen, scoring="softmax of chosen")
-        self._size = divide(
-            moe.intermediate_size, options.group.world_size, "the size of an expert"
-        )
+        self._share = share = share_experts(moe, options)
         self._activate = partial(clamped_swiglu, alpha=activation[0], limit=activation[1])
-        count, hidden, size = moe.num_experts, config.hidden_size, self._size
+        count, hidden = moe.num_experts, config.hidden_size
         quantization = config.quantization
         is_mxfp4 = quantization is not None and isinstance(quantization.weights, GptOssMxfp4Config)
         weights = _Mxfp4Weights if is_mxfp4 else _PlainWeights
-        self._weights: _PlainWeights | _Mxfp4Weights | None = weights(moe, hidden, options)
+        self._weights: _PlainWeights | _Mxfp4Weights | None = weights(moe, share, hidden, options)
         self._experts: Experts
         self._biases = ExpertBiases(
-            torch.empty(count, 2 * size, dtype=options.dtype, device=options.device),
-            torch.empty(count, hidden, dtype=options.dtype, device=options.device),
+            torch.empty(share.count, 2 * share.size, dtype=options.dtype, device=options.device),
+            torch.empty(share.count, hidden, dtype=options.dtype, device=options.device),
         )
         self._router: torch.Tensor | None = torch.empty(
             count, hidden, dtype=torch.float32, device=options.device
@@ -99,19 +97,21 @@ class GptOssMoe:
                 name=f"{prefix}router.{name}", destination=tensor, full_shape=tuple(tensor.shape)
             )
         yield from self._weights.slots(f"{prefix}experts.")
-        count, size = self._moe.num_experts, self._size
+        count, size = self._share.count, self._share.size
+        dim, start = self._share.cut(1, 2 * self._share.start)
         yield WeightSlot(
             name=f"{prefix}experts.gate_up_proj_bias",
             destination=self._biases.gate_up.view(count, 2, size).transpose(1, 2),
-            full_shape=(count, 2 * self._moe.intermediate_size),
-            dim=1,
-            start=2 * size * self._options.group.rank,
+            full_shape=(self._moe.num_experts, 2 * self._moe.intermediate_size),
+            dim=dim,
+            start=start,
             read_shape=(count, 2 * size),
         )
         yield WeightSlot(
             name=f"{prefix}experts.down_proj_bias",
             destination=self._biases.down,
-            full_shape=tuple(self._biases.down.shape),
+            full_shape=(self._moe.num_experts, self._biases.down.shape[1]),
+            start=self._share.first,
         )
 
     def pack(self) -> None:
@@ -122,7 +122,7 @@ class GptOssMoe:
             self._router, batch_invariant=self._options.batch_invariant
         )
         self._experts = self._weights.pack()
-        if self._options.group.rank:
+        if self._options.group.rank and not self._share.is_whole:
             self._biases.down.zero_()  # it is added once to what the ranks sum up
         self._router = self._weights = None
 
@@ -133,6 +133,7 @@ class GptOssMoe:
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),
             biases=self._biases,
             activate=self._activate,
+            first_expert=self._share.first,
             batch_invariant=self._options.batch_invariant,
         )
         group = self._options.group
@@ -142,32 +143,36 @@ class GptOssMoe:
 
 
 class _PlainWeights:
-    """A rank's columns of gates and ups, which take turns in a checkpoint's rows, and of downs."""
+    """A rank's share of gates and ups, which take turns in a checkpoint's rows, and of downs."""
 
-    def __init__(self, moe: MoeConfig, hidden: int, options: LayerOptions) -> None:
-        size = moe.intermediate_size // options.group.world_size
-        self._full, self._start = moe.intermediate_size, size * options.group.rank
+    def __init__(
+        self, moe: MoeConfig, share: ExpertShare, hidden: int, options: LayerOptions
+    ) -> None:
+        self._moe, self._share = moe, share
         self._gate_up, self._down = (
-            torch.empty(moe.num_experts, *shape, dtype=options.dtype, device=options.device)
-            for shape in ((2, size, hidden), (hidden, size))
+            torch.empty(share.count, *shape, dtype=options.dtype, device=options.device)
+            for shape in ((2, share.size, hidden), (hidden, share.size))
         )
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         count, _, size, hidden = self._gate_up.shape
+        experts, columns = self._moe.num_experts, self._moe.intermediate_size
+        dim, start = self._share.cut(2, 2 * self._share.start)
         yield WeightSlot(
             name=f"{prefix}gate_up_proj",
             destination=self._gate_up.permute(0, 3, 2, 1),
-            full_shape=(count, hidden, 2 * self._full),
-            dim=2,
-            start=2 * self._start,
+            full_shape=(experts, hidden, 2 * columns),
+            dim=dim,
+            start=start,
             read_shape=(count, hidden, 2 * size),
         )
+        dim, start = self._share.cut(1, self._share.start)
         yield WeightSlot(
             name=f"{prefix}down_proj",
             destination=self._down.transpose(1, 2),
-            full_shape=(count, self._full, hidden),
-            dim=1,
-            start=self._start,
+            full_shape=(experts, columns, hidden),
+            dim=dim,
+            start=start,
         )
 
     def pack(self) -> Experts:
@@ -177,14 +182,16 @@ class _PlainWeights:
 class _Mxfp4Weights:
     """The same as MXFP4, rows first: on CPU it is dequantized when it is packed."""
 
-    def __init__(self, moe: MoeConfig, hidden: int, options: LayerOptions) -> None:
-        size = moe.intermediate_size // options.group.world_size
+    def __init__(
+        self, moe: MoeConfig, share: ExpertShare, hidden: int, options: LayerOptions
+    ) -> None:
+        size = share.size
         if hidden % _BLOCK or size % _BLOCK:
             raise ValueError(
                 f"--tensor-parallel-size {options.group.world_size} leaves a rank {size} columns "
                 f"of an expert, not whole blocks of {_BLOCK} of MXFP4: choose a smaller one"
             )
-        self._full, self._start = moe.intermediate_size, size * options.group.rank
+        self._moe, self._share = moe, share
         self._dtype = options.dtype
         self._gate_up, self._down = (
             (
@@ -192,32 +199,35 @@ class _Mxfp4Weights:
                 torch.empty(shape, dtype=torch.uint8, device=options.device),
             )
             for shape in (
-                (moe.num_experts, 2, size, hidden // _BLOCK),
-                (moe.num_experts, hidden, size // _BLOCK),
+                (share.count, 2, size, hidden // _BLOCK),
+                (share.count, hidden, size // _BLOCK),
             )
         )
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        experts, columns = self._moe.num_experts, self._moe.intermediate_size
+        dim, start = self._share.cut(1, 2 * self._share.start)
         for name, tensor in zip(("blocks", "scales"), self._gate_up, strict=True):
             count, _, size, *rest = tensor.shape
             yield WeightSlot(
                 name=f"{prefix}gate_up_proj_{name}",
                 destination=tensor.transpose(1, 2),
-                full_shape=(count, 2 * self._full, *rest),
-                dim=1,
-                start=2 * self._start,
+                full_shape=(experts, 2 * columns, *rest),
+                dim=dim,
+                start=start,
                 source_types=("U8",),
                 draw=self._draw_exponents if name == "scales" else None,
                 read_shape=(count, 2 * size, *rest),
             )
+        dim, start = self._share.cut(2, self._share.start // _BLOCK)
         for name, tensor in zip(("blocks", "scales"), self._down, strict=True):
-            count, hidden, _, *rest = tensor.shape
+            _, hidden, _, *rest = tensor.shape
             yield WeightSlot(
                 name=f"{prefix}down_proj_{name}",
                 destination=tensor,
-                full_shape=(count, hidden, self._full // _BLOCK, *rest),
-                dim=2,
-                start=self._start // _BLOCK,
+                full_shape=(experts, hidden, columns // _BLOCK, *rest),
+                dim=dim,
+                start=start,
                 source_types=("U8",),
                 draw=self._draw_exponents if name == "scales" else None,
             )

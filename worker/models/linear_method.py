@@ -158,6 +158,8 @@ class LayerOptions:
     device: torch.device
     batch_invariant: bool
     """Whether a token's result must not depend, in any bit, on what else the step computes."""
+    expert_parallel: bool = False
+    """Whether ranks hold experts whole, each some of them, and not a share of every one."""
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
     """The format of linear weights."""
 

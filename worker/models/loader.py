@@ -52,7 +52,13 @@ class _Contents:
 
 
 def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
-    """A model with unset weights. Raises ValueError where the ranks cannot share it evenly."""
+    """A model with unset weights. Raises ValueError where the ranks cannot share it evenly, or are
+    to share experts that it lacks."""
+    if options.expert_parallel and config.moe is None:
+        raise ValueError(
+            f"--enable-expert-parallel shares experts out, and {config.architecture} has none with "
+            "this config.json: leave it out"
+        )
     module, name = FAMILIES[config.architecture].implementation.split(":")
     implementation = getattr(importlib.import_module(f"worker.models.{module}"), name)
     method = create_linear_method(config.quantization, config.tensors)

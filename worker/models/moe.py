@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,8 +20,8 @@ from kernels import (
 )
 from worker.models.checkpoint import find_shape
 from worker.models.config import ModelConfig
+from worker.models.expert_share import ExpertShare, share_experts
 from worker.models.layers import GatedMLP
-from worker.models.linear import divide
 from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
 from worker.models.moe_config import MoeConfig
 
@@ -72,7 +72,7 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 class RoutedExperts:
     """Gated MLPs of which each token takes some. Each rank holds a share of the columns of every
-    one.
+    one, or some of them whole (`ExpertShare`).
 
     Args:
         config: of the model.
@@ -94,17 +94,26 @@ class RoutedExperts:
         self._moe, self._names, self._options = moe, names, options
         self._activate = activate
         self._hidden_size = config.hidden_size
-        world_size, hidden_size = options.group.world_size, config.hidden_size
-        size = divide(moe.intermediate_size, world_size, "the size of an expert")
-        start = options.group.rank * size
-        up_parts, down_parts = _expert_parts(moe, hidden_size, size, start, names)
+        hidden_size = config.hidden_size
+        self._share = share = share_experts(moe, options)
         method = options.linear_method
+        full = moe.intermediate_size, hidden_size
+        here = range(share.first, share.first + share.count)
+        up_parts, down_parts = _expert_parts(full, share, names, here, (share.size, hidden_size))
         self._gate_up: LinearWeight | None = method.allocate(
-            (2 * moe.num_experts * size, hidden_size), up_parts, options
+            (2 * share.count * share.size, hidden_size), up_parts, options
         )
         self._down: LinearWeight | None = method.allocate(
-            (moe.num_experts * hidden_size, size), down_parts, options
+            (share.count * hidden_size, share.size), down_parts, options
         )
+        # Of experts that other ranks hold no row is read, and headers are compared all the same.
+        elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
+        others = _expert_parts(full, share, names, elsewhere, (0, 0))
+        self._elsewhere = [
+            method.allocate((0, size), parts, options)
+            for size, parts in zip((hidden_size, share.size), others, strict=True)
+            if parts
+        ]
         self._experts: Experts
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -116,45 +125,47 @@ class RoutedExperts:
         else:
             yield from self._gate_up.slots(f"{prefix}experts.")
             yield from self._down.slots(f"{prefix}experts.")
+            for weight in self._elsewhere:
+                yield from weight.slots(f"{prefix}experts.")
 
     def _stacked_slots(self, prefix: str, names: StackedNames) -> Iterator[WeightSlot]:
         """Those of a checkpoint that has all experts' gates and ups in one tensor."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
-        count, full_size = self._moe.num_experts, self._moe.intermediate_size
-        group = self._options.group
-        size, hidden = full_size // group.world_size, self._hidden_size
-        both = self._gate_up.dense().view(count, 2, size, hidden)
-        down = self._down.dense().view(count, hidden, size)
-        own = group.rank * size
+        full_size, hidden, share = self._moe.intermediate_size, self._hidden_size, self._share
+        both = self._gate_up.dense().view(share.count, 2 * share.size, hidden)
+        down = self._down.dense().view(share.count, hidden, share.size)
 
         def slot(name: str, part: torch.Tensor, dim: int, length: int, start: int) -> WeightSlot:
-            full = [count, hidden, hidden]
+            full = [self._moe.num_experts, hidden, hidden]
             full[dim] = length
             if names.is_transposed:
-                part, dim, full = part.transpose(1, 2), 3 - dim, [count, *full[:0:-1]]
+                part, dim, full = part.transpose(1, 2), 3 - dim, [full[0], *full[:0:-1]]
+            dim, start = share.cut(dim, start)
             return WeightSlot(
                 name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
             )
 
-        for index in range(2):
-            start = index * full_size + own
-            yield slot(names.gate_up, both[:, index], 1, 2 * full_size, start)
-        yield slot(names.down, down, 2, full_size, own)
+        # Columns of gates and of ups lie apart where ranks share them.
+        for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
+            yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
+        yield slot(names.down, down, 2, full_size, share.start)
 
     def pack(self) -> None:
         """Packs the experts after loading."""
         assert self._gate_up is not None, "packed twice"
         assert self._down is not None, "packed twice"
-        count = self._moe.num_experts
+        count = self._share.count
         self._experts = Experts(self._gate_up.pack_experts(count), self._down.pack_experts(count))
         self._gate_up = self._down = None
+        self._elsewhere.clear()
 
     def forward(self, hidden: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:
         """[T, hidden] to [T, hidden], of all ranks."""
         out = fused_moe(
             *(hidden, self._experts, choice),
             activate=self._activate,
+            first_expert=self._share.first,
             batch_invariant=self._options.batch_invariant,
         )
         group = self._options.group
@@ -254,27 +265,40 @@ def _idle_weight(choice: ExpertChoice, count: int) -> torch.Tensor:
 
 
 def _expert_parts(
-    moe: MoeConfig, hidden_size: int, size: int, start: int, names: MoeNames
+    full: tuple[int, int],
+    share: ExpertShare,
+    names: MoeNames,
+    experts: Sequence[int],
+    local: tuple[int, int],
 ) -> tuple[list[WeightPart], list[WeightPart]]:
-    """Parts of the weights [experts * 2 * size, hidden] of gates and ups, and [experts * hidden,
-    size] of downs: of each expert the features from `start` on."""
+    """Parts of a rank's weights of gates and ups, and of downs.
+
+    Args:
+        full: rows of an expert's gate and of its down, in the checkpoint.
+        share: of the rank.
+        names: what a checkpoint calls the parts.
+        experts: whose parts they are.
+        local: rows of each gate and each down on this rank.
+    """
     up_parts, down_parts = [], []
-    full_shape = (moe.intermediate_size, hidden_size)
-    for expert in range(moe.num_experts):
-        for index, name in enumerate((names.gate, names.up), start=2 * expert):
-            rows = slice(index * size, (index + 1) * size)
+    for place, expert in enumerate(experts):
+        for index, name in enumerate((names.gate, names.up), start=2 * place):
             up_parts.append(
                 WeightPart(
-                    name=f"{expert}.{name}", full_shape=full_shape, rows=rows, dim=0, start=start
+                    name=f"{expert}.{name}",
+                    full_shape=full,
+                    rows=slice(index * local[0], (index + 1) * local[0]),
+                    dim=0,
+                    start=share.start,
                 )
             )
         down_parts.append(
             WeightPart(
                 name=f"{expert}.{names.down}",
-                full_shape=full_shape[::-1],
-                rows=slice(expert * hidden_size, (expert + 1) * hidden_size),
-                dim=1,
-                start=start,
+                full_shape=full[::-1],
+                rows=slice(place * local[1], (place + 1) * local[1]),
+                dim=0 if share.is_whole else 1,
+                start=share.start,
             )
         )
     return up_parts, down_parts

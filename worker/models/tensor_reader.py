@@ -69,7 +69,7 @@ class TensorFile:
         values = np.frombuffer(self._map, words, count, begin).reshape(shape)
         part = values[own_part(slot, len(shape))]
         destination = slot.destination
-        if not part.size:
+        if not part.size or not destination.numel():
             return
         if part.shape != destination.shape or not shape:
             source = self._map, begin, begin + values.nbytes

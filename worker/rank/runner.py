@@ -73,6 +73,7 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
             batch_invariant=config.batch_invariant,
+            expert_parallel=config.enable_expert_parallel,
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])

@@ -21,7 +21,7 @@ from tests.support.checkpoints.moe import QWEN3_MOE, write_moe
 
 GROUP = 24
 """Divides neither the sizes of the checkpoint, nor what several ranks hold of them."""
-CONFIG: dict[str, Any] = {**QWEN3_MOE, "num_hidden_layers": 1, "num_experts": 3}
+CONFIG: dict[str, Any] = {**QWEN3_MOE, "num_hidden_layers": 1, "num_experts": 4}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 Quantized = tuple[dict[str, torch.Tensor], torch.Tensor]

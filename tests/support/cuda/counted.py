@@ -134,13 +134,14 @@ def counting() -> Iterator[Counter]:
 
 
 def count_launches(
-    folder: Path, prepare: Callable[[ModelRunner], object] = lambda _: None
+    folder: Path, prepare: Callable[[ModelRunner], object] = lambda _: None, **further: object
 ) -> Counts:
     """Launches of a captured step of the model whose config.json is in the folder.
 
     Args:
         folder: with no weights.
         prepare: is given the runner before its steps are captured.
+        further: options of the engine.
 
     Raises:
         HostWait: what would be captured waits for the device.
@@ -149,7 +150,7 @@ def count_launches(
     captured: list[list[str]] = []
     by_layer: list[int] = []
     limits = {"max_num_seqs": ROWS, "max_num_batched_tokens": 1024}
-    options = {"device": "cuda", "load_format": "dummy", **limits}
+    options = {"device": "cuda", "load_format": "dummy", **limits, **further}
     config = EngineConfig(model=str(folder), max_model_len=1024, page_size=32, **options)  # type: ignore[arg-type]
     with counting() as counter:
         built = ModelRunner(config, TensorParallelGroup.alone(DEVICE))

@@ -384,6 +384,8 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(fused_moe, x, plain, choice, **options), dtype)
         upper = Experts(*(ExpertWeights(one.values[2:]) for one in plain))
         _compare(partial(fused_moe, x, upper, choice, first_expert=2), dtype)
+        options["biases"] = ExpertBiases(*(bias[2:] for bias in options["biases"]))
+        _compare(partial(fused_moe, x, upper, choice, first_expert=2, **options), dtype)
         with registry.using("triton"):
             assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
             assert torch.equal(run(quantized), run(dequantized))

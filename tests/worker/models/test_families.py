@@ -54,6 +54,17 @@ SHARED_IN_PARTS = (
 )
 """Families that between them have all that ranks share in parts: biases, fused tensors, experts,
 heads of several sizes, norms over all heads, latents."""
+WITH_EXPERTS = (
+    *("qwen3-moe", "qwen2-moe", "mixtral", "minimax-m2", "glm4-moe", "ernie4-5-moe", "gpt-oss"),
+    *("gemma4", "llama4", "llama4-images", "qwen3-next", "qwen3-5-images", "qwen3-moe-images"),
+    *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-halves", "deepseek-moe"),
+    *("glm4-moe-lite", "mistral4", "longcat", "kimi-k2-5", "granite-moe", "solar-open"),
+    *("hunyuan-moe", "minicpm-moe"),
+)
+"""All whose experts are of an even number."""
+UNLIKE_EXPERTS = ("qwen2-moe", "gpt-oss", "deepseek-v3", "llama4")
+"""Families that between them have experts of their own tensors and stacked ones, biases, shared
+experts, groups, and choices of one expert a row."""
 TAKING_PAGES = (
     "llama",
     "mistral",
@@ -182,10 +193,14 @@ def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
 @pytest.mark.checks("TP 2", of=PUBLISHED_SPECIMENS, against="independent reference")
 @pytest.mark.parametrize("checkpoint", long_but(*SHARED_IN_PARTS), indirect=True)
 def test_two_ranks(checkpoint: Checkpoint) -> None:
+    check_two_ranks(checkpoint)
+
+
+def check_two_ranks(checkpoint: Checkpoint, **options: object) -> None:
     prompts = make_prompts()
 
     def work(group: TensorParallelGroup) -> list[list[int]]:
-        runner = make_runner(str(checkpoint.folder), group, tensor_parallel_size=2)
+        runner = make_runner(str(checkpoint.folder), group, tensor_parallel_size=2, **options)
         requests = [
             Request(prompt=prompt, slot=slot, arrival=2 * slot, new_tokens=NUM_NEW)
             for slot, prompt in enumerate(prompts)
@@ -196,6 +211,22 @@ def test_two_ranks(checkpoint: Checkpoint) -> None:
     first, second = run_ranks(2, work)
     assert first == second
     checkpoint.check(prompts, first)
+
+
+@pytest.mark.checks("EP 2", of=set(WITH_EXPERTS) & set(WITH_CLASS), against="transformers")
+@pytest.mark.checks(
+    "EP 2", of=set(WITH_EXPERTS) & set(PUBLISHED_SPECIMENS), against="independent reference"
+)
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        pytest.param(name, marks=() if name in UNLIKE_EXPERTS else pytest.mark.long)
+        for name in WITH_EXPERTS
+    ],
+    indirect=True,
+)
+def test_two_ranks_with_whole_experts(checkpoint: Checkpoint) -> None:
+    check_two_ranks(checkpoint, enable_expert_parallel=True)
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,46 @@ def test_tensors_of_many_blocks_are_read_whole(
         assert torch.equal(one.destination, other.destination), one.name
 
 
+def expert_rank(folder: Path, rank: int) -> DecoderModel:
+    """One of two ranks that hold experts whole."""
+    cpu = torch.device("cpu")
+    group = TensorParallelGroup(rank=rank, world_size=2, device=cpu, process_group=None)
+    options = LayerOptions(
+        group=group, dtype=torch.float32, device=cpu, batch_invariant=False, expert_parallel=True
+    )
+    return build_model(load_model_config(str(folder)), options, 64)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "gpt-oss", "llama4"])
+def test_of_other_ranks_experts_nothing_is_read(tmp_path: Path, name: str) -> None:
+    """Be each a tensor of its own, or all in one."""
+    write_specimen(name, tmp_path)
+    files = {name: TensorFile(path) for path in weight_files(tmp_path) for name in names_in(path)}
+    read = {
+        rank: {
+            slot.name: sum(block.num_bytes for block in files[slot.name].blocks(slot.name, slot))
+            for slot in expert_rank(tmp_path, rank).weight_slots()
+            if re.search(r"experts[.]", slot.name) and "shared" not in slot.name
+        }
+        for rank in range(2)
+    }
+    assert read[0].keys() == read[1].keys()
+    sizes = [sum(sizes.values()) for sizes in read.values()]
+    assert sizes[0] == sizes[1] > 0
+    if name == "mixtral":
+        for key, size in read[0].items():
+            assert (size == 0) == (read[1][key] > 0), key
+
+
+def test_experts_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
+    write_specimen("flex-olmo", tmp_path / "odd")
+    with pytest.raises(ValueError, match=r"number of experts \(7\).*leave out --enable-expert"):
+        expert_rank(tmp_path / "odd", 0)
+    write_checkpoint("llama", tmp_path / "dense")
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM has none .* leave it out"):
+        expert_rank(tmp_path / "dense", 0)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="where the peak of memory can be read")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_memory_holds_the_model_once(tmp_path: Path, dtype: torch.dtype) -> None:

@@ -24,19 +24,21 @@ from worker.models.tensor_parallel import TensorParallelGroup
 from worker.models.wrappers import TensorNames
 
 
-def build(folder: Path, rank: int = 0, world_size: int = 1) -> Any:
+def build(folder: Path, rank: int = 0, world_size: int = 1, **further: bool) -> Any:
     """A model of one rank, whose weights are unset and stay unpacked."""
     cpu = torch.device("cpu")
     group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
-    options = LayerOptions(group=group, dtype=torch.float32, device=cpu, batch_invariant=False)
+    options = LayerOptions(
+        group=group, dtype=torch.float32, device=cpu, batch_invariant=False, **further
+    )
     model: Any = build_model(load_model_config(str(folder), weights=False), options, 64)
     model.pack = lambda: None  # what is compared is what was loaded
     return model
 
 
-def loaded(folder: Path, rank: int, world_size: int) -> list[torch.Tensor]:
+def loaded(folder: Path, rank: int, world_size: int, **further: bool) -> list[torch.Tensor]:
     """All linear weights [out, in] of a rank."""
-    model = build(folder, rank, world_size)
+    model = build(folder, rank, world_size, **further)
     load_weights(model, model.config, show_progress=False)
     return dense(model)
 
@@ -57,6 +59,20 @@ def test_weights_are_the_dequantized_ones(tmp_path: Path, name: str) -> None:
         found, expected = (loaded(tmp_path / which, rank, world_size) for which in ("own", "plain"))
         for own, other in zip(found, expected, strict=True):
             torch.testing.assert_close(own, other, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"), [*((name, "") for name in LAYOUTS), ("nvfp4", "experts[.]0[.]")]
+)
+def test_ranks_read_experts_whole(tmp_path: Path, name: str, left_out: str) -> None:
+    """Whatever other ranks' are held as."""
+    said = {"quantization": EXCEPT} if left_out else {}
+    write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain", *left_out.split(), **said)
+    whole = loaded(tmp_path / "own", 0, 1)[2:]
+    for rank in range(2):
+        share = loaded(tmp_path / "own", rank, 2, expert_parallel=True)[2:]
+        for own, full in zip(share, whole, strict=True):
+            assert torch.equal(own, full.chunk(2)[rank])
 
 
 @pytest.mark.checks(
