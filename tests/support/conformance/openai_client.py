@@ -128,8 +128,9 @@ def chat_left_early(endpoint: Endpoint) -> None:
             )
             next(iter(stream))
             stream.close()
-        with_timeout = client.with_options(timeout=0.001)
-        raised(openai.APITimeoutError, with_timeout.models.list)
+        ask = client.with_options(timeout=0.001).chat.completions.create
+        asked: dict[str, Any] = {"model": endpoint.model, "messages": ASKED, "max_tokens": 200}
+        raised(openai.APITimeoutError, ask, **asked, extra_body={"ignore_eos": True})
         assert list(client.models.list())
 
 
