@@ -14,7 +14,7 @@ import instructor
 import litellm
 from anthropic import Anthropic
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic_ai import Agent, NativeOutput, ToolOutput, UsageLimitExceeded, UsageLimits
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -58,6 +58,8 @@ SKIPPED = {
 
 class Town(BaseModel):
     """A form that ends whatever the model; clients leave out the bounds of texts and numbers."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: Literal["Rome", "Oslo"]
     is_port: bool

@@ -223,8 +223,10 @@ def gathered_message(events: list[dict[str, Any]]) -> dict[str, Any]:
             said["stop"] = (delta["stop_reason"], delta["stop_sequence"])
             said["output_tokens"] = event["usage"]["output_tokens"]
     for index, text in inputs.items():
-        # What max_tokens has cut off is whole in neither: the client reads what there is of it.
-        blocks[index]["input"] = _parsed(text)
+        value = _parsed(text)
+        # What max_tokens has cut off is told whole as an object without members.
+        is_cut = isinstance(value, str) and said["stop"][0] == "max_tokens"
+        blocks[index]["input"] = {} if is_cut else value
     return said
 
 
