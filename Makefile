@@ -11,7 +11,7 @@
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
 # make check-browser  people's ways over the page at /, in Chromium (two minutes)
 # make check-agents   clients' loops with tools, 50 times each: OpenAI's, Anthropic's, LangChain's (two minutes)
-# make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own tests of its API, from its source (ten minutes)
+# make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own tests of its API, from its source
 # make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
 # make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)

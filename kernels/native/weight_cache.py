@@ -180,8 +180,8 @@ def _make_room(folder: Path, needed: int) -> None:
             return
         with path.open("rb") as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Not its lock: who waits for that would hold another one than who comes next.
             path.unlink(missing_ok=True)
-            path.with_suffix(".lock").unlink(missing_ok=True)
             total -= status.st_size
     if total > most:
         raise OSError(errno.ENOSPC, f"{folder} would take more than 1/{_DISK_SHARES} of its disk")

@@ -130,10 +130,14 @@ class TextLogprobs(LogprobFormat):
 
 
 def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None) -> Rows | None:
-    """vLLM's `prompt_logprobs`: for each prompt token an object by token id, None for the first."""
+    """vLLM's `prompt_logprobs`: for each prompt token an object by token id, None for the first.
+
+    It may stand in several choices, and is encoded once.
+    """
     if found is None:
         return None
-    return Rows(chain((None,), (_prompt_entry(tokenizer, scored) for scored in found)))
+    entries = (_prompt_entry(tokenizer, scored) for scored in found)
+    return Rows((), Kept(chain((None,), entries)))
 
 
 def _prompt_entry(tokenizer: Tokenizer, scored: TokenLogprobs) -> dict[str, Any]:

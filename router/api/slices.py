@@ -54,21 +54,8 @@ class Rows:
         self.first = first
 
 
-class Encoded:
-    """A value that is JSON already.
-
-    Args:
-        parts: of it.
-    """
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self.parts = parts
-
-
 def slices(value: Any) -> Iterator[bytes]:
-    """JSON of `value`, in slices: objects may hold Rows, Encoded, and objects with such."""
+    """JSON of `value`, in slices: objects may hold Rows, and objects with such."""
     if isinstance(value, dict):
         before = b"{"
         for key, item in value.items():
@@ -78,8 +65,6 @@ def slices(value: Any) -> Iterator[bytes]:
         yield b"}" if value else b"{}"
     elif isinstance(value, Rows):
         yield from _array(chain(value.first or (), _parts_of(iter(value.items))))
-    elif isinstance(value, Encoded):
-        yield from value.parts
     else:
         yield encode(value)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from router.api.logprobs import Echoed, LogprobFormat, Scored, prompt_logprobs, token_text
 from router.api.protocol import StreamOptions
-from router.api.slices import Encoded, slices
+from router.api.slices import Rows, slices
 from router.api.slices import encode as _encode
 from router.errors import ApiError
 from router.fleet import PromptBlocks
@@ -189,10 +189,10 @@ class ResponseWriter(ABC):
         """What follows the usage in a whole response, in slices."""
         return ()
 
-    def prompt_logprobs(self, completion: Completion) -> Iterator[bytes]:
-        """Log-probabilities of its prompt as JSON, in slices."""
+    def prompt_logprobs(self, completion: Completion) -> Rows | None:
+        """Log-probabilities of its prompt."""
         found = self.generation.prompt_logprobs(completion)
-        return slices(prompt_logprobs(self._extras.tokenizer, found))
+        return prompt_logprobs(self._extras.tokenizer, found)
 
     def _with_extras(
         self, completion: Completion, text: str, token_ids: list[int]
@@ -311,7 +311,7 @@ class ChatWriter(ResponseWriter):
         yield self._prompt_tokens()
         if self._extras.prompt_logprobs:
             yield b',"prompt_logprobs":'
-            yield from self.prompt_logprobs(self.generation.completions[0])
+            yield from slices(self.prompt_logprobs(self.generation.completions[0]))
 
     def _prompt_tokens(self) -> bytes:
         if not self._extras.return_token_ids:
@@ -328,9 +328,9 @@ class TextWriter(ResponseWriter):
     opening = b',"text":'
     closing = b""
     choices_have_prompts = True
-    _prompt: PromptBlocks | None = None
-    """The prompt of the last choice that is written, and the JSON of its log-probabilities."""
-    _parts: Sequence[bytes] = ()
+    _scored: tuple[PromptBlocks, Rows | None] | None = None
+    """The prompt of the last choice that is written, whose choices follow each other, and its
+    log-probabilities."""
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
         """A choice's text as it is."""
@@ -339,18 +339,10 @@ class TextWriter(ResponseWriter):
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
         """Each choice has its prompt's log-probabilities."""
         if self._extras.prompt_logprobs:
-            choice["prompt_logprobs"] = Encoded(self._prompt_parts(completion))
-
-    def _prompt_parts(self, completion: Completion) -> Iterator[bytes]:
-        """Made once per prompt, whose choices follow each other."""
-        if self._prompt is completion.spec.prompt:
-            yield from self._parts
-            return
-        parts = []
-        for part in self.prompt_logprobs(completion):
-            parts.append(part)
-            yield part
-        self._prompt, self._parts = completion.spec.prompt, parts
+            prompt = completion.spec.prompt
+            if self._scored is None or self._scored[0] is not prompt:
+                self._scored = prompt, self.prompt_logprobs(completion)
+            choice["prompt_logprobs"] = self._scored[1]
 
 
 def _prompt_ids(completion: Completion) -> list[int]:

@@ -69,7 +69,7 @@ CLOSED_S = 15.0
 NUM_SLOW_READERS = 8
 SLOW_READERS_N = 16
 """Completions of each: as many in all as two workers run at once, 64 each on CPU."""
-UNREAD_S = 60.0
+UNREAD_S = ReaderLimits().stalled_s
 """After which a gateway ends the stream of a client that takes nothing."""
 TURNS_S = 600.0
 """For all slow readers to have their turn: a failure alone takes so long."""

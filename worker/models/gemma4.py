@@ -7,13 +7,21 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import ExpertChoice, PackedLinear, gelu_and_mul, linear, pack_linear_weight, rms_norm
+from kernels import (
+    ExpertChoice,
+    PackedLinear,
+    choose_experts,
+    gelu_and_mul,
+    linear,
+    pack_linear_weight,
+    rms_norm,
+)
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.gemma import Gemma2ForCausalLM, GemmaLayer
 from worker.models.layers import AttentionTraits, RMSNorm
 from worker.models.linear_method import WeightSlot
-from worker.models.moe import MoeNames, RoutedExperts, StackedNames, choose_experts
+from worker.models.moe import MoeNames, RoutedExperts, StackedNames, routing_of
 from worker.models.moe_config import MoeConfig
 
 
@@ -27,9 +35,10 @@ class Gemma4Router:
 
     def __init__(self, model: DecoderModel, moe: MoeConfig) -> None:
         config, options = model.config, model.options
-        self._moe, self._options = moe, options
+        self._options = options
+        self._routing = routing_of(moe)
         self._eps = config.rms_norm_eps
-        # Routing is decided in fp32: it must not depend on how activations are rounded.
+        # It is decided in fp32: it must not depend on how activations are rounded.
         self._projection: torch.Tensor | None = self._empty(moe.num_experts, config.hidden_size)
         self._packed: PackedLinear
         self._scale = self._empty(config.hidden_size)
@@ -59,7 +68,7 @@ class Gemma4Router:
     def forward(self, residual: torch.Tensor) -> ExpertChoice:
         """The experts of each token of [T, hidden], and how much they count."""
         normed = rms_norm(residual, self._scale, self._eps)
-        choice = choose_experts(linear(normed.float(), self._packed), None, self._moe)
+        choice = choose_experts(linear(normed.float(), self._packed), None, self._routing)
         return ExpertChoice(
             choice.expert_ids, choice.weights * self._weight_of_experts[choice.expert_ids]
         )

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-import kernels
 from kernels import (
     ExpertChoice,
     Experts,
     PackedLinear,
     Routing,
+    choose_experts,
     fused_moe,
     linear,
     pack_linear_weight,
@@ -195,6 +195,7 @@ class MoeMLP:
         self._names = names
         self._options = options
         self._experts = RoutedExperts(config, moe, options, names)
+        self._routing = routing_of(moe)
         # Routing is decided in fp32: it must not depend on how activations are rounded.
         self._router: torch.Tensor | None = torch.empty(
             moe.num_scored + bool(names.shared_gate),  # which is one more row
@@ -244,7 +245,7 @@ class MoeMLP:
         """[T, hidden] to [T, hidden]."""
         scores = linear(hidden.float(), self._packed_router)
         count = self._moe.num_scored
-        choice = choose_experts(scores[:, :count], self._bias, self._moe)
+        choice = choose_experts(scores[:, :count], self._bias, self._routing)
         idle: torch.Tensor | None = None
         if self._moe.num_idle:
             idle = _idle_weight(choice, self._moe.num_experts)
@@ -304,9 +305,9 @@ def _expert_parts(
     return up_parts, down_parts
 
 
-def choose_experts(scores: torch.Tensor, bias: torch.Tensor | None, moe: MoeConfig) -> ExpertChoice:
-    """Each token's experts, from the router's scores [T, E] fp32; `bias` is [E]."""
-    routing = Routing(
+def routing_of(moe: MoeConfig) -> Routing:
+    """How tokens choose among a layer's experts."""
+    return Routing(
         num_chosen=moe.num_chosen,
         scoring="sigmoid" if moe.sigmoid else "softmax",
         normalize=moe.normalize,
@@ -315,4 +316,3 @@ def choose_experts(scores: torch.Tensor, bias: torch.Tensor | None, moe: MoeConf
         num_summed=moe.num_summed,
         scale=moe.scale,
     )
-    return kernels.choose_experts(scores, bias, routing)

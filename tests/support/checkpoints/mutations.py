@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernels import ExpertChoice, linear, silu_and_mul
+from kernels import ExpertChoice, Routing, choose_experts, linear, silu_and_mul
 from tests.support.checkpoints.specimen import Patch
 from worker.models.decoder import DecoderModel
 from worker.models.glm4 import SandwichLayer
@@ -20,8 +20,7 @@ from worker.models.layers import (
     RMSNorm,
     WideQueryKeyNorm,
 )
-from worker.models.moe import MoeMLP, choose_experts
-from worker.models.moe_config import MoeConfig
+from worker.models.moe import MoeMLP
 from worker.models.norms import LayerNorm
 from worker.models.qwen3_next import GatedDeltaNet
 
@@ -55,8 +54,10 @@ def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
         self.norms = norms
 
 
-def _choose_without_bias(scores: torch.Tensor, bias: torch.Tensor, moe: MoeConfig) -> ExpertChoice:
-    return choose_experts(scores, None, moe)
+def _choose_without_bias(
+    scores: torch.Tensor, bias: torch.Tensor, routing: Routing
+) -> ExpertChoice:
+    return choose_experts(scores, None, routing)
 
 
 def _norm_of_heads(self: WideQueryKeyNorm, *both: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import urllib.request
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,8 +38,9 @@ _BIAS = 8
 
 class _Standard(ChatModelIntegrationTests):  # type: ignore[misc]
     @property
+    @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Further parameters of the model."""
 
     @property
     def chat_model_class(self) -> Any:

@@ -229,7 +229,7 @@ class TokenSteps:
         is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
         if not is_bound or not (prompts or oldest):
             return options.prefill_max_tokens
-        if all(pending > 1 or r.request_id in deferrable for r, pending in members):
+        if all(pending != 1 or r.request_id in deferrable for r, pending in members):
             return options.prefill_max_tokens
         num_cached = max([request.num_computed for request, _ in prompts], default=0)
         scored = any(request.wants_prompt_logprobs for request, _ in prompts)

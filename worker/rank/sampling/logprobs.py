@@ -76,15 +76,14 @@ class Scores:
         order = np.lexsort((tokens, -logits), axis=-1)
         tokens = np.take_along_axis(tokens, order, axis=-1)
         logits = np.take_along_axis(logits, order, axis=-1)
-        tokens = np.column_stack((self.tokens.cpu().numpy(), tokens)).astype("<i4")
+        tokens = np.column_stack((self.tokens.cpu().numpy(), tokens))
         logits = np.column_stack((self.own.cpu().double().numpy(), logits))
-        with np.errstate(invalid="ignore", over="ignore"):  # as above
-            logprobs = (logits - np.array(norms)[:, None]).astype("<f4")
+        with np.errstate(invalid="ignore"):  # as above
+            logprobs = logits - np.array(norms)[:, None]
+        columns = tokens.tolist(), logprobs.tolist(), self.num_top, self.rank.tolist()
         return [
-            TokenLogprobs(ids[: top + 1].tobytes(), values[: top + 1].tobytes(), rank)
-            for ids, values, top, rank in zip(
-                tokens, logprobs, self.num_top, self.rank.tolist(), strict=True
-            )
+            TokenLogprobs.pack(ids[: top + 1], values[: top + 1], rank)
+            for ids, values, top, rank in zip(*columns, strict=True)
         ]
 
 

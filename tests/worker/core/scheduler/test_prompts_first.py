@@ -273,3 +273,24 @@ def test_decodes_wait_no_longer_than_the_limit_for_prompts(limit_ms: int, most: 
     harness.drain()
     harness.finished("long")
     harness.check_drained()
+
+
+def test_a_prompt_beside_a_last_token_that_is_being_drawn_takes_all_there_is() -> None:
+    harness = Harness(
+        max_num_seqs=8, max_num_batched_tokens=1024, max_model_len=4096, num_pages=2000
+    )
+    harness.device.token_ms = 1.0
+    for number in range(12):  # so that costs are known
+        submit(harness, f"earlier{number}", 40 + 10 * number, 4)
+        harness.drain()
+    submit(harness, "ending", 4, 2)
+    plans(harness, 1)
+    harness.schedule()  # in flight: its last token
+    submit(harness, "long", 1800, 2)
+    plan = harness.schedule()
+    assert plan is not None
+    assert [row.length for row in plan.rows] == [1024]
+    harness.drain()
+    harness.finished("ending")
+    harness.finished("long")
+    harness.check_drained()
