@@ -36,6 +36,15 @@ print("taken", flush=True)
 print("ended" if taken.recv(1) == b"" else "more", flush=True)
 sys.stdin.read()
 """
+TAKES = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print("there", flush=True)
+print(listener.getsockname()[1], flush=True)
+taken = listener.accept()[0]
+print("taken", flush=True)
+sys.stdin.read()
+"""
 SLEEPS = "import sys; print('there', flush=True); sys.stdin.read()"
 
 
@@ -181,6 +190,23 @@ def test_clients_of_a_proxy_go_with_the_server_that_it_is_connected_to() -> None
             assert clients_through(own, port, {behind}) == {theirs}
             assert clients_through(own, port, {1}) == frozenset()
             taken.close()
+
+
+@pytest.mark.parametrize("kind", ["kill-haproxy", "stop-haproxy"])
+def test_streams_of_a_haproxy_that_answers_nobody_are_its_own(
+    tmp_path: Path, start: Start, kind: str
+) -> None:
+    haproxy = start("there/haproxy", TAKES)
+    assert haproxy.stdout is not None
+    port = int(haproxy.stdout.readline())
+    breaker = Saboteur(tmp_path, Load(), ChaosOptions(stop_s=0.1), port)  # type: ignore[arg-type]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        assert haproxy.stdout.readline() == "taken\n"
+        before = time.monotonic()
+        fault = breaker.strike(planned(kind))
+        assert fault.ports == {client.getsockname()[1]}
+        assert fault.begin >= before
+    breaker.close()
 
 
 def test_clients_leave_and_memory_is_taken_for_a_while(tmp_path: Path) -> None:

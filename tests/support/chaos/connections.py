@@ -34,9 +34,14 @@ def clients_through(proxy: Collection[Any], port: int, server: Collection[int]) 
         port: where its clients reach it.
         server: ports where that server listens.
     """
-    open_ones = [c for c in proxy if c.status == psutil.CONN_ESTABLISHED]
-    if not any(c.raddr.port in server for c in open_ones):
+    if not any(c.raddr.port in server for c in proxy if c.status == psutil.CONN_ESTABLISHED):
         return frozenset()
+    return taken_at(port, proxy)
+
+
+def taken_at(port: int, connections: Collection[Any]) -> frozenset[int]:
+    """Ports of the clients whose connections to `port` are open."""
+    open_ones = [c for c in connections if c.status == psutil.CONN_ESTABLISHED]
     return frozenset(c.raddr.port for c in open_ones if c.laddr.port == port)
 
 

@@ -20,6 +20,7 @@ from tests.support.chaos.connections import (
     clients_through,
     listening_ports,
     sockets_of,
+    taken_at,
     tcp_connections,
 )
 from tests.support.chaos.haproxy import replica_of, sessions
@@ -181,28 +182,37 @@ class Saboteur:
         return pids[planned.choose(len(pids))]
 
     def _send(self, fault: Fault, part: Part, sign: signal.Signals) -> None:
+        holder = self._newest_haproxy(fault.pid) if part is Part.GUARD else fault.pid
         if KINDS[fault.kind].takes_streams:
-            fault.ports = self._ports_through(part, fault.pid)
+            fault.ports = self._ports_through(part, holder)
+        fault.begin = time.monotonic()  # a starved process is looked at for seconds
         os.kill(fault.pid, sign)
+        if part is Part.GUARD:  # it has ended with its guard, or goes on
+            _let_go(holder)
         if sign is signal.SIGSTOP:
             lasts = self._options.stop_s
             if KINDS[fault.kind].given_up:
                 lasts = self._options.longest_stop_s
             self._stopped = (fault, fault.begin + lasts)
 
-    def _ports_through(self, part: Part, pid: int) -> frozenset[int]:
-        """Ends of the clients whose requests that process has.
+    def _newest_haproxy(self, guard: int) -> int:
+        """The one that has the streams of that guard; the guard, where there is none."""
+        pids = [process.pid for process in find(self._directory) if process.part is Part.HAPROXY]
+        return pids[-1] if pids else guard
 
-        HAZARD: a gateway takes more between the look and the signal. It is stopped meanwhile:
-        what HAProxy sends it then has not begun, and goes elsewhere.
+    def _ports_through(self, part: Part, holder: int) -> frozenset[int]:
+        """Ends of the clients whose requests a process has.
+
+        HAZARD: it takes more between the look and the signal, so it is stopped meanwhile. What
+        HAProxy sends to a stopped gateway has not begun, and goes elsewhere.
         """
+        os.kill(holder, signal.SIGSTOP)
         if part is not Part.GATEWAY:
-            return frozenset(session.port for session in sessions(self._directory))
-        os.kill(pid, signal.SIGSTOP)
+            return taken_at(self._port, tcp_connections(holder))
         found = sessions(self._directory)
-        name = name_in_logs(pid, [replica_of(session.server) for session in found])
+        name = name_in_logs(holder, [replica_of(session.server) for session in found])
         own = {session.port for session in found if replica_of(session.server) == name}
-        return frozenset(own) | self._ports_through_replaced(pid)
+        return frozenset(own) | self._ports_through_replaced(holder)
 
     def _ports_through_replaced(self, gateway: int) -> frozenset[int]:
         """Those of clients whose HAProxy was replaced meanwhile, and lives on for their streams."""
