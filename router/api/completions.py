@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from router.api import params
 from router.api.account import Account, account_of
-from router.api.body import Bodies
+from router.api.body import Bodies, Payload
 from router.api.logprobs import ChatLogprobs, TextLogprobs
 from router.api.message_writer import MessageWriter
 from router.api.messages import messages_for
@@ -179,7 +179,7 @@ class CompletionRoutes:
             chat.reading,
         )
 
-    async def _chat(self, request: Request, payload: bytes) -> Response:
+    async def _chat(self, request: Request, payload: Payload) -> Response:
         chat = await self.prepare(
             request, lambda: parse_body(payload, ChatRequest), num_bytes=len(payload)
         )
@@ -198,7 +198,7 @@ class CompletionRoutes:
         writer = self._writer(kind, ChatWriter.prefix, chat.account, body, chat.asked, extras)
         return self.respond(request, chat, writer)
 
-    async def _complete(self, request: Request, payload: bytes) -> Response:
+    async def _complete(self, request: Request, payload: Payload) -> Response:
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from router.api.body import Payload
 from router.api.fields import COMPLETIONS, Known, refuse_unknown
 from router.api.structured import refuse_large_grammars
 from router.api.values import refuse_many_values
@@ -150,7 +151,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def parse_body(body: bytes, kind: type[Body], known: Known = COMPLETIONS) -> Body:
+def parse_body(body: Payload, kind: type[Body], known: Known = COMPLETIONS) -> Body:
     """Decodes and checks a body, of an API that knows further fields without serving them.
 
     Raises:
@@ -167,7 +168,7 @@ def parse_body(body: bytes, kind: type[Body], known: Known = COMPLETIONS) -> Bod
         raise bad_request(*_explain(fields, kind, error)) from error
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: Payload) -> dict[str, Any]:
     """The object that a body is. Raises ApiError (400) where it is none."""
     try:
         fields = msgspec.json.decode(body)

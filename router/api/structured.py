@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from router.api.body import Payload
 from router.errors import bad_request
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
@@ -42,7 +43,7 @@ def structured_outputs(
     return _convert(given, "structured_outputs")
 
 
-def refuse_large_grammars(body: bytes) -> None:
+def refuse_large_grammars(body: Payload) -> None:
     """Looks at the fields for it of a large body without decoding them.
 
     Decoding one of many megabytes would halt the streams of this process for a tenth of a second.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from router.api.body import Payload
 from router.errors import bad_request
 
 MAX_VALUES = 1 << 20
@@ -23,7 +24,7 @@ for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEM
     _COST[ord(_sign)] = _cost
 
 
-def refuse_many_values(*texts: bytes) -> None:
+def refuse_many_values(*texts: Payload) -> None:
     """Looks at a body, or at JSON in its texts, without decoding it.
 
     Texts within them may hold whatever they like.
@@ -41,7 +42,7 @@ def refuse_many_values(*texts: bytes) -> None:
         )
 
 
-def num_values(body: bytes) -> int:
+def num_values(body: Payload) -> int:
     """Values outside of texts; numpy lets other threads run meanwhile."""
     total, is_inside, is_escaped = 0, False, False
     for start in range(0, len(body), _CHUNK):
@@ -55,7 +56,7 @@ def num_values(body: bytes) -> int:
     return total
 
 
-def _bound(body: bytes) -> int:
+def _bound(body: Payload) -> int:
     """What it holds at most, texts included: a hundredth of a second."""
     containers = body.count(b"[") + body.count(b"{")
     return CONTAINER * containers + MEMBER * body.count(b":") + body.count(b",")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from router.api import protocol, values
+from router.api.body import Bodies
 from router.errors import ApiError
 from router.tokens import pool as pools
 from router.tokens.pool import LONG, WorkPool
@@ -215,3 +218,24 @@ async def test_a_short_prompt_is_answered_while_long_ones_are_tokenized(
     finally:
         gate.set()
     assert {(await task).status_code for task in tasks} == {200}
+
+
+async def test_the_parts_of_a_body_are_held_once() -> None:
+    """To join them would hold it twice, and halt the process's streams for as long."""
+    part, num_parts = b" " * 2**16, 256
+
+    async def receive() -> dict[str, object]:
+        nonlocal num_parts
+        num_parts -= 1
+        return {"type": "http.request", "body": bytes(bytearray(part)), "more_body": num_parts > 0}
+
+    size = num_parts * len(part)
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    tracemalloc.start()
+    try:
+        async with Bodies().read(request) as body:
+            _, peak = tracemalloc.get_traced_memory()
+            assert len(body) == size
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * size
