@@ -16,6 +16,7 @@ from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.replies import check_parsers
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
+from worker.wire.admission import option_name
 
 T = TypeVar("T")
 
@@ -237,9 +238,8 @@ class EndpointConfig:
                 f"--metrics-port must be 0 or a port other than --port, got {self.metrics_port}"
             )
         if self.metrics_max_tenants < 1:
-            raise ValueError(
-                f"--metrics-max-tenants must be at least 1, got {self.metrics_max_tenants}"
-            )
+            name = option_name(self, "metrics_max_tenants")
+            raise ValueError(f"{name} must be at least 1, got {self.metrics_max_tenants}")
         if self.admin_api_key and self.admin_api_key in self.api_keys:
             raise ValueError("--admin-api-key is an --api-key too: give it a key of its own")
         if self.admin_api_key_file and self.admin_api_key_file == self.api_key_file:

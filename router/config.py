@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from worker.wire.admission import option_name
 from worker.wire.hub import at_revision
 
 PolicyName = Literal[
@@ -33,7 +34,7 @@ class RoutingConfig:
     explain_routing: bool = False
     """Answer with headers that tell what routing expected, what was achievable and what came of it,
     and count it; up to a millisecond per 128k-token prompt."""
-    decision_log: str = ""
+    decision_log: str = field(default="", metadata=_RARE)
     """Folder for logs of all decisions, one per gateway and model, which `bench router --replay`
     runs again under other policies; they hold keyed hashes, no text."""
     decision_log_mib: int = field(default=256, metadata=_RARE)
@@ -43,26 +44,23 @@ class RoutingConfig:
     of several gateways then have names in common. Without it each gateway draws a key that nobody
     learns."""
 
-    max_request_attempts: int = 3
+    max_request_attempts: int = field(default=3, metadata=_RARE)
     """Workers that may be lost with a request, none having brought a token of it, before it ends in
     an error as their likely end; until then it continues at another one with the tokens it has. 1
     ends it with its first worker, tokens or not."""
-    no_worker_timeout_s: float = 120.0
+    no_worker_timeout_s: float = field(default=120.0, metadata=_RARE)
     """Seconds that a request whose worker was lost waits for another, or for that one rebuilt; and
     a new one, where the last worker has left and the next is still loading, or is started on
     demand."""
 
     def __post_init__(self) -> None:
-        if self.max_request_attempts < 1:
-            raise ValueError(
-                f"--max-request-attempts must be at least 1, got {self.max_request_attempts}"
-            )
-        if self.decision_log_mib < 1:
-            raise ValueError(f"--decision-log-mib must be at least 1, got {self.decision_log_mib}")
-        if self.no_worker_timeout_s < 0.0:
-            raise ValueError(
-                f"--no-worker-timeout-s must not be negative, got {self.no_worker_timeout_s}"
-            )
+        for name, least in (
+            ("max_request_attempts", 1),
+            ("decision_log_mib", 1),
+            ("no_worker_timeout_s", 0),
+        ):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{option_name(self, name)} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,32 +38,31 @@ class SchedulingOptions(AdmissionOptions):
     2,048 and 1,024, as --max-num-seqs has it."""
     enable_chunked_prefill: bool = True
     """Compute prompts in parts beside other work. Without, a prompt goes into one step, and one
-    that is longer than --prefill-max-tokens into a step of its own; only what is longer than
-    --max-num-batched-tokens is computed in parts."""
-    preempt_priority_gap: int = 3
+    that is longer than `prefill_max_tokens` of --scheduler-config into a step of its own; only what
+    is longer than --max-num-batched-tokens is computed in parts."""
+    preempt_priority_gap: int = field(default=3, metadata=IN_SCHEDULER_CONFIG)
     """A waiting request preempts a running one if its priority is higher by this much; 0
     for never."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
     """A waiting request gains two levels of priority so long before the last moment at which it
     can meet its SLO. Nothing is drafted for one whose next token is due within so long: a step with
     drafts takes longer, whatever becomes of them."""
-    max_queued_requests: int = 4096
+    max_queued_requests: int = field(default=4096, metadata=IN_SCHEDULER_CONFIG)
     """Requests that may wait at a worker; further ones get 429 unless they are more urgent. 0 for
     any number."""
-    max_queued_tokens: int = 0
+    max_queued_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Tokens that the waiting requests may have together; 0 for any number."""
     enable_prefix_caching: bool = True
     """Keep finished prefixes and reuse them."""
-    host_cache_policy: HostCachePolicy = "auto"
+    host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
     """When pages come back from host memory: auto, where the copy is quicker than computing them,
     by the times of late; or always."""
 
     def __post_init__(self) -> None:
         AdmissionOptions.__post_init__(self)
         if not 0 <= self.preempt_priority_gap <= 9:
-            raise ValueError(
-                f"--preempt-priority-gap must be in [0, 9], got {self.preempt_priority_gap}"
-            )
+            name = option_name(self, "preempt_priority_gap")
+            raise ValueError(f"{name} must be in [0, 9], got {self.preempt_priority_gap}")
         for name in (
             *("max_num_seqs", "max_num_batched_tokens", "deadline_margin_ms"),
             *("max_queued_requests", "max_queued_tokens"),
@@ -159,7 +158,7 @@ class EngineConfig(SchedulingOptions):
     """draft: folder or Hub name of a smaller checkpoint with the model's tokenizer."""
     speculative_revision: str = field(default="", metadata=_SPECULATIVE)
     """As --revision, of --speculative-model."""
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int = field(default=8, metadata=_SPECULATIVE)
     """Most drafts in a row; how many pay for their cost is measured all the time."""
     speculative_adaptive: bool = field(default=True, metadata=_SPECULATIVE)
     """Draft only where measured acceptance pays for measured cost; otherwise always."""
@@ -170,7 +169,7 @@ class EngineConfig(SchedulingOptions):
 
     dllm_algorithm: DllmAlgorithm = "LowConfidence"
     """Block-diffusion models: what decides positions, where a request does not name it."""
-    dllm_fdfo: bool = True
+    dllm_fdfo: bool = field(default=True, metadata=_DLLM)
     """First done, first out: a block that is done leaves its batch at once. Otherwise all blocks of
     a batch wait for the last."""
     dllm_threshold: float | None = field(default=None, metadata=_DLLM)
@@ -256,8 +255,8 @@ class EngineConfig(SchedulingOptions):
             )
         if self.num_speculative_tokens < 1:
             raise ValueError(
-                "--num-speculative-tokens must be at least 1; --speculative-method none drafts "
-                "nothing"
+                f"{option_name(self, 'num_speculative_tokens')} must be at least 1; "
+                "--speculative-method none drafts nothing"
             )
         if self.speculative_max_utilization < 0.0:
             name = option_name(self, "speculative_max_utilization")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from worker.wire.admission import option_name
+
 _RARE = {"within": "--autoscaling-config"}
 """Metadata of options that have no flag of their own."""
 
@@ -16,8 +18,8 @@ class AutoscalingConfig:
     """Most workers; 0 keeps --num-workers all the time. With it --num-workers is not given."""
     min_workers: int = 1
     """Fewest workers, with --max-workers. 0 lets an idle model go: its next request waits, for up
-    to --no-worker-timeout-s, until a worker has been started."""
-    target_load: float = 0.7
+    to `no_worker_timeout_s` of --routing-config, until a worker has been started."""
+    target_load: float = field(default=0.7, metadata=_RARE)
     """Part of the workers' time that the load is to take: the time that the tokens which arrive
     need, as fitted to the steps of late, in batches that are full."""
     target_queue_delay_ms: float = field(default=1000.0, metadata=_RARE)
@@ -51,17 +53,16 @@ class AutoscalingConfig:
         if not self.enabled and self.min_workers != 1:
             raise ValueError("--min-workers needs --max-workers, which switches autoscaling on")
         for name in ("target_load", "target_kv_usage"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} must be above 0 and at most 1, got {getattr(self, name)}")
+            if not 0.0 < (value := getattr(self, name)) <= 1.0:
+                raise ValueError(
+                    f"{option_name(self, name)} must be above 0 and at most 1, got {value}"
+                )
         for name in ("target_queue_delay_ms", "backlog_horizon_s"):
-            if getattr(self, name) <= 0.0:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} must be above 0, got {getattr(self, name)}")
+            if (value := getattr(self, name)) <= 0.0:
+                raise ValueError(f"{option_name(self, name)} must be above 0, got {value}")
         for name in ("upscale_delay_s", "downscale_delay_s", "downscale_to_zero_delay_s"):
-            if getattr(self, name) < 0.0:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} must not be negative, got {getattr(self, name)}")
+            if (value := getattr(self, name)) < 0.0:
+                raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
 
     @property
     def enabled(self) -> bool:

@@ -60,7 +60,7 @@ class DecisionLog:
         try:
             self._file = RotatedFile(path, max_bytes=max_bytes // 2, buffering=_BUFFER)
         except OSError as error:
-            raise ValueError(f"--decision-log {folder}: {error}") from error
+            raise ValueError(f"decision_log {folder}: {error}") from error
 
     def worker(self, worker: WorkerState) -> None:
         """A worker was attached."""
@@ -133,10 +133,10 @@ def _read_key(path: str) -> bytes:
     try:
         secret = Path(path).read_bytes().strip()
     except OSError as error:
-        raise ValueError(f"--decision-log-key-file {path}: {error}") from error
+        raise ValueError(f"decision_log_key_file {path}: {error}") from error
     if len(secret) < _MIN_SECRET_BYTES:
         raise ValueError(
-            f"--decision-log-key-file {path} holds fewer than {_MIN_SECRET_BYTES} bytes: fill it "
+            f"decision_log_key_file {path} holds fewer than {_MIN_SECRET_BYTES} bytes: fill it "
             "with what nobody guesses, such as `openssl rand -hex 32` writes"
         )
     return hashlib.blake2b(secret, digest_size=KEY_BYTES).digest()

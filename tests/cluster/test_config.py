@@ -134,7 +134,7 @@ def test_a_file_lists_models_and_flags_of_the_endpoint_win(tmp_path: Path) -> No
         ),
         ({"models": [{"model": "m"}], "port": 0}, "--port"),
         ({"models": [{"model": "m"}], "port": 9000, "metrics_port": 9000}, "--metrics-port"),
-        ({"models": [{"model": "m"}], "metrics_max_tenants": 0}, "--metrics-max-tenants"),
+        ({"models": [{"model": "m"}], "metrics_max_tenants": 0}, "metrics_max_tenants in"),
         ({"models": [{"model": "m"}], "responses_store_mib": -1}, "--responses-store-mib"),
         ({"models": [{"model": "m"}], "startup_retry_s": -1}, "--startup-retry-s"),
         ({"models": [{"model": "m"}], "startup_retry_s": float("nan")}, "--startup-retry-s"),

@@ -74,8 +74,14 @@ async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
         ({"prefill_admission_policy": "best"}, "prefill_admission_policy"),
         ({"prefill_admission_lookahead": 0}, "prefill_admission_lookahead in --scheduler-config"),
         ({"lookahead": 3}, "lookahead"),
-        ({"prefill_max_tokens": 2**31}, "--prefill-max-tokens must be in [0, 2147483647]"),
-        ({"prefill_max_tokens": 2**64}, "--prefill-max-tokens must be in [0, 2147483647]"),
+        (
+            {"prefill_max_tokens": 2**31},
+            "--scheduler-config must be in [0, 2147483647]",
+        ),
+        (
+            {"prefill_max_tokens": 2**64},
+            "--scheduler-config must be in [0, 2147483647]",
+        ),
         ({"prefill_first_steps": 10**300}, "prefill_first_steps in --scheduler-config must be in"),
         (
             {"max_prefill_share": 1e-320},

@@ -42,7 +42,7 @@ class AdmissionOptions:
     prefill_force_fifo_every: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Under pack every so many admission rounds are fifo; 0 for none. In any case nobody is passed
     over for ever."""
-    prefill_max_tokens: int = 0
+    prefill_max_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Most prompt tokens of one step; 0 for what --max-num-batched-tokens leaves."""
     prefill_max_ms: int = field(default=75, metadata=IN_SCHEDULER_CONFIG)
     """Most milliseconds by which prompts make a step longer in which others decode, as far as steps
@@ -58,7 +58,7 @@ class AdmissionOptions:
     wait, while these would fill such a step by themselves: first tokens come sooner, others later.
     0 keeps all decodes in every step."""
     urgent_first_steps: int = field(default=4, metadata=IN_SCHEDULER_CONFIG)
-    """Most steps in a row that leave out decodes which a prompt outranks by --preempt-priority-gap,
+    """Most steps in a row that leave out decodes which a prompt outranks by `preempt_priority_gap`,
     where these would take an eighth of such a step or more, of its tokens or, as steps of late
     tell, of its time. 0 keeps all decodes in every step."""
 

@@ -25,8 +25,8 @@ class ReplayOptions:
     """What is replayed."""
 
     replay: str = ""
-    """Decision log, or a folder of them, as `serve --decision-log FOLDER` writes: its requests run
-    again on simulated workers of the same number, limits and speeds."""
+    """Decision log, or a folder of them, as `serve` writes where `decision_log` of --routing-config
+    names one: its requests run again on simulated workers of the same number, limits and speeds."""
     policies: tuple[str, ...] = ()
     """Routing policies; none means all."""
 

@@ -297,10 +297,10 @@ def test_a_steady_load_settles_and_is_carried(config: AutoscalingConfig, work: f
         ({"max_workers": 2, "min_workers": 3}, "--min-workers"),
         ({"min_workers": 0}, "--max-workers"),
         ({"max_workers": -1}, "--max-workers"),
-        ({"max_workers": 2, "target_load": 0.0}, "--target-load"),
-        ({"max_workers": 2, "target_kv_usage": 1.5}, "--target-kv-usage"),
-        ({"max_workers": 2, "backlog_horizon_s": 0.0}, "--backlog-horizon-s"),
-        ({"max_workers": 2, "downscale_delay_s": -1.0}, "--downscale-delay-s"),
+        ({"max_workers": 2, "target_load": 0.0}, "target_load in --autoscaling-config"),
+        ({"max_workers": 2, "target_kv_usage": 1.5}, "target_kv_usage in --autoscaling-config"),
+        ({"max_workers": 2, "backlog_horizon_s": 0.0}, "backlog_horizon_s in --autoscaling-config"),
+        ({"max_workers": 2, "downscale_delay_s": -1.0}, "downscale_delay_s in --autoscaling"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_flag(fields: dict[str, object], named: str) -> None:

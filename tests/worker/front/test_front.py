@@ -361,7 +361,7 @@ async def test_rules_of_admission_reach_rank_0_and_the_next_one(
     await front.submit(encode(SubmitBatch(admission=change)))
     assert (await engine.batch()).admission == change
     wrong = encode({"admission": {"given": {"prefill_max_tokens": -1}}})
-    with pytest.raises(ValueError, match="--prefill-max-tokens"):
+    with pytest.raises(ValueError, match="prefill_max_tokens in --scheduler-config"):
         await front.submit(wrong)
     front.engine_lost("rank 0 died")
     again = Engine(front.open())
