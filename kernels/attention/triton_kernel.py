@@ -78,23 +78,16 @@ def _attention_kernel(
     PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    item, kv_head = tl.program_id(0), tl.program_id(1)
     cell = items_ptr + item * _WIDTH
     row = tl.load(cell)
     if row < 0:
         return
     begin = tl.load(cell + 1) * QUERIES
-    split = tl.load(cell + 2)
-    length = tl.load(cell + 3)
-    seq_len = tl.load(seq_len_ptr + row)
-    first_token, query_len = row, 1
-    if RAGGED:
-        first_token = tl.load(query_start_ptr + row)
-        query_len = tl.load(query_start_ptr + row + 1) - first_token
-    table_row = row.to(tl.int64)
-    if INDIRECT:
-        table_row = tl.load(page_row_ptr + row).to(tl.int64)
+    split, length = tl.load(cell + 2), tl.load(cell + 3)
+    seq_len, first_token, query_len, table_row = _load_row(
+        row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED, INDIRECT
+    )
 
     # Positions of the tile's first and last query.
     lowest = seq_len - query_len + begin
@@ -105,10 +98,7 @@ def _attention_kernel(
     if split >= filled:
         return
 
-    index = tl.arange(0, BLOCK_M)
-    query = begin + index // GROUP_WIDTH
-    head_in_group = index % GROUP_WIDTH
-    inside = (index // GROUP_WIDTH < QUERIES) & (query < query_len) & (head_in_group < GROUP)
+    query, head_in_group, inside = _lanes(begin, query_len, QUERIES, GROUP, GROUP_WIDTH, BLOCK_M)
     head = kv_head * GROUP + head_in_group
     token = (first_token + query).to(tl.int64)
     column = tl.arange(0, BLOCK_D)
@@ -125,7 +115,7 @@ def _attention_kernel(
     if filled > 1:
         # Partial outputs leave out what pads a tile.
         step = NUM_KV_HEADS * QUERIES * GROUP
-        own = kv_head * (QUERIES * GROUP) + (index // GROUP_WIDTH) * GROUP + head_in_group
+        own = kv_head * (QUERIES * GROUP) + (query - begin) * GROUP + head_in_group
         place = (tl.load(cell + 4) - split).to(tl.int64) * step + own
         is_last, highest, weights, total = _merge_if_last(
             lse_ptr + place, partial_ptr + place[:, None] * HEAD_DIM + column[None, :],
@@ -138,6 +128,33 @@ def _attention_kernel(
             out_ptr + place[:, None] + column[None, :], sinks_ptr + head, highest, weights, total,
             inside, kept, HAS_SINKS,
         )  # fmt: skip
+
+
+@triton.jit
+def _load_row(
+    row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED: tl.constexpr, INDIRECT: tl.constexpr
+):  # fmt: skip
+    """A row's length, its first query's token, how many queries it has, its row of page tables."""
+    first_token, query_len = row, 1
+    if RAGGED:
+        first_token = tl.load(query_start_ptr + row)
+        query_len = tl.load(query_start_ptr + row + 1) - first_token
+    table_row = row.to(tl.int64)
+    if INDIRECT:
+        table_row = tl.load(page_row_ptr + row).to(tl.int64)
+    return tl.load(seq_len_ptr + row), first_token, query_len, table_row
+
+
+@triton.jit
+def _lanes(
+    begin, query_len, QUERIES: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Of each lane [M] of a tile: its query, its head among those of its kv head, and whether there
+    are such."""
+    index = tl.arange(0, BLOCK_M)
+    query, head = begin + index // GROUP_WIDTH, index % GROUP_WIDTH
+    return query, head, (index // GROUP_WIDTH < QUERIES) & (query < query_len) & (head < GROUP)
 
 
 @triton.jit

@@ -120,18 +120,8 @@ class CompletionRoutes:
         """
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
-
-        def work() -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
-            body = read()
-            model = self._gateway.model(body.model)
-            template = model.tokenizer.chat_template
-            with renamed(names):
-                messages = messages_for(model.dialect, body.messages, template)
-                use = tool_use(body, model.dialect, template)
-                return body, model, params.chat_prompt(body, messages, use.tools, template), use
-
         body, model, chat, use = await self._gateway.pool.run_if_large(
-            work, size=num_bytes, owner=account.name
+            partial(self._read_chat, read, names), size=num_bytes, owner=account.name
         )
         with renamed(names):
             asked = await self._asked(
@@ -163,6 +153,18 @@ class CompletionRoutes:
             prompt=prompt,
             reading=reading,
         )
+
+    def _read_chat(
+        self, read: Callable[[], ChatRequest], names: Mapping[str, str]
+    ) -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
+        """A chat's body, its model, what its template is given, and how it uses tools."""
+        body = read()
+        model = self._gateway.model(body.model)
+        template = model.tokenizer.chat_template
+        with renamed(names):
+            messages = messages_for(model.dialect, body.messages, template)
+            use = tool_use(body, model.dialect, template)
+            return body, model, params.chat_prompt(body, messages, use.tools, template), use
 
     def respond(
         self, request: Request, chat: PreparedChat, make_writer: Callable[[Generation], Writer]

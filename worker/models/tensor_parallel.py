@@ -93,20 +93,12 @@ class TensorParallelGroup:
         store = _open_store(directory, rendezvous, rank, world_size, timeout)
         store.set(_arrival(rank), "")
         if while_waiting is not None:
-            arrivals = [_arrival(other) for other in range(world_size)]
-            while not store.check(arrivals):
-                while_waiting()
-                time.sleep(_ARRIVAL_POLL_S)
+            _await_all(store, world_size, while_waiting)
         names = None
         if device.type == "cuda":
             names = _exchange(store, _device_name(device), rank, world_size)
         over_nccl = names is not None and _all_differ(names)
-        interface = (
-            _loopback_interface() if rendezvous is None else interface_towards(rendezvous.host)
-        )
-        if interface is not None:
-            for library in ("GLOO", "NCCL"):
-                os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+        _choose_interface(rendezvous)
         dist.init_process_group(
             backend="nccl" if over_nccl else "gloo",
             store=store,
@@ -206,6 +198,14 @@ def _arrival(rank: int) -> str:
     return f"rank_{rank}_is_here"
 
 
+def _await_all(store: Store, world_size: int, while_waiting: Callable[[], None]) -> None:
+    """Returns when all ranks have arrived; calls `while_waiting`, which may raise, until then."""
+    arrivals = [_arrival(rank) for rank in range(world_size)]
+    while not store.check(arrivals):
+        while_waiting()
+        time.sleep(_ARRIVAL_POLL_S)
+
+
 def _open_store(
     directory: str | Path,
     rendezvous: Rendezvous | None,
@@ -244,6 +244,14 @@ def _device_name(device: torch.device) -> str:
 
 def _all_differ(names: Sequence[str]) -> bool:
     return len(set(names)) == len(names)
+
+
+def _choose_interface(rendezvous: Rendezvous | None) -> None:
+    """Has collectives listen on the interface towards the other ranks alone, unless it is set."""
+    interface = _loopback_interface() if rendezvous is None else interface_towards(rendezvous.host)
+    if interface is not None:
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
 
 
 def _loopback_interface() -> str:
