@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ STARTS_RAY = ("tests/helm/test_chart_runs.py", "tests/e2e/")
 """In this order: the fleet of tests/e2e is up until its last test kills it."""
 READ_SOURCES = "tests/architecture/"
 TAKE_LONG = (
+    "tests/kernels/test_triton_compiles.py",
+    "tests/cuda/test_races.py",
     "tests/worker/rank/test_runner_on_triton_interpreter.py",
     "tests/kernels/test_triton_interpreter.py",
     "tests/worker/engine/",
@@ -37,7 +39,9 @@ TAKE_LONG = (
     "tests/cluster/bench/test_bench_job.py",
     "tests/worker/models/test_families.py",
     "tests/deploy/test_demo",
-    "tests/kernels/test_triton_compiles.py",
+    "tests/cluster/bench/test_bench_fdfo.py",
+    "tests/worker/plan/test_rendezvous.py",
+    "tests/worker/front/test_hung_ranks.py",
     "tests/worker/test_hub.py",
     "tests/worker/test_llm.py",
 )
@@ -77,6 +81,15 @@ def pytest_itemcollected(item: pytest.Function) -> None:
 
     if is_hypothesis_test(item.obj) or getattr(item.module, "cases", None) is cases:
         item.add_marker("randomized")
+
+
+@pytest.fixture(autouse=True)
+def _niceness_stays() -> Iterator[None]:
+    """A process that yields to others, as ranks do, does so in all tests that come after, and its
+    children with it: it hardly runs before the other processes are done."""
+    before = os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0)
+    yield
+    assert (os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0)) == before, "this process has yielded"
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_eager_steps_do_not_race(folder: str) -> None:
 
 
 def test_pages_of_the_host_do_not_race(folder: str) -> None:
-    given, asked = 2 * prompts(6), 2 * params(6, 8)
+    given, asked = 2 * prompts(4), 2 * params(4, 4)
     served = on_cuda(folder, given, asked, **HOST)
     assert (served.findings, served.waits) == ([], [])
     assert served.num_loaded > 3
@@ -88,7 +88,7 @@ def test_pages_of_the_host_do_not_race(folder: str) -> None:
 def test_drafts_do_not_race(folder: str, count: int) -> None:
     """Of requests without processors (the first two) nothing waits for the device. The third has
     processors, and comes in while the others' rows are placed by the device."""
-    given, asked = prompts(count, 3), params(count)
+    given, asked = prompts(count, 3), params(count, 8)
     served = on_cuda(folder, given, asked, **DRAFTS)
     assert served.findings == []
     assert bool(served.waits) == (count > 2)
@@ -230,7 +230,7 @@ def test_pages_that_nobody_waits_for_are_found(
         leave_out(Lane, "wait_stream", "_copy")(monkeypatch)
     else:  # on the stream of the steps before
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    served = on_cuda(folder, 2 * prompts(6), 2 * params(6, 8), **HOST)
+    served = on_cuda(folder, 2 * prompts(4), 2 * params(4, 4), **HOST)
     found = served.findings if caller == "_copy" else served.waits
     assert any(("race" if caller == "_copy" else "pageable") in one for one in found)
 

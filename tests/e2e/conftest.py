@@ -31,8 +31,9 @@ def _place(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
+    folder = Path(__file__).parent
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.path.parent == folder:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 

@@ -1,10 +1,12 @@
-"""The official client of Anthropic judges /v1/messages: fields, accumulated streams, errors."""
+"""The official client of Anthropic judges /v1/messages: fields, accumulated streams, errors.
+
+Tests import it themselves: it takes a second and a half, of every process that collects them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import pytest
 
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
@@ -22,6 +24,8 @@ ASKED: dict[str, Any] = {
 
 def test_every_field_is_known() -> None:
     """Served, without effect, or refused by name."""
+    import anthropic
+
     types = anthropic.types
     created = {
         *types.message_create_params.MessageCreateParamsStreaming.__annotations__,
@@ -36,6 +40,8 @@ def test_every_field_is_known() -> None:
 
 
 async def test_a_stream_adds_up_to_the_whole(agent: Rig) -> None:
+    import anthropic
+
     agent.answer = f"hm\n</think>\n\n{CALLS}"
     thinking = {"type": "enabled", "budget_tokens": 2048}
     asked = {**ASKED, "tools": [WEATHER, NOW], "thinking": thinking}
@@ -82,6 +88,8 @@ async def test_a_stream_adds_up_to_the_whole(agent: Rig) -> None:
 
 
 async def test_a_call_that_is_cut_off_is_what_the_client_makes_of_it(agent: Rig) -> None:
+    import anthropic
+
     agent.answer = '<tool_call>{"name": "now", "arguments": {"a": [1], "b": "x y z"}}</tool_call>'
     length = len(agent.tokenizer.encode(agent.answer.partition(" y")[0]))
     asked = {**ASKED, "tools": [NOW], "max_tokens": length}
@@ -102,6 +110,8 @@ async def test_a_call_that_is_cut_off_is_what_the_client_makes_of_it(agent: Rig)
 
 
 async def test_error_classes(rig: Any) -> None:
+    import anthropic
+
     await rig.start(api_keys=("secret",))
     async with (
         rig.server() as url,

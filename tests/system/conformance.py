@@ -19,7 +19,7 @@ from pathlib import Path
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.launch import LocalFleet
 from tests.support.agents.model import model_with_tools
-from tests.support.conformance import anthropic_client, openai_client, openai_responses
+from tests.support.conformance import openai_client, openai_responses
 from tests.support.conformance.cases import Endpoint, Outcome, outcomes_of, try_cases
 from tests.support.conformance.document import UNCHECKED, Report, try_document
 from tests.support.conformance.twins import try_twins
@@ -116,6 +116,8 @@ def judge(outcomes: Sequence[Outcome], document: Report | None, *, min_cases: in
 def _tried(options: ConformanceOptions, endpoint: Endpoint) -> Iterator[Outcome]:
     """Whatever is a case of its own."""
     if "official" in options.parts:
+        from tests.support.conformance import anthropic_client  # a second and a half
+
         for group, module in (
             ("openai", openai_client),
             ("openai_responses", openai_responses),

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from router.replies import FORMATS, Call, CallArguments, ReplyReader
+from tests.support.effort import cases
 from tests.support.paths import ROOT
 from worker.llm import LLM, SamplingParams, StructuredOutputsParams
 
@@ -27,7 +28,7 @@ SCHEMAS = {
 }
 PROPERTIES = {name: schema["properties"] for name, schema in SCHEMAS.items()}
 FORCED = sorted(name for name, made in FORMATS.items() if made.before)
-SEEDS = range(17)
+SEEDS = range(cases(25))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def test_a_hundred_forced_calls_are_calls(llm: LLM) -> None:
+def test_forced_calls_are_calls(llm: LLM) -> None:
     asked = [(name, seed) for name in FORCED for seed in SEEDS]
     params = [
         SamplingParams(

@@ -141,7 +141,7 @@ def test_depth_and_preemption_change_no_token(
 
 def test_two_ranks_draw_from_the_same_masks(tokenizer: Tokenizer) -> None:
     with Engine(MODEL, tensor_parallel_size=2, batch_invariant=True) as engine:
-        for (form, _), outcome in zip(requests(), run(engine, tokenizer, 14), strict=False):
+        for (form, _), outcome in zip(requests(), run(engine, tokenizer, 7), strict=False):
             assert form is None or conforms(form, text_of(outcome, tokenizer))
 
 

@@ -20,7 +20,7 @@ from worker.models import tensor_parallel
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Failure, Start, Stop
 from worker.plan.plan import Plan
-from worker.rank import main
+from worker.rank import cpu, main
 from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
@@ -55,6 +55,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("group ended")
         return True
 
+    monkeypatch.setattr(cpu, "yield_cpu_to_others", lambda: None)  # this process runs other tests
     monkeypatch.setattr(main, "RankChannel", Channel)
     monkeypatch.setattr(Rank, "load", fail)
     monkeypatch.setattr(TensorParallelGroup, "close", end)
