@@ -6,6 +6,7 @@ text that parses but need not validate.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,9 @@ _IGNORED = (
 _LENGTHS = ("maxLength", "minLength")
 """Of texts: characters between these bounds may be raw control characters, which JSON does not
 have in texts, and no escapes."""
+
+_MANY_TIMES = re.compile(r"\{\d*,?\d{3}")
+"""In a pattern: from 129 times on, what is repeated may be raw control characters, too."""
 
 _ALTERNATIVES = ("$ref", "anyOf", "allOf", "oneOf", "const", "enum")
 """Keys of a schema of which the library reads only the first that it finds, and nothing beside
@@ -64,6 +68,8 @@ def inexact_keyword(schema: Any) -> str | None:
         for keyword in _LENGTHS:
             if part.get(keyword):
                 return keyword
+        if _MANY_TIMES.search(part.get("pattern", "")):
+            return "pattern"
         for keyword in _ALTERNATIVES:
             beside = [name for name in part if name != keyword and name not in _HARMLESS]
             if keyword in part and not _agrees(part, keyword, beside):

@@ -20,6 +20,11 @@ from worker.wire.structured import StructuredOutputsParams
 _RAW_BYTES = 0
 """VocabType: tokens are the bytes that they stand for."""
 
+_BOUNDED = r"([^\"\\\r\n])"
+"""A character of a text between bounds of its length, as xgrammar 0.2.8 has it in grammars of
+JSON: it may be a raw tab, which JSON does not have, but no escape."""
+_BOUNDED_IN_JSON = r'([^\0-\x1f\"\\]) | ("\\" [\"\\/bfnrt])'
+
 
 class XGrammarBackend:
     """Compiles in one process, follows in another; both have the vocabulary.
@@ -84,13 +89,20 @@ class XGrammarBackend:
         if kind == "regex":
             return compiler.compile_regex(text)
         if kind == "structural_tag":
-            return compiler.compile_structural_tag(json.dumps(modern_tag(text)))
+            return self._compiled_tag(json.dumps(modern_tag(text)))
         if kind == "choice":
             literals = " | ".join(_ebnf_literal(choice) for choice in params.choice or ())
             return compiler.compile_grammar_from_strings(f"root ::= {literals}", "root")
         if "::=" in text:
             return compiler.compile_grammar_from_strings(text, "root")
         return compiler.compile_lark(text, [], [])
+
+    def _compiled_tag(self, tag: str) -> Any:
+        grammar = str(self._core.bindings.Grammar.from_structural_tag(tag).to_string())
+        if _BOUNDED not in grammar:
+            return self._compiler.compile_structural_tag(tag)
+        in_json = grammar.replace(_BOUNDED, _BOUNDED_IN_JSON)
+        return self._compiler.compile_grammar_from_strings(in_json, "root")
 
 
 class _Loaded:

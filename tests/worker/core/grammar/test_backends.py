@@ -73,6 +73,15 @@ def test_texts_of_bounded_length_are_json() -> None:
         make_backend("xgrammar").compile(StructuredOutputsParams(json=schema))
 
 
+def test_texts_of_patterns_are_json() -> None:
+    few, many = ({"type": "string", "pattern": f"^.{{1,{count}}}$"} for count in (99, 200))
+    for backend, schema in (("xgrammar", few), ("guidance", few), ("guidance", many)):
+        assert accepts(make_backend(backend), '"ab"', json=schema)
+        assert not accepts(make_backend(backend), '"a\tb"', json=schema)
+    with pytest.raises(GrammarError, match="pattern"):  # it would let the tab through
+        make_backend("xgrammar").compile(StructuredOutputsParams(json=many))
+
+
 def test_structural_tags_of_both_forms() -> None:
     backend = make_backend("xgrammar")
     tag = {
@@ -109,6 +118,9 @@ def params_of(tag: str) -> Any:
         ({"items": {"type": "string", "maxLength": 10}}, "maxLength"),
         ({"properties": {"x": {"type": "string", "minLength": 1}}}, "minLength"),
         ({"type": "string", "minLength": 0}, None),
+        ({"items": {"pattern": "^[a-z]{2,200}$"}}, "pattern"),
+        ({"items": {"pattern": "^[a-z]{200}$"}}, "pattern"),
+        ({"items": {"pattern": "^[a-z]{2,20}$"}}, None),
         ({"properties": {"not": {}, "if": {}, "uniqueItems": {}}}, None),
         ({"enum": [{"not": 1}], "description": "d"}, None),
         ({"type": "string", "enum": ["a", "b"]}, None),
