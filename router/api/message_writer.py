@@ -116,7 +116,8 @@ class MessageWriter(ChatWriter):
         """Tokens up to the marker that ends the thoughts; all of them where there is none."""
         if not self._readers[completion.spec.index].has_thoughts:
             return 0
-        return self._reading.num_thought_tokens(self._extras.tokenizer, completion.token_ids)
+        token_ids = completion.token_ids[: completion.num_taken]
+        return self._reading.num_thought_tokens(self._extras.tokenizer, token_ids)
 
     def _events(
         self,

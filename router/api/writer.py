@@ -157,9 +157,10 @@ class ResponseWriter(ABC):
         yield b"}"
 
     def usage(self) -> dict[str, Any]:
-        """Token counts so far."""
+        """Counts of the tokens that are written so far: others may have come meanwhile."""
         generation = self.generation
-        prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
+        prompt = generation.num_prompt_tokens
+        completion = sum(completion.num_taken for completion in generation.completions)
         if self._extras.echo_only:
             completion = 0
         usage: dict[str, Any] = {

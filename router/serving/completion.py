@@ -152,6 +152,11 @@ class Completion:
         return self.finish_reason is not None
 
     @property
+    def num_taken(self) -> int:
+        """Tokens that `take` has returned."""
+        return self._taken
+
+    @property
     def num_unread_bytes(self) -> int:
         """Memory of what no response has taken, within a factor of two."""
         num_unread = len(self.token_ids) - self._taken

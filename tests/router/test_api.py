@@ -82,6 +82,18 @@ async def test_continuous_usage_is_in_every_chunk_where_usage_is_asked_for(rig, 
     assert not any("usage" in chunk for chunk in chunks)
 
 
+async def test_continuous_usage_counts_the_tokens_that_were_streamed(rig, events):
+    await rig.start()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for ask in (rig.chat, rig.complete):
+        response = await ask(stream=True, n=2, return_token_ids=True, stream_options=options)
+        told = 0
+        for chunk in events(response):
+            told += sum(len(choice.get("token_ids", ())) for choice in chunk["choices"])
+            assert chunk["usage"]["completion_tokens"] == told
+        assert told == 2 * len(rig.script(None))
+
+
 @pytest.mark.parametrize("prompt", ["hello", ["hello", "one two"], [5, 6, 7], [[5, 6], [7, 8, 9]]])
 async def test_prompt_shapes(rig, prompt):
     await rig.start()
