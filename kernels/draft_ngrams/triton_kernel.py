@@ -10,6 +10,8 @@ import triton.language as tl
 from kernels.draft_ngrams.base import NgramLookup
 
 _BLOCK = 1024
+_LEAST_COUNT = 16
+"""Drafts that a program has lanes for: fewer share its binary."""
 
 
 def draft_ngrams(
@@ -23,7 +25,8 @@ def draft_ngrams(
         _draft_kernel[shape[:1]](
             token_pool, lookup.slots, lookup.newest, drafts, lengths, token_pool.stride(0),
             lookup.count, lookup.num_tokens, SHORTEST=lookup.shortest, LONGEST=lookup.longest,
-            COUNT=triton.next_power_of_2(lookup.count), BLOCK=_BLOCK, num_warps=4,
+            COUNT=triton.next_power_of_2(max(_LEAST_COUNT, lookup.count)), BLOCK=_BLOCK,
+            num_warps=4,
         )  # fmt: skip
     return drafts, lengths
 

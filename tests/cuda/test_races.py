@@ -63,7 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_mixed_requests_do_not_race_and_nothing_waits(folder: str) -> None:
-    served = on_cuda(folder, prompts(), params())
+    """Nor do the steps of start-up, which leave nothing that a token would depend on."""
+    served = on_cuda(folder, prompts(), params(), warms_up=True)
     assert (served.findings, served.waits) == ([], [])
     assert served.tokens == on_cpu(folder, prompts(), params())
     assert served.num_launches > 1000
@@ -89,7 +90,7 @@ def test_drafts_do_not_race(folder: str, count: int) -> None:
     """Of requests without processors (the first two) nothing waits for the device. The third has
     processors, and comes in while the others' rows are placed by the device."""
     given, asked = prompts(count, 3), params(count, 8)
-    served = on_cuda(folder, given, asked, **DRAFTS)
+    served = on_cuda(folder, given, asked, warms_up=count == 6, **DRAFTS)
     assert served.findings == []
     assert bool(served.waits) == (count > 2)
     assert served.tokens == on_cpu(folder, given, asked)
@@ -104,7 +105,7 @@ def test_drafts_of_a_model_do_not_race(
     if count == 2:
         monkeypatch.setattr(device_model, "DRAFT_DTYPE", torch.float32)
     given, asked = prompts(count), params(count)
-    served = on_cuda(folder, given, asked, **by_model(folder))
+    served = on_cuda(folder, given, asked, warms_up=count == 6, **by_model(folder))
     if count == 2:  # one with the prompts, nine tokens at once, the rest, one in flight at the end
         assert len(steps) <= 4
     assert served.findings == []
@@ -138,7 +139,7 @@ def test_blocks_do_not_race(tmp_path: Path) -> None:
     given, asked = prompts(4), SamplingParams(temperature=0.0, max_tokens=10)
     given = [[token % 90 for token in prompt] for prompt in given]
     own = {"kind": BlockEngine, "dllm_threshold": 0.3}
-    served = on_cuda(checkpoint, given, asked, **own)
+    served = on_cuda(checkpoint, given, asked, warms_up=True, **own)
     assert served.findings == []
     assert served.tokens == on_cpu(checkpoint, given, asked, **own)
 

@@ -10,7 +10,7 @@ import msgspec
 from worker.config import EngineConfig
 from worker.plan.plan import Admit, BlockAdmit, BlockRow, LogitsParams, Plan, PlannedRow, Row
 
-_PROCESSORS: Final = LogitsParams(
+PROCESSORS: Final = LogitsParams(
     num_prompt=1,
     frequency_penalty=1.0,
     bias_token_ids=[0],
@@ -52,7 +52,7 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
     processed = admits
     if not block:
         # Tables of processors are made for the first request that needs them, and stay.
-        processed = [msgspec.structs.replace(one, logits_params=_PROCESSORS) for one in admits]
+        processed = [msgspec.structs.replace(one, logits_params=PROCESSORS) for one in admits]
     prefill: list[Row] = [PlannedRow(slot, 0, chunk, True) for slot in slots[:num_chunks]]
     draw: list[Row] = [PlannedRow(slot, 0, 1, True) for slot in slots]
     if block:

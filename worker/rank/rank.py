@@ -78,8 +78,8 @@ class Rank:
     """A rank's life: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
 
     Phases of its start, in seconds: connect (until all ranks have met), download (of a Hub model;
-    nothing where it is there), load_weights, profile (one largest step, in which kernels are
-    compiled), capture (KV cache and CUDA graphs). Waiting for the other ranks between them counts
+    nothing where it is there), load_weights, profile (one largest step), capture (KV cache, kernels
+    compiled, CUDA graphs). Waiting for the other ranks between them counts
     nowhere.
 
     Args:

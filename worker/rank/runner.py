@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from kernels import registry
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import ModelConfig, load_model_config
@@ -41,6 +42,7 @@ from worker.rank.states import RequestStates, check_states
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
 from worker.rank.tables import DeviceTables
+from worker.rank.warmup import warm_up, warm_up_limits
 
 
 class ModelRunner:
@@ -156,8 +158,8 @@ class ModelRunner:
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
         """Makes the KV cache of `num_pages` pages (page 0 is the dummy page) and the tables.
 
-        On CUDA, captures the graphs of decode steps: every rank must be at it, since they capture
-        collectives.
+        On CUDA, compiles all kernels, and captures the graphs of decode steps: every rank must be
+        at it, since there are collectives in both.
         """
         assert num_pages >= 2, "a cache has one page besides the dummy page"
         with self._on_compute_stream():
@@ -168,11 +170,13 @@ class ModelRunner:
             self._drafter = create_drafter(
                 *(self.config, self._tables, self._attention, num_pages, self._drafts)
             )
-            if self._capture is not None:
-                with torch.inference_mode():
-                    self._graphs = self._capture.run(
-                        self.run_model, self.model.compute_logits, self._tables, self._drafts
-                    )
+        if self.device.type == "cuda" and registry.uses_triton(self.device):
+            self._warm_up()  # the interpreter, on CPU, compiles nothing
+        if self._capture is not None:
+            with self._on_compute_stream(), torch.inference_mode():
+                self._graphs = self._capture.run(
+                    self.run_model, self.model.compute_logits, self._tables, self._drafts
+                )
 
     def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
         """Runs one step to its end; `masks` as in `sample`."""
@@ -392,6 +396,18 @@ class ModelRunner:
             self._allocate(num_blocks * self._page_groups.num_groups + 1)
         for plan in largest.plans:
             self.execute(plan)
+
+    def _warm_up(self) -> None:
+        """Compiles the kernels of all steps that there may be."""
+        limits = warm_up_limits(
+            self.config,
+            max_model_len=self._tables.max_model_len,
+            block_size=self.model_config.block_size,
+        )
+        vocab_size = self.model_config.vocab_size
+        warm_up(self.execute, limits, vocab_size=vocab_size, show=self.group.rank == 0)
+        if self._drafter is not None:
+            self._drafter.forget()
 
     @torch.inference_mode()
     def _measure_graphs(self) -> int:

@@ -83,14 +83,17 @@ class Counts:
     """The same with filters."""
 
 
-class _Idle:
-    """A stream, or an event, that nothing depends on."""
+class Idle:
+    """A stream, an event or a graph that nothing depends on."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
+
+    def elapsed_time(self, end_event: Idle) -> float:
+        return 0.25
 
 
 class _Upload:
@@ -122,7 +125,7 @@ def counting() -> Iterator[Counter]:
     with pytest.MonkeyPatch.context() as patch, patched_tensors(), StandIn(counter, "meta"):
         patch.setattr(JITFunction, "run", launch)
         for name in ("Stream", "Event"):
-            patch.setattr(torch.cuda, name, _Idle)
+            patch.setattr(torch.cuda, name, Idle)
         patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)

@@ -16,6 +16,7 @@ from kernels.attention.triton_schedule import AttentionRows, Schedule
 from kernels.registry import Op
 from tests.support.cuda.clocks import Event, Graph, Lane, World
 from tests.support.cuda.tensors import Memory, patched_tensors
+from worker.rank import runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,8 +24,12 @@ _TOTAL = 80 << 30
 
 
 @contextmanager
-def pretended_cuda() -> Iterator[World]:
-    """Inside, there is one CUDA device for each thread that enters `World.rank`."""
+def pretended_cuda(*, warms_up: bool = False) -> Iterator[World]:
+    """Inside, there is one CUDA device for each thread that enters `World.rank`.
+
+    Nothing is compiled for it. Start-up runs the steps in which it would be only with `warms_up`:
+    they compute on CPU.
+    """
     world = World()
     with pytest.MonkeyPatch.context() as patch, patched_tensors():
         for name, value in _runtime(world).items():
@@ -34,6 +39,8 @@ def pretended_cuda() -> Iterator[World]:
             triton_backend, "make_schedule", _as_launch(world, "make_schedule", _schedule)
         )
         patch.setattr(triton_backend, "attend", _as_launch(world, "attend", _attend_rows))
+        if not warms_up:
+            patch.setattr(runner, "warm_up", lambda *_, **__: None)
         try:
             yield world
         finally:

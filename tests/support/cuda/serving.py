@@ -81,10 +81,11 @@ def on_cuda(
     kind: type[Engine] = Engine,
     num_ranks: int = 1,
     meddle: Callable[[ModelRunner], object] = lambda _: None,
+    warms_up: bool = False,
     **options: Any,
 ) -> Served:
     options = {"cudagraph_capture_sizes": (1, 2, 4), **OPTIONS, **options}
-    with pretended_cuda() as world, world.rank() as clocks:
+    with pretended_cuda(warms_up=warms_up) as world, world.rank() as clocks:
         if num_ranks > 1:
             options["tensor_parallel_size"] = num_ranks
             own = {"executor_class": partial(ThreadedExecutor, world)}

@@ -59,7 +59,7 @@ class Binary:
         return Usage(registers, stack + local)
 
 
-class _Driver:
+class Driver:
     """Stands in for Triton's CUDA driver as far as compiling goes."""
 
     def __init__(self, capability: int) -> None:
@@ -98,5 +98,5 @@ def compiling_for(capability: int) -> Iterator[list[Binary]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
         patch.setattr(JITFunction, "run", compile_only)
-        patch.setattr(triton.runtime.driver, "_active", _Driver(capability))
+        patch.setattr(triton.runtime.driver, "_active", Driver(capability))
         yield compiled

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import EditRows, PenaltyRows, SamplingParameters
+from kernels import EditRows, PenaltyRows, SamplingParameters, registry
 from kernels.sample_tokens import GREEDY_BELOW
 from worker.plan.plan import Admit, LogitsParams
 from worker.rank.sampling.logits_processors import (
@@ -99,9 +99,11 @@ class SamplingState:
         return bool((self.temperature[slots] >= GREEDY_BELOW).any())
 
     def filters(self, slots: IntArray) -> tuple[str, ...]:
-        """Those of FILTERS that any of the slots uses."""
+        """Those of FILTERS that draws of the slots are to apply: the ones that any slot uses. Where
+        kernels draw, all or none, since each combination would be a binary of its own."""
         uses = (self.top_k[slots] > 0, self.top_p[slots] < 1.0, self.log_min_p[slots] > -np.inf)
-        return tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
+        used = tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
+        return FILTERS if used and registry.uses_triton(self._device) else used
 
     def columns(self, slots: IntArray, positions: IntArray) -> dict[str, npt.NDArray[Any]]:
         """The parameters of draws [S] of these slots, for tokens at these positions."""

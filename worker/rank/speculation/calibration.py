@@ -57,6 +57,12 @@ class Calibration:
         self._own[slot] = _Shares(len(self._priors))
         self._update(slot)
 
+    def reset(self) -> None:
+        """Forgets what all guesses taught."""
+        self._common = _Shares(len(self._priors))
+        for slot in range(len(self._own)):
+            self.admit(slot)
+
     def observe(self, slot: int, levels: Sequence[int], num_right: int, num_known: int) -> None:
         """Takes the outcome of consecutive guesses.
 

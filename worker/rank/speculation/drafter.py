@@ -158,6 +158,10 @@ class Drafter:
             acceptance=acceptance,
         )
 
+    def forget(self) -> None:
+        """Forgets what guesses taught: those at start-up were of no request."""
+        self._proposer.calibration.reset()
+
     def _admit(self, plan: Plan) -> None:
         if not plan.admits:
             return

@@ -32,6 +32,18 @@ def test_shares_begin_with_the_models_word_and_follow_what_comes() -> None:
     assert calibration.shares[0] == pytest.approx(fresh)
 
 
+def test_a_reset_forgets_what_all_requests_taught() -> None:
+    calibration = calibration_of(2)
+    before = calibration.shares.copy()
+    for slot in range(2):
+        calibration.observe(slot, [0, 1], num_right=0, num_known=2)
+    assert (calibration.shares != before).any()
+    calibration.reset()
+    assert (calibration.shares == before).all()
+    calibration.admit(1)
+    assert (calibration.shares == before).all()
+
+
 def test_a_guess_whose_place_is_not_known_yet_counts_for_nothing() -> None:
     calibration, other = calibration_of(1), calibration_of(1)
     calibration.observe(0, [2, 3, 4], num_right=1, num_known=1)

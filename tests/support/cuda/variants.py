@@ -1,0 +1,130 @@
+"""Which binaries Triton would need for the launches of whole engines, on tensors that are nowhere.
+
+A launch's key is made by Triton's own binder, as for a device of compute capability 9.0: types,
+values of constants, whether numbers are 1 or multiples of 16, whether pointers are aligned. Two
+launches with equal keys share a binary; one with a new key stops the step for as long as compiling
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from tests.support.cuda.counted import Idle, counting
+from tests.support.cuda.tensors import DeviceTensor, site
+from tests.support.kernels.aot import Driver
+from worker.rank.speculation.verification import DeviceAcceptance
+
+CAPABILITY = 90
+_TOTAL = 80 << 30
+_ALIGNED = 512
+"""Bytes at whose multiples torch's allocator for CUDA places memory."""
+
+
+class Variant(NamedTuple):
+    """A kernel's binary."""
+
+    kernel: str
+    key: str
+    """Equal where two launches share a binary."""
+
+
+class Variants:
+    """What was launched so far."""
+
+    def __init__(self) -> None:
+        self.sites: dict[Variant, str] = {}
+        """Where each was first."""
+
+    def since(self, earlier: set[Variant]) -> list[str]:
+        """Those that came after: kernel, first site, and what the nearest earlier key has in place
+        of it."""
+        return [
+            f"{variant.kernel} at {where}: {_difference(variant, earlier)}"
+            for variant, where in self.sites.items()
+            if variant not in earlier
+        ]
+
+
+class _Pointer:
+    """A tensor as far as a key asks."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        content = tensor.content if isinstance(tensor, DeviceTensor) else tensor
+        offset = content.storage_offset() * content.itemsize if content.numel() else 0
+        self._address = _ALIGNED + int(offset)
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+@contextmanager
+def noting_variants() -> Iterator[Variants]:
+    """Inside, there is a CUDA device whose memory has no content, and launches are noted.
+
+    Of each row of drafts one draw counts, so that requests end.
+    """
+    noted = Variants()
+
+    def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        kwargs["debug"] = False
+        binder = self.device_caches[CAPABILITY][4]
+        given = (_Pointer(one) if isinstance(one, torch.Tensor) else one for one in args)
+        _, specialization, options = binder(*given, **kwargs)
+        key = f"{list(zip(self.arg_names, specialization, strict=True))} {sorted(options.items())}"
+        noted.sites.setdefault(Variant(self.fn.__name__, key), site())
+
+    with counting(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.runtime.driver, "_active", Driver(CAPABILITY))
+        patch.setattr(JITFunction, "run", launch)
+        patch.setattr(DeviceAcceptance, "to_host", lambda step: [(0, 1)] * len(step.counts))
+        for name, value in _runtime().items():
+            patch.setattr(torch.cuda, name, value)
+        yield noted
+
+
+def _runtime() -> dict[str, Any]:
+    """What of torch.cuda a whole engine uses beside a runner's steps."""
+    properties = SimpleNamespace(
+        name="a stand-in",
+        total_memory=_TOTAL,
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        uuid="GPU-0",
+    )
+    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731  # one of many
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda _: properties,
+        "set_device": nothing,
+        "empty_cache": nothing,
+        "reset_peak_memory_stats": nothing,
+        "max_memory_allocated": lambda *_: 1 << 20,
+        "memory_reserved": lambda *_: 1 << 20,
+        "mem_get_info": lambda *_: (_TOTAL, _TOTAL),
+        "graph_pool_handle": object,
+        "CUDAGraph": Idle,
+        "graph": lambda *_, **__: nullcontext(),
+    }
+
+
+def _difference(variant: Variant, earlier: set[Variant]) -> str:
+    """What sets it apart from the most alike of the kernel's earlier ones."""
+    own = variant.key.split("), (")
+    others = [one.key.split("), (") for one in earlier if one.kernel == variant.kernel]
+    if not others:
+        return "never launched before"
+    differing = [[(a, b) for a, b in zip(own, other, strict=False) if a != b] for other in others]
+    return "; ".join(f"{a} in place of {b}" for a, b in min(differing, key=len))

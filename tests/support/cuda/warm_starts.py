@@ -1,0 +1,136 @@
+"""What serving would still compile after start-up: whole engines of real models' shapes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.support.cuda.counted import write_config
+from tests.support.cuda.variants import noting_variants
+from tests.support.engines.block_engine import BlockEngine
+from tests.support.engines.engine_driver import Engine
+from tests.support.worker.real_configs import RealConfig, load_corpus
+from worker.wire.sampling import SamplingParams
+from worker.wire.structured import StructuredOutputsParams
+
+OPTIONS: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "bfloat16",
+    "load_format": "dummy",
+    "kv_cache_tokens": 20_000,
+    "page_size": 16,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 2048,
+    "max_model_len": 8192,
+    "cudagraph_capture_sizes": (1, 8),
+}
+"""Steps of more than eight rows are launched kernel by kernel."""
+DRAFTS: dict[str, Any] = {
+    "speculative_adaptive": False,
+    "speculative_max_utilization": 2.0,
+}
+"""However many requests run."""
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 20},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.0, "top_k": 20, "min_p": 0.05},
+    {"temperature": 0.0, "frequency_penalty": 0.7},
+    {"temperature": 1.0, "repetition_penalty": 1.2, "top_p": 0.9},
+    {"temperature": 1.0, "logprobs": 0},
+    {"temperature": 0.0, "logprobs": 5},
+    {"temperature": 1.0, "prompt_logprobs": 1},
+    {"temperature": 1.0, "logit_bias": {5: 1.0, 7: -2.0}},
+    {"temperature": 1.0, "allowed_token_ids": [1, 2, 3]},
+    {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": [9]},
+]
+"""Of requests."""
+PLAIN_KINDS = KINDS[:6]
+"""Those that block-diffusion models take, too."""
+LENGTHS = (1, 2, 3, 15, 16, 17, 32, 50, 100, 255, 256, 1000, 3000)
+"""Of prompts: odd ones, multiples of 16, of each size of tiles, longer than a step."""
+CROWDS = (2, 3, 9, 16)
+"""Requests at a time."""
+
+
+@cache
+def corpus() -> dict[str, RealConfig]:
+    return {real.name: real for real in load_corpus()}
+
+
+def write_model(name: str, folder: Path, num_layers: int) -> str:
+    """The folder, with so many layers of a model of the corpus, without weights."""
+    real = corpus()[name]
+    real.write(folder)
+    return str(write_config(folder, dict(real.config), num_layers))
+
+
+def write_demo(source: str, folder: Path) -> str:
+    """The folder, with two layers of a demo model, its tokenizer and no weights."""
+    unread = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(source, folder, ignore=unread, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return str(write_config(folder, config, 2))
+
+
+def new_variants(
+    folder: str,
+    *,
+    kinds: Sequence[dict[str, Any]] = KINDS,
+    grammars: bool = False,
+    engine: type[Engine] = Engine,
+    meddle: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> list[str]:
+    """Starts an engine and serves all kinds of requests; what it had to compile meanwhile.
+
+    Args:
+        folder: with a config.json.
+        kinds: of requests.
+        grammars: whether to follow some, too: the model needs a tokenizer.
+        engine: that serves.
+        meddle: called between start-up and service.
+        options: of the engine.
+    """
+    with noting_variants() as variants, engine(folder, **{**OPTIONS, **options}) as served:
+        known = set(variants.sites)
+        assert known, "start-up has launched nothing"
+        meddle()
+        _serve(served, kinds, grammars=grammars)
+        return variants.since(known)
+
+
+def _serve(engine: Engine, kinds: Sequence[dict[str, Any]], *, grammars: bool) -> None:
+    for number, asked in enumerate(kinds):  # alone
+        _ask(engine, [LENGTHS[number % len(LENGTHS)]], [asked])
+    for length in LENGTHS:
+        _ask(engine, [length + 5], [{}])  # what one before has cached is a prefix
+    for count in CROWDS:
+        own = [kinds[(count + index) % len(kinds)] for index in range(count)]
+        _ask(engine, [1 + 7 * index for index in range(count)], own)
+        _ask(engine, [3] * count, [{}] * count)
+    if grammars:
+        form = {"structured_outputs": StructuredOutputsParams(regex=r"\d{3}-\d{4}")}
+        for crowd in ([form], [form, {}], [form] * 3, [form, *kinds]):
+            _ask(engine, [9] * len(crowd), crowd)
+
+
+def _ask(engine: Engine, lengths: Sequence[int], kinds: Sequence[dict[str, Any]]) -> None:
+    """Serves requests whose prompts repeat themselves, so that there is something to draft."""
+    most = engine.config.max_model_len or max(lengths)
+    prompts = [[1 + place % 3 for place in range(min(length, most - 8))] for length in lengths]
+    asked = [
+        SamplingParams(seed=index, max_tokens=3, ignore_eos=True, **kind)
+        for index, kind in enumerate(kinds)
+    ]
+    if isinstance(engine, BlockEngine):
+        engine.serve(prompts, asked)
+    else:
+        engine.outcomes(prompts, asked)

@@ -1,0 +1,79 @@
+"""The steps of start-up are such as the engine's limits allow, up to its largest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from worker.config import EngineConfig
+from worker.plan.plan import Plan
+from worker.rank.warmup import warm_up, warm_up_limits
+
+VOCAB_SIZE = 50
+MASK_BYTES = 8
+
+
+def steps_of(
+    max_model_len: int, block_size: int = 1, **options: object
+) -> tuple[EngineConfig, list[tuple[Plan, bytes]]]:
+    config = EngineConfig(model="m", **options)  # type: ignore[arg-type]
+    limits = warm_up_limits(config, max_model_len=max_model_len, block_size=block_size)
+    ran: list[tuple[Plan, bytes]] = []
+
+    def execute(plan: Plan, masks: bytes) -> None:
+        ran.append((plan, masks))
+
+    warm_up(execute, limits, vocab_size=VOCAB_SIZE, show=False)
+    return config, ran
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 64])
+@pytest.mark.parametrize("max_num_batched_tokens", [8, 100, 1000])
+@pytest.mark.parametrize("max_model_len", [9, 101, 5000])
+def test_steps_are_within_limits_and_reach_them(
+    max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int, block_size: int
+) -> None:
+    config, ran = steps_of(
+        *(max_model_len, block_size),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    totals = []
+    for plan, masks in ran:
+        lengths = [row.length for row in plan.rows]
+        assert lengths == sorted(lengths), "decodes come first"
+        assert sorted({row.slot for row in plan.rows}) == list(range(len(plan.rows)))
+        assert len(plan.rows) <= config.max_num_seqs
+        assert all(length % block_size == 0 for length in lengths)
+        assert sum(lengths) <= config.max_num_batched_tokens
+        assert max(lengths) < max_model_len, "what it draws has a place, too"
+        known = {admit.slot: len(admit.token_ids) // 4 for admit in plan.admits}
+        own = block_size if block_size > 1 else 0
+        assert known == {row.slot: row.length - own for row in plan.rows}
+        assert len(masks) == MASK_BYTES * len(plan.masked)
+        totals.append(sum(lengths))
+    prompts = totals[: totals.index(max(totals)) + 1]
+    assert prompts[0] == block_size
+    assert all(after <= 2 * before for before, after in pairwise(prompts))
+    longest = min(max_num_batched_tokens, max_model_len - 1) // block_size * block_size
+    most = min(max_num_batched_tokens // block_size * block_size, max_num_seqs * longest)
+    assert prompts[-1] == most
+
+
+def test_drafts_are_run_up_to_the_most() -> None:
+    _, ran = steps_of(
+        5000,
+        speculative_method="ngram",
+        num_speculative_tokens=20,
+        max_num_batched_tokens=512,
+    )
+    drafted = [(plan, masks) for plan, masks in ran if plan.drafts_under_grammar]
+    assert [plan.rows[0].max_tokens for plan, _ in drafted] == [2, 3, 5, 9, 17, 21]
+    assert all(len(masks) == MASK_BYTES * plan.rows[0].max_tokens for plan, masks in drafted)
+
+
+def test_without_drafts_none_are_run() -> None:
+    _, ran = steps_of(5000)
+    assert not any(plan.drafts_under_grammar for plan, _ in ran)

@@ -1,0 +1,185 @@
+"""Steps that between them launch every kernel that serving will: what is to be compiled is compiled
+at start-up.
+
+Triton compiles a kernel when it is first launched with other constants, types or alignments, which
+takes up to seconds in which nothing else runs. Which constants a step has follows from how many
+tokens it computes (tiles of attention and of experts) and from what its requests ask for (filters,
+processors, masks, scores, drafts), so one step of each kind runs before the first request does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rich.progress import MofNCompleteColumn
+
+from worker.config import EngineConfig
+from worker.plan.plan import (
+    Admit,
+    BlockAdmit,
+    BlockRow,
+    DraftRow,
+    LogitsParams,
+    Plan,
+    PlannedRow,
+    Row,
+)
+from worker.progress import progress
+from worker.rank.profiling import PROCESSORS
+
+Execute = Callable[[Plan, bytes], object]
+"""Runs a step to its end, with the masks of its masked draws."""
+
+
+class _Asked(NamedTuple):
+    """What a request asks for."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    params: LogitsParams | None = None
+
+
+_GREEDY: Final = _Asked()
+_RANDOM: Final = _Asked(temperature=1.0)
+_FILTERED: Final = _Asked(temperature=1.0, top_p=0.5)
+_PROCESSED: Final = _Asked(params=PROCESSORS)
+_SCORED: Final = _Asked(params=LogitsParams(num_prompt=2, num_prompt_logprobs=1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUpLimits:
+    """What a rank's steps may be like."""
+
+    max_num_seqs: int
+    max_num_tokens: int
+    """Of a step."""
+    longest_row: int
+    """Tokens that one row may compute."""
+    max_model_len: int
+    block_size: int
+    """Of a block-diffusion model; else 1."""
+    num_drafts: int
+    """Most of a row; 0 where nothing is drafted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """On tables whose every page is the dummy page."""
+
+    plan: Plan
+    num_masks: int = 0
+    """Draws under a grammar."""
+
+
+def warm_up_limits(config: EngineConfig, *, max_model_len: int, block_size: int) -> WarmUpLimits:
+    """The limits of one rank's steps.
+
+    Args:
+        config: of the group.
+        max_model_len: longest request that the rank's tables hold.
+        block_size: of a block-diffusion model; else 1.
+    """
+    longest = min(config.max_num_batched_tokens, max_model_len - 1)
+    drafts = config.speculative_method != "none"
+    return WarmUpLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_tokens=config.max_num_batched_tokens,
+        longest_row=longest // block_size * block_size,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_drafts=min(config.num_speculative_tokens, longest - 1) if drafts else 0,
+    )
+
+
+def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bool) -> None:
+    """Runs a step of each kind.
+
+    Args:
+        execute: runs one, on tables without any request.
+        limits: of the rank.
+        vocab_size: bits of a mask.
+        show: whether to say how far it is.
+    """
+    steps = list(_block_steps(limits) if limits.block_size > 1 else _steps(limits))
+    mask = b"\xff" * (-(-vocab_size // 32) * 4)
+    shown = progress(
+        "compiling kernels",
+        len(steps),
+        amount=f"{len(steps)} kinds of steps",
+        columns=(MofNCompleteColumn(),),
+        show=show,
+    )
+    with shown as advance:
+        for step in steps:
+            execute(step.plan, step.num_masks * mask)
+            advance(1)
+
+
+def _steps(limits: WarmUpLimits) -> Iterator[_Step]:
+    """Of a model that draws token by token."""
+    for lengths in _prompts(limits):
+        rows: list[Row] = [PlannedRow(slot, 0, length, True) for slot, length in enumerate(lengths)]
+        yield _Step(plan=Plan(0, [_admit(row, row.length) for row in rows], [], rows))
+    one = PlannedRow(0, 0, 1, True)
+    for asked in (_RANDOM, _FILTERED, _PROCESSED):
+        yield _Step(plan=Plan(0, [_admit(one, 1, asked)], [], [one]))
+    if limits.longest_row > 1:
+        pair = PlannedRow(0, 0, 2, True)
+        yield _Step(plan=Plan(0, [_admit(pair, 2, _SCORED)], [], [pair]))
+    for count in range(1, min(limits.max_num_seqs, 2) + 1):  # all rows masked, or some
+        rows = [PlannedRow(slot, 0, 1, True) for slot in range(count)]
+        admits = [_admit(row, 1) for row in rows]
+        yield _Step(plan=Plan(0, admits, [], rows, masked=[0]), num_masks=1)
+    for count in _doubling(1, limits.num_drafts):
+        draft = DraftRow(0, 0, 1 + count, count)
+        for asked in (_GREEDY, _RANDOM, _FILTERED, _PROCESSED):
+            yield _Step(plan=Plan(0, [_admit(draft, 1, asked)], [], [draft]))
+        masked = Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
+        yield _Step(plan=masked, num_masks=1 + count)
+
+
+def _block_steps(limits: WarmUpLimits) -> Iterator[_Step]:
+    """Of a block-diffusion model."""
+    size = limits.block_size
+    block = BlockAdmit(None, [], limits.max_model_len)
+    for lengths in _prompts(limits):
+        rows: list[Row] = [BlockRow(slot, 0, length) for slot, length in enumerate(lengths)]
+        admits = [_admit(row, row.length - size, block=block) for row in rows]
+        yield _Step(plan=Plan(0, admits, [], rows))
+    one = BlockRow(0, 0, size)
+    for asked in (_RANDOM, _FILTERED):
+        yield _Step(plan=Plan(0, [_admit(one, 0, asked, block=block)], [], [one]))
+    masked = Plan(0, [_admit(one, 0, block=block)], [], [one], masked=[0])
+    yield _Step(plan=masked, num_masks=1)
+
+
+def _admit(
+    row: Row, num_tokens: int, asked: _Asked = _GREEDY, *, block: BlockAdmit | None = None
+) -> Admit:
+    """A request with so many tokens in the row's slot."""
+    temperature, top_p, params = asked
+    tokens = bytes(4 * num_tokens)
+    own = (row.slot, tokens, temperature, 0, top_p, 0.0, row.slot)
+    return Admit(*own, logits_params=params, block=block)
+
+
+def _prompts(limits: WarmUpLimits) -> Iterator[Sequence[int]]:
+    """Rows' lengths, ascending, in steps of ever more tokens up to the most that there can be.
+    Between steps the number doubles: no size of tiles serves a narrower range of numbers."""
+    size, longest = limits.block_size, limits.longest_row
+    most = min(limits.max_num_tokens // size * size, limits.max_num_seqs * longest)
+    for total in _doubling(size, most):
+        rest = total % longest
+        yield [*([rest] if rest else []), *[longest] * (total // longest)]
+
+
+def _doubling(least: int, most: int) -> Iterator[int]:
+    """`least`, twice that, and so on, and `most` at the end; nothing where it is less."""
+    value = least
+    while value < most:
+        yield value
+        value *= 2
+    if least <= most:
+        yield most
