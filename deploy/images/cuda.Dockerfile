@@ -50,13 +50,15 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ wget \
     && install -d -o 1000 -g 1000 /models
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/rayfleet /opt/rayfleet
-# Nothing but /tmp and /models is written to: the root may be mounted read-only.
+# Nothing but /tmp and /models is written to: the root may be mounted read-only. Kernels that were
+# compiled once are found again where a volume is mounted at /models.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp/rayfleet \
     XDG_CACHE_HOME=/tmp/rayfleet/cache \
     HF_HOME=/models/huggingface \
+    TRITON_CACHE_DIR=/models/triton \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /opt/rayfleet

@@ -248,8 +248,9 @@ def test_no_volume_of_checkpoints_holds_up_the_head(objects: list[Object]) -> No
         assert ("models" in mounted) == (not is_head)
         assert any(volume["name"] == "models" for volume in pod["volumes"]) == (not is_head)
         # The root is read-only.
-        hub = environment_of(pod)["HF_HOME"]
-        assert hub.startswith("/tmp/" if is_head else mounted["models"] + "/")
+        for variable in ("HF_HOME", "TRITON_CACHE_DIR"):
+            folder = environment_of(pod)[variable]
+            assert folder.startswith("/tmp/" if is_head else mounted["models"] + "/")
 
 
 def test_the_smoke_test_asks_every_model(helm4: Helm, tmp_path: Path) -> None:

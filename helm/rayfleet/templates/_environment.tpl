@@ -39,6 +39,7 @@ KubeRay that knows no authOptions sets neither, and Ray then refuses to start wi
   "HOME" "/tmp/rayfleet"
   "XDG_CACHE_HOME" "/tmp/rayfleet/cache"
   "HF_HOME" (include "rayfleet.hubFolder" .)
+  "TRITON_CACHE_DIR" (printf "%s/triton" (include "rayfleet.cacheFolder" .))
 -}}
 {{- if .Values.haproxy.enabled -}}
 {{- $settings = merge $settings (dict

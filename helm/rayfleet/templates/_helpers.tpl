@@ -74,10 +74,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (printf "%s-model-cache" (include "rayfleet.fullname" .)) .Values.modelCache.existingClaim -}}
 {{- end -}}
 
-{{/* Where checkpoints from the Hub are kept; the head loads none and has no volume for them. */}}
-{{- define "rayfleet.hubFolder" -}}
+{{/* Where pods keep what outlives them; the head loads no model and has no volume for any. */}}
+{{- define "rayfleet.cacheFolder" -}}
 {{- $cached := and .Values.modelCache.enabled (ne (default "" .component) "head") -}}
-{{- printf "%s/huggingface" (ternary .Values.modelCache.mountPath "/tmp" $cached) -}}
+{{- ternary .Values.modelCache.mountPath "/tmp" $cached -}}
+{{- end -}}
+
+{{/* Where checkpoints from the Hub are kept. */}}
+{{- define "rayfleet.hubFolder" -}}
+{{- printf "%s/huggingface" (include "rayfleet.cacheFolder" .) -}}
 {{- end -}}
 
 {{/* How many pods, or sets of numOfHosts pods, a worker group has, as YAML. Takes root, group. */}}
