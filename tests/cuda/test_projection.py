@@ -1,0 +1,23 @@
+"""Steps projected for a GPU are what launches come to today; none takes longer than a peer's."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from tests.support.cuda.projection import STEPS_PROJECTED, project, table
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.long
+
+
+def test_no_step_is_projected_to_take_longer_than_a_peers() -> None:
+    for step in STEPS_PROJECTED:
+        projected = project(step)
+        assert projected.ms <= projected.peer_ms, projected
+
+
+def test_the_page_has_the_figures() -> None:
+    """`python -m tests.support.cuda.projection` prints them."""
+    assert table() in (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,164 @@
+"""How long steps would take on an H100: a projection, since none has run them.
+
+    python -m tests.support.cuda.projection
+
+Counted, of the real classes on tensors that are nowhere: launches, bytes of weights and of keys and
+values, keys that the longest program of attention walks. Assumed: the rates below, and that a step
+is its bytes over the memory's bandwidth, or its products over what products reach where that takes
+longer, and a gap per launch. A peer is the same step with as many launches as peers have.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.cuda.budgets import BUDGETS
+from tests.support.cuda.counted import Counts, count_launches, write_config
+from tests.support.kernels.schedule_cases import NUM_SMS, STEPS
+from tests.support.worker.real_configs import load_corpus
+from worker.models.config import ModelConfig, load_model_config
+
+BANDWIDTH = 3.0e12
+"""Bytes a second that kernels reach of an H100 SXM's memory; its data sheet says 3.35e12."""
+PRODUCTS = 600e12
+"""FLOP a second of bfloat16 that large products reach there; its data sheet says 989e12."""
+GAP_S = 1.5e-6
+"""From one kernel of a graph to the next, beyond what both take by the rates above: launch latency
+and the ends of both, 1 to 2 microseconds on an H100."""
+PROMPT_ATTENTION = (250e12, 550e12)
+"""FLOP a second of attention among the tokens of a prompt: what Triton's kernels are known to reach
+on an H100, and FlashAttention 3, which peers take."""
+PEER_LAYER = {"LlamaForCausalLM": 9.5, "Qwen3ForCausalLM": 9.5, "Qwen3MoeForCausalLM": 16.5}
+"""Launches per layer that peers need: 9 to 10, 15 to 18 with experts. Beside layers they are
+taken to need as many as are needed here."""
+_BYTES = 2
+"""Of a weight, a key or a value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What is run."""
+
+    architecture: str
+    label: str
+    rows: int
+    context: int
+    """Positions of all rows together."""
+    longest_walk: int = 0
+    """Keys that the longest program of attention walks; 0 where programs are alike."""
+
+
+STEPS_PROJECTED: Sequence[Step] = (
+    *(
+        Step(architecture=name, label=f"{rows} x 1k", rows=rows, context=rows << 10)
+        for name in PEER_LAYER
+        for rows in (1, 32, 256)
+    ),
+    Step(
+        architecture="LlamaForCausalLM",
+        label="64 rows, one of 100k",
+        rows=64,
+        context=63_000 + 100_000,
+        longest_walk=STEPS["a row of 100k among 64"][0].keys,
+    ),
+)
+
+
+class Projection(NamedTuple):
+    """Of one step."""
+
+    step: Step
+    launches: int
+    peer_launches: int
+    work_ms: float
+    """Bytes and products, which are a peer's, too."""
+
+    @property
+    def ms(self) -> float:
+        return self.work_ms + 1e3 * GAP_S * self.launches
+
+    @property
+    def peer_ms(self) -> float:
+        return self.work_ms + 1e3 * GAP_S * self.peer_launches
+
+
+def project(step: Step) -> Projection:
+    """The step's time."""
+    model, counts = _model(step.architecture)
+    rest = counts.rest + counts.draw
+    launches = model.num_layers * counts.layer + rest
+    peers = round(model.num_layers * PEER_LAYER[step.architecture]) + rest
+    return Projection(step, launches, peers, 1e3 * _work_s(model, step))
+
+
+def _work_s(model: ModelConfig, step: Step) -> float:
+    """Seconds that bytes and products take."""
+    heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    in_all_tokens = model.num_layers * model.hidden_size * heads
+    in_all_tokens += model.vocab_size * model.hidden_size
+    read = multiplied = in_all_tokens
+    own = model.num_layers * 3 * model.hidden_size
+    if model.moe is None:
+        read, multiplied = (size + own * model.intermediate_size for size in (read, multiplied))
+    else:
+        chosen, count = model.moe.num_chosen, model.moe.num_experts
+        touched = count * (1 - (1 - chosen / count) ** step.rows)
+        read += round(own * model.moe.intermediate_size * touched)
+        multiplied += own * model.moe.intermediate_size * chosen
+    products = max(_BYTES * read / BANDWIDTH, 2 * step.rows * multiplied / PRODUCTS)
+    per_key = 2 * _BYTES * model.head_dim
+    walks = (
+        model.num_kv_heads * step.context * per_key / BANDWIDTH,
+        # One program has the bandwidth of one multiprocessor.
+        step.longest_walk * per_key * NUM_SMS / BANDWIDTH,
+    )
+    return products + model.num_layers * max(walks)
+
+
+@cache
+def _model(architecture: str) -> tuple[ModelConfig, Counts]:
+    """The model that the architecture's budget is for, and what its steps launch."""
+    name = BUDGETS[architecture].model
+    real = next(one for one in load_corpus() if one.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        real.write(Path(folder))
+        config = load_model_config(folder, weights=False)
+        counts = count_launches(write_config(Path(folder), dict(real.config), num_layers=2))
+    return config, counts
+
+
+def prompt_ms(num_tokens: int, attention: float) -> float:
+    """A prompt of Llama's, whose attention reaches so many FLOP a second: which that is here, a
+    count does not tell."""
+    model, _ = _model("LlamaForCausalLM")
+    heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    products = 2 * num_tokens * model.num_layers * layer / PRODUCTS
+    scores = 2 * num_tokens**2 * model.num_layers * model.num_heads * model.head_dim
+    return 1e3 * (products + scores / attention)
+
+
+def table() -> str:
+    """All steps as rows of Markdown."""
+    lines = [
+        "| projected, not measured | launches (peers) | ms (peers) |",
+        "|---|---|---|",
+    ]
+    for one in map(project, STEPS_PROJECTED):
+        model = BUDGETS[one.step.architecture].model.rpartition("/")[2]
+        lines.append(
+            f"| {model}, {one.step.label} | {one.launches} ({one.peer_launches}) "
+            f"| {one.ms:.2f} ({one.peer_ms:.2f}) |"
+        )
+    slow, quick = (prompt_ms(8192, rate) for rate in PROMPT_ATTENTION)
+    lines.append(f"| Llama-3.1-8B-Instruct, a prompt of 8k | | {slow:.0f} to {quick:.0f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
