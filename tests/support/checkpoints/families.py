@@ -100,6 +100,20 @@ _LINEAR_MUTATIONS: dict[str, Mutation] = {
     "partial": {"rope_parameters": {**_HALF_ROPE, "partial_rotary_factor": 1.0}},
     **_EPS,
 }
+_LINEAR_EXPERTS = {
+    **_LINEAR,
+    "linear_conv_kernel_dim": 3,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+_LINEAR_EXPERTS_MUTATIONS: dict[str, Mutation] = {
+    "convolution": NO_TAPS,
+    "shared expert": NO_SHARED_EXPERT,
+    "its gate": Patch(target="worker.models.moe:MoeMLP.forward", value=with_open_gate),
+    "number of experts": {"num_experts_per_tok": 2},
+}
 _SWAPPED_TABLES = {
     "rope_parameters": {
         "full_attention": _TWO_ROPES["sliding_attention"],
@@ -318,24 +332,25 @@ SPECIMENS: dict[str, Specimen] = {
         settings={**_LINEAR, "attention_bias": True, "tie_word_embeddings": True},
         mutations=_LINEAR_MUTATIONS,
     ),
+    "qwen3-5-moe": Specimen(
+        name="Qwen3_5Moe",
+        config="Qwen3_5MoeText",
+        settings=_LINEAR_EXPERTS,
+        mutations=_LINEAR_EXPERTS_MUTATIONS,
+    ),
     "qwen3-5-images": Specimen(
         name="Qwen3_5Moe",
         config="Qwen3_5MoeText",
-        settings={
-            **_LINEAR,
-            "linear_conv_kernel_dim": 3,
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-        },
-        mutations={
-            "names": NO_NAMES,
-            "convolution": NO_TAPS,
-            "shared expert": NO_SHARED_EXPERT,
-            "number of experts": {"num_experts_per_tok": 2},
-        },
+        settings=_LINEAR_EXPERTS,
+        mutations={**_LINEAR_EXPERTS_MUTATIONS, "names": NO_NAMES},
         wrapper="Qwen3_5Moe",
+    ),
+    "qwen3-5-small-images": Specimen(
+        name="Qwen3_5",
+        config="Qwen3_5Text",
+        settings={**_LINEAR, "tie_word_embeddings": True},
+        mutations={"names": NO_NAMES, "convolution": NO_TAPS},
+        wrapper="Qwen3_5",
     ),
     "qwen2-5-images": Specimen(
         name="Qwen2_5_VL",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from kernels import ExpertChoice, Routing, choose_experts, linear, silu_and_mul
-from tests.support.checkpoints.specimen import Patch
+from tests.support.checkpoints.specimen import Mutation, Patch
 from worker.models.decoder import DecoderModel
 from worker.models.glm4 import SandwichLayer
 from worker.models.gpt_oss import GptOssMoe
@@ -23,6 +28,29 @@ from worker.models.layers import (
 from worker.models.moe import MoeMLP
 from worker.models.norms import LayerNorm
 from worker.models.qwen3_next import GatedDeltaNet
+
+
+@contextmanager
+def broken(folder: Path, mutation: Mutation, copy: Path) -> Iterator[Path]:
+    """Where a checkpoint is that lacks a feature: in its own folder, while the code lacks it, or in
+    a new one, whose config.json says something else."""
+    if isinstance(mutation, Patch):
+        module, path = mutation.target.split(":")
+        *owners, attribute = path.split(".")
+        owner = importlib.import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(owner, attribute, mutation.value)
+            yield folder
+        return
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    text = config.get("text_config", config)
+    assert all(text.get(key) != value for key, value in mutation.items())
+    text.update(mutation)
+    (copy / "config.json").write_text(json.dumps(config))
+    yield copy
 
 
 @contextmanager

@@ -59,6 +59,8 @@ class Specimen:
     ) = None
     """The tensors of its checkpoint made of those that transformers saves, where they are others;
     it may change transformers' model, too."""
+    architecture: str = ""
+    """What its config.json says of `architectures`; empty where transformers' name is the one."""
     lacks_head_dim: bool = False
     """Whether its configuration has none, so that a head is hidden_size / heads wide."""
 
@@ -107,6 +109,7 @@ _VISIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "Qwen2_5_VL": ("Qwen2_5_VLVisionConfig", {**_QWEN_IMAGES, "fullatt_block_indexes": [0]}, {}),
+    "Qwen3_5": ("Qwen3_5VisionConfig", _QWEN_IMAGES, {}),
     "Qwen3_5Moe": ("Qwen3_5MoeVisionConfig", _QWEN_IMAGES, {}),
     "Qwen3VLMoe": (
         "Qwen3VLMoeVisionConfig",
@@ -144,6 +147,10 @@ def write(specimen: Specimen, folder: Path) -> Model:
         with torch.no_grad():
             tensors = specimen.rewrite(load_file(weights), model)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
+    if specimen.architecture:
+        file = folder / "config.json"
+        said = {**json.loads(file.read_text()), "architectures": [specimen.architecture]}
+        file.write_text(json.dumps(said))
     return cast("Model", model)
 
 

@@ -3,6 +3,7 @@ be wrong if their tensors' names were not understood."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,23 +31,26 @@ def _as_kimi(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor
     return {name.replace(".model.blocks.", ".model.layers."): tensors[name] for name in tensors}
 
 
+_KIMI = Specimen(
+    name="DeepseekV3",
+    settings={
+        **LATENTS,
+        **EXPERTS,
+        "rope_parameters": _ROPE,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    mutations={"names": NO_NAMES, **_THETA},
+    wrapper="Kimi_K25",
+    rewrite=_as_kimi,
+    lacks_head_dim=True,
+)
+
 TEXT_SPECIMENS: dict[str, Specimen] = {
-    "kimi-k2-5": Specimen(
-        name="DeepseekV3",
-        settings={
-            **LATENTS,
-            **EXPERTS,
-            "rope_parameters": _ROPE,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-        mutations={"names": NO_NAMES, **_THETA},
-        wrapper="Kimi_K25",
-        rewrite=_as_kimi,
-        lacks_head_dim=True,
-    ),
+    "kimi-k2-5": _KIMI,
+    "kimi-k2-5-released": replace(_KIMI, architecture="KimiK25ForConditionalGeneration"),
     "qwen3-moe-images": Specimen(
         name="Qwen3VLMoe",
         config="Qwen3VLMoeText",

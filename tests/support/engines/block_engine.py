@@ -27,6 +27,8 @@ class BlockOutput:
     """By block, as deltas come block by block."""
     finish_reason: str | None = None
     num_forwards: int = 0
+    num_cached: int = 0
+    """Tokens of the prompt that the prefix cache had."""
     drafts: list[list[int]] = field(default_factory=list)
     """In the order in which they came, each followed by its number of known tokens then."""
 
@@ -61,6 +63,7 @@ class BlockEngine(Engine):
             for delta in self.core.step().deltas.get("g", ()):
                 output = outputs[delta.request_id]
                 output.token_ids += delta.token_ids
+                output.num_cached = max(output.num_cached, delta.num_cached_tokens)
                 if delta.draft is not None:
                     output.drafts.append([*delta.draft, len(output.token_ids)])
                     continue

@@ -41,6 +41,8 @@ def architecture_of(name: str) -> str:
         return name
     if name in SPECIMENS:
         specimen = SPECIMENS[name]
+        if specimen.architecture:
+            return specimen.architecture
         if specimen.wrapper:
             return f"{specimen.wrapper}ForConditionalGeneration"
         if specimen.maths is not None:

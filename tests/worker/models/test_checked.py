@@ -9,6 +9,7 @@ from worker.models.checked import CHECKS, RECORD, checked_families, checked_form
 from worker.models.families import FAMILIES
 from worker.models.wrappers import TEXTS
 
+MODES = ("alone", "batched", "prefix hit", "chunks", "scarce", "TP 2", "mutations")
 RENEW = "python -m tests.support.worker.checked_models --write"
 
 
@@ -23,3 +24,12 @@ def test_all_that_is_served_is_told() -> None:
     told = {check for family in families for check in family.checks}
     assert told == set(CHECKS)
     assert all(one.families and one.against for one in checked_formats())
+
+
+def test_every_family_is_checked_in_every_mode() -> None:
+    """So that whoever adds a family puts it through all of them."""
+    lacking = {
+        family.architecture: [mode for mode in MODES if mode not in family.checks]
+        for family in checked_families()
+    }
+    assert {name: modes for name, modes in lacking.items() if modes} == {}
