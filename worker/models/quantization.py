@@ -11,8 +11,8 @@ keys and values are therefore not needed, and the result is the more exact one.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -70,7 +70,10 @@ WeightConfig = ScaledConfig | GroupedIntConfig | Fp4Config | GptOssMxfp4Config
 class QuantizationConfig:
     """The format of a checkpoint's linear weights, and which of them have it."""
 
-    weights: WeightConfig
+    weights: WeightConfig | None
+    """None where modules have formats of their own."""
+    by_module: Mapping[str, WeightConfig] = field(default_factory=dict)
+    """Formats of modules, by name, and of those within them."""
     left_out: tuple[str, ...] = ()
     """Patterns of modules that are not quantized."""
     targets: tuple[str, ...] = ()
@@ -80,11 +83,22 @@ class QuantizationConfig:
     skipped_ends: tuple[str, ...] = ()
     """Ends of names of tensors that are not needed."""
 
-    def covers(self, names: Sequence[str]) -> bool:
-        """Whether a linear module is quantized; `names` are all that it may be called by."""
+    def format_of(self, names: Sequence[str]) -> WeightConfig | None:
+        """How a linear module is held, None where it is not quantized; `names` are all that it may
+        be called by."""
         if _is_named(names, self.left_out):
-            return False
-        return not self.targets or _is_named(names, self.targets)
+            return None
+        if self.weights is None:
+            own = (self._own_format(name) for name in names)
+            return next((one for one in own if one is not None), None)
+        return self.weights if not self.targets or _is_named(names, self.targets) else None
+
+    def _own_format(self, name: str) -> WeightConfig | None:
+        """Of a module that may be within one that is named: not by comparison with all of them,
+        who are tens of thousands where there are experts."""
+        while name and name not in self.by_module:
+            name = name.rpartition(".")[0]
+        return self.by_module.get(name)
 
 
 def _is_named(names: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -167,12 +167,23 @@ def _parse_fbgemm(source: _Source) -> QuantizationConfig:
 
 
 def _parse_modelopt(source: _Source) -> QuantizationConfig:
-    """NVIDIA's FP8 and NVFP4."""
+    """NVIDIA's FP8 and NVFP4, or a mixture of them."""
     source.check(
         words("quant_method quant_algo producer config_groups ignore exclude_modules")
-        | words("kv_cache_scheme kv_cache_quant_algo"),
+        | words("kv_cache_scheme kv_cache_quant_algo quantized_layers"),
         {"group_size": (16,)},
     )
+    is_mixed = source.said.get("quant_algo") == "MIXED_PRECISION"
+    return QuantizationConfig(
+        weights=None if is_mixed else _modelopt_weights(source),
+        by_module=_parse_layers(source) if is_mixed else {},
+        left_out=source.modules("ignore", "exclude_modules"),
+        skipped_ends=_NOT_OF_WEIGHTS,
+    )
+
+
+def _modelopt_weights(source: _Source) -> WeightConfig:
+    """What an algorithm of ModelOpt's leaves."""
     formats: dict[object, WeightConfig] = {
         "FP8": ScaledConfig(block_shape=(0, 0)),
         "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
@@ -181,11 +192,22 @@ def _parse_modelopt(source: _Source) -> QuantizationConfig:
     algorithm = source.said.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in formats:
         raise source.unsupported(f"quant_algo {algorithm!r:.80}")
-    return QuantizationConfig(
-        weights=formats[algorithm],
-        left_out=source.modules("ignore", "exclude_modules"),
-        skipped_ends=_NOT_OF_WEIGHTS,
-    )
+    return formats[algorithm]
+
+
+def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
+    """Formats by module; modules that are not named are not quantized."""
+    layers = source.said.get("quantized_layers")
+    if not isinstance(layers, dict) or not layers:
+        raise source.unsupported("quant_algo 'MIXED_PRECISION' without quantized_layers")
+    formats = {}
+    for name, said in layers.items():
+        own = _Source(where=f"quantized_layers of {source.where}", said=said)
+        if not isinstance(said, dict):
+            raise own.unsupported(f"{said!r:.80} of {name!r:.80} (it must be an object)")
+        own.check(words("quant_algo"), {"group_size": (16,)})
+        formats[name] = _modelopt_weights(own)
+    return formats
 
 
 def _parse_compressed(source: _Source) -> QuantizationConfig:

@@ -63,7 +63,8 @@ def create_linear_method(
 
 
 class QuantizedMethod(LinearMethod):
-    """Weights of one format, but for those of modules that the checkpoint leaves out.
+    """Weights of one format, or each module's of its own, but for those of modules that the
+    checkpoint leaves out.
 
     Args:
         config: as `read_quantization` gives it.
@@ -91,21 +92,21 @@ class QuantizedMethod(LinearMethod):
         """A weight [out, in] in the form that its modules, called `prefix` and the parts' names,
         have in the checkpoint."""
         config = self._config
-        covered = [
-            config.covers(self._tensors.checkpoint_names(prefix + part.name)) for part in parts
+        formats = [
+            config.format_of(self._tensors.checkpoint_names(prefix + part.name)) for part in parts
         ]
-        if not any(covered):
+        weights = formats[0]
+        if any(other != weights for other in formats):
+            return _JoinedWeight(
+                [self.create(*_alone(part, shape[1]), options, prefix) for part in parts], options
+            )
+        if weights is None:
             return UnquantizedMethod().allocate(shape, parts, options)
-        weights = config.weights
-        if all(covered) and isinstance(weights, GroupedIntConfig) and weights.has_index:
+        if isinstance(weights, GroupedIntConfig) and weights.has_index:
             draw = _constant(_SPREAD / _INT_SPREADS[weights.bits])
             own = [IndexedCodes(part, shape[1], weights, options, draw) for part in parts]
             return _JoinedWeight(own, options)
-        if all(covered):
-            return _QuantizedWeight(shape, parts, config.weights, options)
-        return _JoinedWeight(
-            [self.create(*_alone(part, shape[1]), options, prefix) for part in parts], options
-        )
+        return _QuantizedWeight(shape, parts, weights, options)
 
 
 def _alone(part: WeightPart, columns: int) -> tuple[tuple[int, int], list[WeightPart]]:

@@ -41,7 +41,13 @@ class Layout:
 
 
 def write_quantized(
-    layout: Layout, folder: Path, dequantized: Path, left_out: str = "^$", **said: Any
+    layout: Layout,
+    folder: Path,
+    dequantized: Path,
+    left_out: str = "^$",
+    *,
+    other: tuple[str, Layout] | None = None,
+    **said: Any,
 ) -> None:
     """Writes both of a mixture of experts.
 
@@ -50,6 +56,7 @@ def write_quantized(
         folder: where that is written.
         dequantized: where the other is.
         left_out: fits names of modules that are not quantized.
+        other: fits names of modules of another layout, and that.
         said: what it says of its format besides.
     """
     torch.manual_seed(7)
@@ -59,7 +66,9 @@ def write_quantized(
         name = key.removesuffix(".weight")
         if not re.search(left_out, name):
             del tensors[key]
-            own, values = layout.draw(*plain[key].shape)
+            is_other = other is not None and re.search(other[0], name)
+            draw = other[1].draw if other is not None and is_other else layout.draw
+            own, values = draw(*plain[key].shape)
             plain[key] = values.float()
             tensors |= {f"{name}.{end}": tensor for end, tensor in own.items()}
     folder.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.models.config import ModelConfig, load_model_config
 from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, draw_weights, load_weights
+from worker.models.quantization import Fp4Config, QuantizationConfig, ScaledConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.models.wrappers import TensorNames
 
@@ -113,6 +115,40 @@ def test_modules_that_are_left_out_are_plain(
         torch.testing.assert_close(own, other, rtol=3e-7, atol=0)
 
 
+@pytest.mark.parametrize("fp8", ["k_proj|o_proj", r"experts[.]1[.]|o_proj", "self_attn"])
+def test_modules_may_have_formats_of_their_own(tmp_path: Path, fp8: str) -> None:
+    """As ModelOpt mixes them: alone, joined with others, and some of the experts; what is named
+    in no list is plain."""
+    modules = [f"self_attn.{part}_proj" for part in "qkvo"]
+    modules += [f"mlp.experts.{n}.{part}_proj" for n in range(4) for part in ("gate", "up", "down")]
+    del modules[-1]
+    said = {
+        f"model.layers.0.{name}": {"quant_algo": "FP8"}
+        if re.search(fp8, name)
+        else {"quant_algo": "NVFP4", "group_size": 16}
+        for name in modules
+    }
+    folders = tmp_path / "own", tmp_path / "plain"
+    write_quantized(
+        *(LAYOUTS["nvfp4"], *folders, r"experts[.]3[.]down"),
+        other=(fp8, LAYOUTS["fp8-tensor-of-one"]),
+        quantization={"quant_algo": "MIXED_PRECISION", "quantized_layers": said},
+    )
+    found, expected = (loaded(folder, 0, 1) for folder in folders)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=3e-7, atol=0)
+
+
+def test_a_module_within_a_named_one_has_its_format() -> None:
+    fp8, nvfp4 = ScaledConfig(block_shape=(0, 0)), Fp4Config(layout="modelopt")
+    config = QuantizationConfig(
+        weights=None, by_module={"a.mlp": fp8, "a.mlp.up": nvfp4}, left_out=("a.mlp.gate",)
+    )
+    names = ("a.mlp.experts.3.up", "a.mlp.up", "a.mlp.gate", "a.mlpx", "b", "")
+    assert [config.format_of([name]) for name in names] == [fp8, nvfp4, None, None, None, None]
+    assert config.format_of(["text.a.mlp.up", "a.mlp.up"]) == nvfp4
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_random_weights_need_no_checkpoint(tmp_path: Path, name: str) -> None:
     write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
@@ -160,6 +196,7 @@ def of_compressed(**weights: Any) -> dict[str, Any]:
     return said_of_compressed("pack-quantized", type="int", group_size=32, **weights)
 
 
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
@@ -180,6 +217,9 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
         ({"quant_method": "fp8", "activation_scheme": "other"}, "activation_scheme 'other'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
         ({"quant_algo": "NVFP4", "group_size": 32}, "group_size 32"),
+        (MIXED, "'MIXED_PRECISION' without quantized_layers"),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "W8A16"}}}, "quant_algo 'W8A16'"),
+        ({**MIXED, "quantized_layers": {"a": {"has_zero_point": True}}}, "the key has_zero_point"),
         (of_compressed(strategy="group", actorder="group"), "actorder 'group'"),
         (of_compressed(strategy="block"), "by 'block'"),
         (of_compressed(strategy="group", num_bits=3), "3-bit"),
@@ -215,7 +255,7 @@ def test_patterns_name_modules(pattern: str, names: list[str], fits: bool, tmp_p
     said = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": [pattern]}
     config = ModelConfig.parse({**CONFIG, "quantization_config": said}, tmp_path)
     assert config.quantization is not None
-    assert config.quantization.covers(names) is not fits
+    assert (config.quantization.format_of(names) is None) is fits
 
 
 def test_a_wrapper_knows_a_module_by_all_of_its_names() -> None:
