@@ -18,7 +18,7 @@ TEST_TIMEOUT_S = 1800
 """Several deadlines and the start of the fleet."""
 
 
-OWN_RAY = ("test_late_starts.py", "test_nodes.py")
+OWN_RAY = ("test_late_starts.py", "test_nodes.py", "test_whole_experts.py")
 LAST = "test_proxy_loss.py"
 """It kills the common fleet, whose idle processes would slow down all that comes after it."""
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 CHAT_TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -19,6 +26,27 @@ CHAT_TEMPLATE = (
 
 def write_tiny_chat(folder: Path) -> Path:
     """Qwen3 of random weights: bytes as tokens, a chat template, 2,048 positions. The folder."""
+    tokenizer = _write_tokenizer(folder)
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**_sizes(tokenizer))).save_pretrained(folder)
+    return folder
+
+
+def write_tiny_experts(folder: Path) -> Qwen3MoeForCausalLM:
+    """The same with experts, of which two ranks can have as many each. The model, in FP32."""
+    sizes = _sizes(_write_tokenizer(folder))
+    torch.manual_seed(0)
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, norm_topk_prob=True)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # initial weights would let experts hardly count
+                parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def _write_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,19 +58,20 @@ def write_tiny_chat(folder: Path) -> Path:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return tokenizer
+
+
+def _sizes(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 2048,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+        "tie_word_embeddings": True,
+    }
