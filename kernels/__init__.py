@@ -4,6 +4,7 @@ from kernels.choose_experts import ExpertChoice, Routing, choose_experts
 from kernels.clamped_swiglu import clamped_swiglu
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
 from kernels.fused_moe import (
+    Beside,
     ExpertBiases,
     Experts,
     ExpertWeights,
@@ -22,6 +23,7 @@ from kernels.linear import (
     pack_quantized_linear_weight,
 )
 from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
+from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, Op, OpRegistry, registry
 from kernels.rms_norm import fused_add_rms_norm, rms_norm
@@ -29,13 +31,14 @@ from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
-from kernels.store_kv_cache import store_kv_cache, store_latents
+from kernels.store_kv_cache import store_kv_cache
 from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
 
 __all__ = [
     "Backend",
+    "Beside",
     "BlockScales",
     "EditRows",
     "ExpertBiases",
@@ -43,6 +46,7 @@ __all__ = [
     "ExpertWeights",
     "Experts",
     "HeadNorms",
+    "LatentRows",
     "NgramLookup",
     "Op",
     "OpRegistry",
@@ -74,6 +78,7 @@ __all__ = [
     "pack_linear_weight",
     "pack_quantized_experts",
     "pack_quantized_linear_weight",
+    "prepare_latents",
     "qk_norm_rope_store",
     "registry",
     "rms_norm",
@@ -81,7 +86,6 @@ __all__ = [
     "sample_tokens",
     "silu_and_mul",
     "store_kv_cache",
-    "store_latents",
     "token_scores",
     "write_table_rows_",
 ]

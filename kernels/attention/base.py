@@ -44,14 +44,6 @@ class AttentionSettings:
     head_dims: tuple[int, ...] = ()
     """Dimensions of keys: more than one number where layers differ."""
 
-    def check_latents(self) -> None:
-        """Raises ValueError where attention is to be batch-invariant in the space of latents."""
-        if self.has_latents and self.batch_invariant:
-            raise ValueError(
-                "--batch-invariant: attention to latents, as this model has them, is not "
-                "batch-invariant; leave it out"
-            )
-
     def check_library(self, name: str) -> None:
         """Raises ValueError where causal attention kernels of a library for CUDA do not serve.
 

@@ -26,8 +26,7 @@ from kernels.attention.torch_plan import (
 
 
 def create(settings: AttentionSettings) -> TorchAttention:
-    """The backend. Raises ValueError where it is to be batch-invariant on CUDA, with a cap or with
-    latents."""
+    """The backend. Raises ValueError where it is to be batch-invariant on CUDA or with a cap."""
     if settings.batch_invariant and settings.device.type != "cpu":
         raise ValueError("--attention-backend torch is not batch-invariant; use auto or triton")
     if settings.batch_invariant and settings.cap:
@@ -35,7 +34,6 @@ def create(settings: AttentionSettings) -> TorchAttention:
             "--batch-invariant: on CPU attention whose scores are capped, as this model's are, is "
             "not batch-invariant; leave it out"
         )
-    settings.check_latents()
     return TorchAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
 
 

@@ -31,7 +31,9 @@ class InvariantStep:
     ) -> torch.Tensor:
         """Tiles of queries over splits of keys."""
         num_q_heads, head_dim = q.shape[1:]
-        num_kv_heads = k_cache.shape[2]
+        num_kv_heads, value_dim = v_cache.shape[2:]
+        if value_dim < head_dim:
+            v_cache = k_cache  # of latents, which lead the keys; the flash kernel knows one width
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for block in self.plan.blocks:
             rows = block.num_tiles * TILE_QUERIES
@@ -54,7 +56,7 @@ class InvariantStep:
                 folded = (folded * share.unsqueeze(-1)).to(q.dtype)
             result = folded.transpose(1, 2).reshape(rows, num_q_heads, head_dim)
             torch.index_select(result, 0, block.places, out=out[block.start : block.stop])
-        return out
+        return out[..., :value_dim]
 
 
 def _fold(

@@ -20,7 +20,7 @@ from kernels.attention.triton_config import (
     extend_blocks,
 )
 from kernels.attention.triton_kernel import attend
-from kernels.attention.triton_latent import attend_to_latents
+from kernels.attention.triton_latent import attend_to_latents, count_arrivals
 from kernels.attention.triton_schedule import AttentionRows, Schedule, make_schedule
 from kernels.registry import registry
 
@@ -30,7 +30,11 @@ def create(settings: AttentionSettings) -> TritonAttention:
     latents and be batch-invariant, and where heads are wider than a program holds."""
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device; use auto or torch")
-    settings.check_latents()
+    if settings.has_latents and settings.batch_invariant:
+        raise ValueError(
+            "--batch-invariant: on CUDA attention to latents, as this model has them, is not "
+            "batch-invariant; leave it out"
+        )
     if not settings.has_latents and max(settings.head_dims, default=0) > MAX_HEAD_DIM:
         raise ValueError(
             f"--attention-backend triton takes heads of at most {MAX_HEAD_DIM} dimensions, this "
@@ -90,6 +94,8 @@ class _Step:
     pieces: list[tuple[slice, Schedule]] = field(default_factory=list)
     """Queries, and which program attends to what; the first layer, which knows numbers of heads,
     lists it for all layers."""
+    arrived: torch.Tensor | None = None
+    """How many programs of a tile have done their part, of decodes that attend to latents."""
 
     def forward(
         self,
@@ -101,7 +107,10 @@ class _Step:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if v_cache.shape[3] != k_cache.shape[3]:
-            return attend_to_latents(q, k_cache, v_cache.shape[3], self.metadata, scale)
+            value_dim, num_rows = v_cache.shape[3], self.metadata.page_table.shape[0]
+            if self.arrived is None and self.metadata.query_start is None:
+                self.arrived = count_arrivals(q, value_dim, num_rows)
+            return attend_to_latents(q, k_cache, value_dim, self.metadata, scale, self.arrived)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not self.pieces and q.shape[0]:
             self.pieces = self._schedules(q, k_cache.shape[2])

@@ -17,7 +17,7 @@ from kernels.attention.triton_config import dot_precision
 from kernels.attention.triton_schedule import _ITEM_WIDTH, Schedule
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
-_LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-1.0e30)
 """A score that weighs nothing beside any other. -inf would make no number of a query that sees
 nothing of a block; of all its blocks it sees something."""
@@ -250,10 +250,10 @@ def _walk(
         scores = tl.dot(q, k, input_precision=PRECISION)
         if CAP > 0.0:
             # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
-            grown = tl.exp2(scores * (scale * (2.0 * _LOG2E / CAP)))
-            scores = (CAP * _LOG2E) * (1.0 - 2.0 / (grown + 1.0))
+            grown = tl.exp2(scores * (scale * (2.0 * LOG2E / CAP)))
+            scores = (CAP * LOG2E) * (1.0 - 2.0 / (grown + 1.0))
         else:
-            scores = scores * (scale * _LOG2E)
+            scores = scores * (scale * LOG2E)
         if MASKED:
             seen = exists[None, :] & (
                 position[None, :] < (query[:, None] // BLOCK_SIZE + 1) * BLOCK_SIZE
@@ -315,7 +315,7 @@ def _finish(
 ):  # fmt: skip
     """Stores what a softmax, which sinks join, comes to."""
     if HAS_SINKS:
-        sink = tl.load(sink_ptr, mask=inside, other=0.0) * _LOG2E
+        sink = tl.load(sink_ptr, mask=inside, other=0.0) * LOG2E
         new_highest = tl.maximum(highest, sink)
         shrink = tl.exp2(highest - new_highest)
         total = total * shrink[:, None]

@@ -1,8 +1,8 @@
 """Triton attention to latents: keys that all heads share, whose leading dimensions are the values.
 
 A program owns a block of (query, head) pairs of one row, which all read the same keys, and walks
-these with an online softmax: all of them, or of a decode one of the splits that a second kernel
-folds in their order.
+these with an online softmax: all of them, or of a decode one of the splits that the program which
+arrives last folds in their order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -14,10 +14,13 @@ import triton.language as tl
 
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_config import dot_precision, latent_blocks
+from kernels.attention.triton_kernel import LOG2E
 from kernels.attention.triton_schedule import TARGET_PROGRAMS
 
 _MAX_SPLITS = 32
 """Of a decode's keys."""
+_MERGED = tl.constexpr(64)
+"""Columns of values that are merged at a time."""
 
 
 def attend_to_latents(
@@ -26,6 +29,7 @@ def attend_to_latents(
     value_dim: int,
     metadata: AttentionMetadata,
     scale: float,
+    arrived: torch.Tensor | None,
 ) -> torch.Tensor:
     """Launch for all rows of a step, of which all are causal: [T, heads, value_dim].
 
@@ -35,6 +39,7 @@ def attend_to_latents(
         value_dim: leading dimensions of D that are the values.
         metadata: of the rows.
         scale: factor of the products of queries and keys.
+        arrived: of decodes, the step's `count_arrivals`, for all its layers.
     """
     assert q.is_contiguous(), "pairs of queries and heads are counted through"
     assert metadata.block_size == 1, "latents are of causal rows"
@@ -48,13 +53,15 @@ def attend_to_latents(
     longest = 1 if is_decode else max(metadata.query_lens_host)
     num_blocks = triton.cdiv(longest * num_heads, blocks.rows)
     num_rows, num_splits = metadata.page_table.shape[0], 1
-    target, lse = out, out
+    partial, lse = out, out
     if is_decode:
+        assert arrived is not None, "programs of decodes count each other"
         num_splits = _count_splits(num_rows * num_blocks, metadata.max_seq_len, blocks.least_split)
-        target = out.new_empty(num_rows, num_heads, num_splits, value_dim, dtype=torch.float32)
-        lse = target.new_empty(target.shape[:3])
+        partial = out.new_empty(num_rows, num_heads, num_splits, value_dim, dtype=torch.float32)
+        lse = partial.new_empty(partial.shape[:3])
     _latent_kernel[(num_blocks, num_rows, num_splits)](
-        q, cache, target, lse, metadata.page_table, metadata.seq_lens,
+        q, cache, out, partial, lse, lse if arrived is None else arrived,
+        metadata.page_table, metadata.seq_lens,
         metadata.seq_lens if metadata.query_start is None else metadata.query_start,
         metadata.page_table.stride(0), scale,
         IS_DECODE=is_decode, NUM_HEADS=num_heads, PAGE_SIZE=metadata.page_size,
@@ -64,12 +71,20 @@ def attend_to_latents(
         BLOCK_M=blocks.rows, BLOCK_N=blocks.keys, PRECISION=dot_precision(q.dtype),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    if is_decode:
-        _merge_kernel[(num_rows, num_heads)](
-            target, lse, out, metadata.seq_lens, num_splits, BLOCK_N=blocks.keys,
-            VALUE_DIM=value_dim, BLOCK_V=triton.next_power_of_2(max(16, value_dim)), num_warps=2,
-        )  # fmt: skip
     return out
+
+
+def count_arrivals(q: torch.Tensor, value_dim: int, num_rows: int) -> torch.Tensor:
+    """Zeros, by which programs of decodes count each other, and which they leave as zeros.
+
+    Args:
+        q: as `attend_to_latents` takes it.
+        value_dim: likewise.
+        num_rows: of the step.
+    """
+    rows = latent_blocks(value_dim, q.dtype, is_decode=True).rows
+    size = num_rows * triton.cdiv(q.shape[1], rows)
+    return torch.zeros(size, dtype=torch.int32, device=q.device)
 
 
 def _count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:
@@ -81,8 +96,8 @@ def _count_splits(programs_per_split: int, most_visible: int, least_split: int) 
 
 @triton.jit
 def _split_length(visible, num_splits, BLOCK_N: tl.constexpr):
-    """Keys of a split: an even share in whole blocks."""
-    return tl.cdiv(tl.cdiv(visible, num_splits), BLOCK_N) * BLOCK_N
+    """Keys of a split: an even share in whole blocks, at least one."""
+    return tl.maximum(tl.cdiv(tl.cdiv(visible, num_splits), BLOCK_N), 1) * BLOCK_N
 
 
 @triton.jit
@@ -124,14 +139,68 @@ def _load_rows(row_ptrs, inside, column, WIDTH: tl.constexpr):
 
 @triton.jit
 def _fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
-    """Online softmax: fold a block's scores [M, N] and values [N, D] into the running state."""
+    """Online softmax by powers of 2: folds a block's scores [M, N] and values [N, D] into the
+    running state."""
     new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-    shrink = tl.exp(highest - new_highest)
-    probability = tl.exp(scores - new_highest[:, None])
+    shrink = tl.exp2(highest - new_highest)
+    probability = tl.exp2(scores - new_highest[:, None])
     product = tl.dot(probability.to(v.dtype), v, input_precision=PRECISION)
     total = total * shrink[:, None] + product
     weights = weights * shrink + tl.sum(probability, axis=1)
     return new_highest, weights, total
+
+
+@triton.jit
+def _leave_part(
+    partial_ptr, lse_ptr, out_ptr, counter, place, inside, filled, lse, result,
+    VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Leaves what a split comes to; the last of its tile's puts all together."""
+    value = tl.arange(0, BLOCK_V)
+    num_splits = tl.num_programs(2)
+    part = place * num_splits + tl.program_id(2)
+    tl.store(lse_ptr + part, lse, mask=inside)
+    tl.store(
+        partial_ptr + part[:, None] * VALUE_DIM + value[None, :], result,
+        mask=inside[:, None] & (value < VALUE_DIM)[None, :],
+    )  # fmt: skip
+    # HAZARD(order): all threads' stores come before the count, and that before others' loads.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
+    tl.debug_barrier()
+    if is_last:
+        tl.store(counter, 0)
+        _merge(partial_ptr, lse_ptr, out_ptr, place, inside, num_splits, filled, VALUE_DIM, BLOCK_M)
+
+
+@triton.jit
+def _merge(
+    partial_ptr, lse_ptr, out_ptr, place, inside, num_splits, filled,
+    VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Folds the splits of pairs [M] in their order; few columns at a time, so that it takes no more
+    registers than what went before."""
+    for start in range(0, VALUE_DIM, _MERGED):
+        column = start + tl.arange(0, _MERGED)
+        kept = inside[:, None] & (column < VALUE_DIM)[None, :]
+        highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        weights = tl.zeros((BLOCK_M,), tl.float32)
+        total = tl.zeros((BLOCK_M, _MERGED), tl.float32)
+        for split in range(0, filled):
+            part = place * num_splits + split
+            lse = tl.load(lse_ptr + part, mask=inside, other=0.0)
+            values = tl.load(
+                partial_ptr + part[:, None] * VALUE_DIM + column[None, :], mask=kept, other=0.0
+            )
+            new_highest = tl.maximum(highest, lse)
+            shrink, weight = tl.exp2(highest - new_highest), tl.exp2(lse - new_highest)
+            total = total * shrink[:, None] + values * weight[:, None]
+            weights = weights * shrink + weight
+            highest = new_highest
+        tl.store(
+            out_ptr + place[:, None] * VALUE_DIM + column[None, :],
+            (total / weights[:, None]).to(out_ptr.dtype.element_ty), mask=kept,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -139,8 +208,8 @@ def _fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
     do_not_specialize_on_alignment=["page_table_ptr", "seq_len_ptr", "query_start_ptr"],
 )
 def _latent_kernel(
-    q_ptr, cache_ptr, out_ptr, lse_ptr, page_table_ptr, seq_len_ptr, query_start_ptr,
-    table_stride, scale,
+    q_ptr, cache_ptr, out_ptr, partial_ptr, lse_ptr, arrived_ptr,
+    page_table_ptr, seq_len_ptr, query_start_ptr, table_stride, scale,
     IS_DECODE: tl.constexpr, NUM_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr,
     VALUE_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -151,6 +220,12 @@ def _latent_kernel(
     seq_len = tl.load(seq_len_ptr + row)
     first, num_pairs = _pairs_of_row(row, query_start_ptr, IS_DECODE, NUM_HEADS)
     start, stop = _keys_of_block(seq_len, num_pairs, IS_DECODE, NUM_HEADS, BLOCK_M, BLOCK_N)
+    split, filled = tl.program_id(2), 1
+    if IS_DECODE:
+        length = _split_length(seq_len, tl.num_programs(2), BLOCK_N)
+        filled = tl.maximum(tl.cdiv(seq_len, length), 1)
+        if split >= filled:
+            return
     # Pair i of a row is of its query i // heads and of head i % heads, and follows pair i - 1.
     pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = pair < num_pairs
@@ -178,46 +253,20 @@ def _latent_kernel(
         scores += tl.dot(q, tl.trans(latents), input_precision=PRECISION)
         # Every pair sees position 0, and of a decode's split all.
         seen = exists[None, :] & (position[None, :] <= own[:, None])
-        scores = tl.where(seen, scores * scale, float("-inf"))
+        scores = tl.where(seen, scores * (scale * LOG2E), float("-inf"))
         highest, weights, total = _fold_block(scores, latents, highest, weights, total, PRECISION)
 
-    # An empty split is never read by the second stage, and need not be finite.
-    safe_weights = tl.where(weights > 0, weights, 1.0)
-    if IS_DECODE:
-        place = place * tl.num_programs(2) + tl.program_id(2)
-        tl.store(lse_ptr + place, highest + tl.log(safe_weights), mask=inside)
-    tl.store(
-        out_ptr + place[:, None] * VALUE_DIM + value[None, :],
-        (total / safe_weights[:, None]).to(out_ptr.dtype.element_ty),
-        mask=inside[:, None] & (value < VALUE_DIM)[None, :],
-    )
-
-
-@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["seq_len_ptr"])
-def _merge_kernel(
-    partial_ptr, lse_ptr, out_ptr, seq_len_ptr, num_splits,
-    BLOCK_N: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """Folds the splits of one head of one decode."""
-    query = tl.program_id(0).to(tl.int64)
-    place = query * tl.num_programs(1) + tl.program_id(1)
-    column = tl.arange(0, BLOCK_V)
-    inside = column < VALUE_DIM
-    seq_len = tl.load(seq_len_ptr + query)
-    filled = tl.cdiv(seq_len, tl.maximum(_split_length(seq_len, num_splits, BLOCK_N), 1))
-
-    highest = float("-inf")
-    weights = 0.0
-    total = tl.zeros((BLOCK_V,), tl.float32)
-    for split in range(0, filled):
-        lse = tl.load(lse_ptr + place * num_splits + split)
-        part_ptrs = partial_ptr + (place * num_splits + split) * VALUE_DIM + column
-        part = tl.load(part_ptrs, mask=inside, other=0.0)
-        new_highest = tl.maximum(highest, lse)
-        shrink = tl.exp(highest - new_highest)
-        weight = tl.exp(lse - new_highest)
-        total = total * shrink + part * weight
-        weights = weights * shrink + weight
-        highest = new_highest
-    result = total / tl.where(weights > 0, weights, 1.0)
-    tl.store(out_ptr + place * VALUE_DIM + column, result.to(out_ptr.dtype.element_ty), mask=inside)
+    safe = tl.where(weights > 0, weights, 1.0)
+    result = total / safe[:, None]
+    kept = inside[:, None] & (value < VALUE_DIM)[None, :]
+    if filled == 1:
+        tl.store(
+            out_ptr + place[:, None] * VALUE_DIM + value[None, :],
+            result.to(out_ptr.dtype.element_ty), mask=kept,
+        )  # fmt: skip
+    else:
+        counter = arrived_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        _leave_part(
+            partial_ptr, lse_ptr, out_ptr, counter, place, inside, filled,
+            highest + tl.log2(safe), result, VALUE_DIM, BLOCK_M, BLOCK_V,
+        )  # fmt: skip

@@ -16,17 +16,22 @@ _CHOOSE = registry.register(
 
 
 def choose_experts(
-    scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    scores: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: Routing,
+    gate: torch.Tensor | None = None,
 ) -> ExpertChoice:
     """The best experts of each token, the best first; which of equals is open.
 
     Args:
         scores: fp32 [T, E], rows may be strided.
-        bias: fp32 [E], added to shares for the choice alone; None for none, as with "softmax of
-            chosen".
+        bias: fp32 [E], added to shares for the choice alone; None for none, as where experts are
+            ranked by their scores.
         routing: how tokens choose.
+        gate: fp32 [T, 1], rows may be strided: the sigmoid of it is the weight of experts that
+            every token takes; None for 1.
     """
-    return _CHOOSE.select(scores)(scores, bias, routing)
+    return _CHOOSE.select(scores)(scores, bias, routing, gate)
 
 
 __all__ = ["ExpertChoice", "Routing", "choose_experts"]

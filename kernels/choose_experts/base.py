@@ -7,15 +7,16 @@ from typing import Literal, NamedTuple
 
 import torch
 
-Scoring = Literal["softmax", "sigmoid", "softmax of chosen"]
-"""What makes shares of scores; the last ranks experts by their scores."""
+Scoring = Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen"]
+"""What makes shares of scores; the last two rank experts by their scores."""
 
 
 class ExpertChoice(NamedTuple):
     """Which experts each of T tokens takes."""
 
     expert_ids: torch.Tensor
-    """[T, K] int64, an expert at most once per token."""
+    """[T, K] int64, an expert at most once per token; behind those that were chosen, those that
+    every token takes."""
     weights: torch.Tensor
     """[T, K] fp32."""
 
@@ -37,3 +38,5 @@ class Routing:
     """How many best shares of a group make that sum."""
     scale: float = 1.0
     """Factor of the weights."""
+    num_always: int = 0
+    """Experts that every token takes, by numbers behind those that it chooses from."""

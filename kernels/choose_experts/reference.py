@@ -8,13 +8,30 @@ from kernels.choose_experts.base import ExpertChoice, Routing
 
 
 def choose_experts(
-    scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    scores: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: Routing,
+    gate: torch.Tensor | None,
 ) -> ExpertChoice:
+    """The best, and behind them whom every token takes."""
+    choice, (num_tokens, count) = _choose(scores, bias, routing), scores.shape
+    if not routing.num_always:
+        return choice
+    always = torch.arange(count, count + routing.num_always, device=scores.device)
+    weight = torch.ones_like(choice.weights[:, :1]) if gate is None else sigmoid(gate)
+    return ExpertChoice(
+        torch.cat((choice.expert_ids, always.expand(num_tokens, -1)), dim=1),
+        torch.cat((choice.weights, weight.expand(-1, routing.num_always)), dim=1),
+    )
+
+
+def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> ExpertChoice:
     """Shares, the groups, the best of these, and their weights."""
-    if routing.scoring == "softmax of chosen":
+    if routing.scoring in ("softmax of chosen", "sigmoid of chosen"):
         chosen, expert_ids = scores.topk(routing.num_chosen, dim=-1)
-        return ExpertChoice(expert_ids, chosen.softmax(dim=-1))
-    shares = scores.sigmoid() if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
+        is_softmax = routing.scoring == "softmax of chosen"
+        return ExpertChoice(expert_ids, chosen.softmax(dim=-1) if is_softmax else sigmoid(chosen))
+    shares = sigmoid(scores) if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
     ranking = shares if bias is None else shares + bias
     if routing.num_chosen_groups < routing.num_groups:
         groups = ranking.view(len(ranking), routing.num_groups, -1)
@@ -27,3 +44,9 @@ def choose_experts(
     if routing.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return ExpertChoice(expert_ids, weights * routing.scale)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """HAZARD(invariance): torch's own evaluates the end of a contiguous run with another exp than
+    its body, so a value depends on its place."""
+    return 1.0 / (1.0 + (-x).exp())

@@ -11,11 +11,15 @@ from kernels.choose_experts.base import ExpertChoice, Routing
 
 
 def choose_experts(
-    scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    scores: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: Routing,
+    gate: torch.Tensor | None,
 ) -> ExpertChoice:
     """Launch over tokens."""
     num_tokens, num_experts = scores.shape
-    shape, device = (num_tokens, routing.num_chosen), scores.device
+    num_taken = routing.num_chosen + routing.num_always
+    shape, device = (num_tokens, num_taken), scores.device
     expert_ids = torch.empty(shape, dtype=torch.int64, device=device)
     weights = torch.empty(shape, dtype=torch.float32, device=device)
     if num_tokens == 0:
@@ -27,11 +31,13 @@ def choose_experts(
     _choose_kernel[(num_tokens,)](
         scores, scores if bias is None else bias, expert_ids, weights,
         scores.stride(0), routing.scale,
+        scores if gate is None else gate, 0 if gate is None else gate.stride(0),
         GROUPS=groups, SIZE=size, SCORING=routing.scoring, HAS_BIAS=bias is not None,
         NUM_CHOSEN_GROUPS=routing.num_chosen_groups if has_groups else 1,
         NUM_SUMMED=min(routing.num_summed, size), NUM_CHOSEN=routing.num_chosen,
+        NUM_TAKEN=num_taken, HAS_GATE=gate is not None,
         NORMALIZE=routing.normalize, BLOCK_GROUPS=blocks[0], BLOCK_SIZE=blocks[1],
-        BLOCK_CHOSEN=triton.next_power_of_2(routing.num_chosen),
+        BLOCK_CHOSEN=triton.next_power_of_2(num_taken),
         num_warps=1 if blocks[0] * blocks[1] <= 256 else 4,
     )  # fmt: skip
     return ExpertChoice(expert_ids, weights)
@@ -39,11 +45,11 @@ def choose_experts(
 
 @triton.jit
 def _choose_kernel(
-    scores_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, scale,
+    scores_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, scale, gate_ptr, gate_stride,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, SCORING: tl.constexpr, HAS_BIAS: tl.constexpr,
     NUM_CHOSEN_GROUPS: tl.constexpr, NUM_SUMMED: tl.constexpr, NUM_CHOSEN: tl.constexpr,
-    NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_CHOSEN: tl.constexpr,
+    NUM_TAKEN: tl.constexpr, HAS_GATE: tl.constexpr, NORMALIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_CHOSEN: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
@@ -82,12 +88,21 @@ def _choose_kernel(
     if SCORING == "softmax of chosen":
         weights = tl.exp(weights - tl.max(weights, axis=0))
         weights = weights / tl.sum(weights, axis=0)
+    elif SCORING == "sigmoid of chosen":
+        weights = 1.0 / (1.0 + tl.exp(-weights))
     elif NORMALIZE:
         total = tl.sum(tl.where(choice < NUM_CHOSEN, weights, 0.0), axis=0)
         weights = weights / (total + 1e-20)
-    cell = token * NUM_CHOSEN + choice
-    tl.store(ids_ptr + cell, ids.to(tl.int64), mask=choice < NUM_CHOSEN)
-    tl.store(weights_ptr + cell, weights * scale, mask=choice < NUM_CHOSEN)
+    weights *= scale
+    if NUM_TAKEN > NUM_CHOSEN:
+        always = 1.0
+        if HAS_GATE:
+            always = 1.0 / (1.0 + tl.exp(-tl.load(gate_ptr + token * gate_stride)))
+        ids = tl.where(choice < NUM_CHOSEN, ids, GROUPS * SIZE + choice - NUM_CHOSEN)
+        weights = tl.where(choice < NUM_CHOSEN, weights, always)
+    cell = token * NUM_TAKEN + choice
+    tl.store(ids_ptr + cell, ids.to(tl.int64), mask=choice < NUM_TAKEN)
+    tl.store(weights_ptr + cell, weights, mask=choice < NUM_TAKEN)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from kernels.choose_experts.base import ExpertChoice
 from kernels.fused_moe import reference
 from kernels.fused_moe.base import (
     Activation,
+    Beside,
     ExpertBiases,
     Experts,
     ExpertWeights,
@@ -29,8 +30,10 @@ def fused_moe(
     choice: ExpertChoice,
     *,
     biases: ExpertBiases | None = None,
+    beside: Beside = Beside(),  # noqa: B008  # a tuple
     activate: Activation = silu_and_mul,
     first_expert: int = 0,
+    weighs_inputs: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)).
@@ -43,15 +46,21 @@ def fused_moe(
         experts: their weights.
         choice: each token's experts.
         biases: of both products; None where there are none.
+        beside: what is added to the sum.
         activate: what gates and ups [rows, 2 * I] come to, [rows, I].
         first_expert: the number that a choice has for the first of these experts; whoever is none
             of them yields nothing.
+        weighs_inputs: whether what an expert reads is weighted, and not what it yields; then there
+            are no biases.
         batch_invariant: whether a token's bits do not depend on the others.
     """
-    return _FUSED_MOE.select(x)(x, experts, choice, biases, activate, first_expert, batch_invariant)
+    assert biases is None or not weighs_inputs, "biases are not weighted"
+    options = (biases, beside, activate, first_expert, weighs_inputs, batch_invariant)
+    return _FUSED_MOE.select(x)(x, experts, choice, *options)
 
 
 __all__ = [
+    "Beside",
     "ExpertBiases",
     "ExpertChoice",
     "ExpertWeights",

@@ -50,6 +50,17 @@ class ExpertBiases(NamedTuple):
     """[E, H]."""
 
 
+class Beside(NamedTuple):
+    """What is added to what a token's experts yield."""
+
+    shared: torch.Tensor | None = None
+    """[T, H] in the type of the inputs: what every token gets; None for nothing."""
+    gate: torch.Tensor | None = None
+    """fp32 [T, 1], rows may be strided: by the sigmoid of what that counts; None for fully."""
+    first_idle: int | None = None
+    """Experts from this number on yield their input; None where there are none such."""
+
+
 def pack_quantized_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
     """Quantized weights as they are multiplied: on CUDA as they are, on CPU dequantized once, to
     `dtype`, expert by expert."""

@@ -6,7 +6,8 @@ import torch
 from torch.nn.functional import linear
 
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, ExpertBiases, Experts
+from kernels.choose_experts.reference import sigmoid
+from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts
 
 _TILE = 16
 
@@ -16,8 +17,10 @@ def fused_moe(
     experts: Experts,
     choice: ExpertChoice,
     biases: ExpertBiases | None,
+    beside: Beside,
     activate: Activation,
     first_expert: int,
+    weighs_inputs: bool,
     batch_invariant: bool,
 ) -> torch.Tensor:
     """Experts are added up by ascending number. Batch-invariant whether asked for or not.
@@ -34,6 +37,9 @@ def fused_moe(
         gate_up, down = (weights.of(number, x.dtype) for weights in experts)
         tokens, choices = torch.nonzero(choice.expert_ids == expert, as_tuple=True)
         rows = x.index_select(0, tokens)
+        weights = choice.weights[tokens, choices].unsqueeze(1)
+        if weighs_inputs:
+            rows = rows * weights.to(x.dtype)
         padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(tokens) % _TILE))
         first, second = (None, None) if biases is None else (bias[number] for bias in biases)
         parts = [
@@ -41,5 +47,19 @@ def fused_moe(
             for tile in padded.view(-1, _TILE, x.shape[1]).unbind()
         ]
         result = torch.cat(parts)[: len(tokens)].float()
-        total.index_add_(0, tokens, result * choice.weights[tokens, choices].unsqueeze(1))
-    return total.to(x.dtype)
+        total.index_add_(0, tokens, result if weighs_inputs else result * weights)
+    return _add(total.to(x.dtype), x, choice, beside)
+
+
+def _add(
+    routed: torch.Tensor, x: torch.Tensor, choice: ExpertChoice, beside: Beside
+) -> torch.Tensor:
+    """One after another, each rounded."""
+    if beside.first_idle is not None:
+        is_idle = choice.expert_ids >= beside.first_idle
+        routed = routed + x * (choice.weights * is_idle).sum(dim=-1, keepdim=True).to(x.dtype)
+    if beside.shared is None:
+        return routed
+    if beside.gate is None:
+        return routed + beside.shared
+    return routed + beside.shared * sigmoid(beside.gate).to(x.dtype)

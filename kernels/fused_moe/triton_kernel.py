@@ -1,7 +1,7 @@
 """Triton: pairs of token and expert in tiles of rows of one expert each.
 
-Four launches beside the activation: tiles, both products, the sum of each token's experts. Biases
-and the experts' weights are applied where a product ends.
+Four launches beside the activation: tiles, both products, the sum of each token's experts and what
+is added to it. Biases and the experts' weights are applied where a product ends.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExpertWeights
+from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts, ExpertWeights
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.linear.base import HALF_BYTES, BlockScales
 from kernels.linear.triton_kernel import quantized_depth, scaled_weights, scales_by_tile
@@ -53,8 +53,10 @@ def fused_moe(
     experts: Experts,
     choice: ExpertChoice,
     biases: ExpertBiases | None,
+    beside: Beside,
     activate: Activation,
     first_expert: int,
+    weighs_inputs: bool,
     batch_invariant: bool,
 ) -> torch.Tensor:
     """The host never waits: the number of tiles is an upper bound."""
@@ -66,14 +68,19 @@ def fused_moe(
     tiles = align_pairs(choice.expert_ids, first_expert, num_experts, rows)
     num_pairs = choice.expert_ids.numel()
     first_bias, second_bias = (None, None) if biases is None else biases
-    inner = _multiply(x, experts.gate_up, tiles, first_bias, None, num_pairs, num_choices)
-    parts = _multiply(
-        activate(inner), experts.down, tiles, second_bias, choice.weights, num_pairs, 1
-    )
+    # What an expert reads may as well be weighted where its first product ends.
+    factors = (choice.weights, None) if weighs_inputs else (None, choice.weights)
+    inner = _multiply(x, experts.gate_up, tiles, first_bias, factors[0], num_pairs, num_choices)
+    parts = _multiply(activate(inner), experts.down, tiles, second_bias, factors[1], num_pairs, 1)
     out = torch.empty_like(x)
-    size = x.shape[1]
+    size, shared, gate = x.shape[1], beside.shared, beside.gate
     _sum_kernel[(num_tokens, triton.cdiv(size, _SUM_BLOCK))](
         parts, choice.expert_ids, out, size, first_expert,
+        x if shared is None else shared, x.stride(0) if shared is None else shared.stride(0),
+        choice.weights if gate is None else gate, 0 if gate is None else gate.stride(0),
+        x, x.stride(0), choice.weights, 0 if beside.first_idle is None else beside.first_idle,
+        HAS_SHARED=shared is not None, HAS_GATE=gate is not None,
+        HAS_IDLE=beside.first_idle is not None,
         NUM_EXPERTS=num_experts, NUM_CHOICES=num_choices, BLOCK=_SUM_BLOCK,
     )  # fmt: skip
     return out
@@ -188,16 +195,30 @@ def _multiply_kernel(
 @triton.jit(do_not_specialize=["first_expert"])
 def _sum_kernel(
     parts_ptr, ids_ptr, out_ptr, size, first_expert,
+    shared_ptr, shared_stride, gate_ptr, gate_stride, x_ptr, x_stride, weights_ptr, first_idle,
+    HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr, HAS_IDLE: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, NUM_CHOICES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
     total = tl.zeros((BLOCK,), tl.float32)
+    idle = 0.0
     for choice in range(NUM_CHOICES):
         pair = token * NUM_CHOICES + choice
-        expert = tl.load(ids_ptr + pair) - first_expert
+        number = tl.load(ids_ptr + pair)
+        expert = number - first_expert
         is_here = (expert >= 0) & (expert < NUM_EXPERTS)
         part = tl.load(parts_ptr + pair * size + column, mask=inside & is_here, other=0.0)
         total += part.to(tl.float32)
+        if HAS_IDLE:
+            idle += tl.load(weights_ptr + pair, mask=number >= first_idle, other=0.0)
+    if HAS_IDLE:
+        total += tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0) * idle
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + token * shared_stride + column, mask=inside, other=0.0)
+        shared = shared.to(tl.float32)
+        if HAS_GATE:
+            shared *= 1.0 / (1.0 + tl.exp(-tl.load(gate_ptr + token * gate_stride)))
+        total += shared
     tl.store(out_ptr + token * size + column, total.to(out_ptr.dtype.element_ty), mask=inside)

@@ -25,8 +25,9 @@ def qk_norm_rope_store(
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor | None,
     norms: HeadNorms | None = None,
+    query_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Normalise and rotate heads, write keys and values into the cache, return the queries.
+    """Normalise, rotate and scale heads, write keys and values into the cache, return the queries.
 
     Each step rounds to the type of q, as `rms_norm`, `rotary_embedding` and `store_kv_cache` one
     after another do. A head's bits do not depend on the others.
@@ -41,9 +42,10 @@ def qk_norm_rope_store(
         positions: [T] int64.
         cos_sin_cache: as `rotary_embedding` takes it; None where nothing rotates.
         norms: of the heads; None where there are none.
+        query_scale: fp32 [positions], factors of the queries by their positions; None for 1.
     """
     run = _QK_NORM_ROPE_STORE.select(q)
-    return run(q, k, v, caches, slot_mapping, positions, cos_sin_cache, norms)
+    return run(q, k, v, caches, slot_mapping, positions, cos_sin_cache, norms, query_scale)
 
 
 __all__ = ["HeadNorms", "qk_norm_rope_store"]

@@ -18,3 +18,5 @@ class HeadNorms(NamedTuple):
     """Added to the mean square."""
     after_rotation: bool = False
     """Whether heads are normalised once they have rotated, and not before."""
+    of_values: bool = False
+    """Whether heads of the values are normalised, too, by no weight."""

@@ -19,8 +19,11 @@ def qk_norm_rope_store(
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor | None,
     norms: HeadNorms | None,
+    query_scale: torch.Tensor | None,
 ) -> torch.Tensor:
     """In place where nothing is normalised."""
+    if norms is not None and norms.of_values:
+        v = rms_norm(v, torch.ones_like(v[0, 0]), norms.eps)
     if norms is not None and not norms.after_rotation:
         q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
     if cos_sin_cache is not None:
@@ -28,4 +31,6 @@ def qk_norm_rope_store(
     if norms is not None and norms.after_rotation:
         q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
     store_kv_cache(k, v, *caches, slot_mapping)
-    return q
+    if query_scale is None:
+        return q
+    return q * query_scale[positions].to(q.dtype)[:, None, None]

@@ -24,6 +24,7 @@ def qk_norm_rope_store(
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor | None,
     norms: HeadNorms | None,
+    query_scale: torch.Tensor | None,
 ) -> torch.Tensor:
     """Launch over (tokens, blocks of heads); the queries stay where they are."""
     (num_tokens, num_q, width), num_k = q.shape, k.shape[1]
@@ -38,10 +39,12 @@ def qk_norm_rope_store(
         q, k, v, *caches, slot_mapping, positions, q if cos_sin_cache is None else cos_sin_cache,
         q if norms is None else norms.q, q if norms is None else norms.k,
         0.0 if norms is None else norms.eps,
+        q if query_scale is None else query_scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         0 if cos_sin_cache is None else cos_sin_cache.stride(0),
         NUM_Q=num_q, NUM_K=num_k, Q_BLOCKS=q_blocks, HEADS=heads, WIDTH=width, HALF=half,
         ROTATES=rotates, NORM=0 if norms is None else 1 + norms.after_rotation,
+        OF_VALUES=norms is not None and norms.of_values, HAS_SCALE=query_scale is not None,
         BLOCK=triton.next_power_of_2(width), BLOCK_HALF=triton.next_power_of_2(half),
         BLOCK_REST=triton.next_power_of_2(max(1, width - 2 * half)),
     )  # fmt: skip
@@ -52,11 +55,12 @@ def qk_norm_rope_store(
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
 def _prepare_kernel(
     q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, position_ptr, table_ptr,
-    q_weight_ptr, k_weight_ptr, eps,
+    q_weight_ptr, k_weight_ptr, eps, scale_ptr,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     table_stride,
     NUM_Q: tl.constexpr, NUM_K: tl.constexpr, Q_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
+    OF_VALUES: tl.constexpr, HAS_SCALE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -71,29 +75,37 @@ def _prepare_kernel(
     if block < Q_BLOCKS:
         head = (block * HEADS + tl.arange(0, HEADS))[:, None]
         heads = q_ptr + token * q_token_stride + head * q_head_stride
+        factor = 1.0
+        if HAS_SCALE:
+            factor = tl.load(scale_ptr + tl.load(position_ptr + token))
         _finish(
-            heads, heads, head < NUM_Q, q_weight_ptr, eps, cos, sin,
-            WIDTH, HALF, ROTATES, NORM, BLOCK_HALF, BLOCK_REST,
+            heads, heads, head < NUM_Q, q_weight_ptr, eps, cos, sin, factor,
+            WIDTH, HALF, ROTATES, NORM, HAS_SCALE, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         head = ((block - Q_BLOCKS) * HEADS + tl.arange(0, HEADS))[:, None]
         cell = (tl.load(slot_ptr + token) * NUM_K + head) * WIDTH
         _finish(
             k_ptr + token * k_token_stride + head * k_head_stride, k_cache_ptr + cell,
-            head < NUM_K, k_weight_ptr, eps, cos, sin,
-            WIDTH, HALF, ROTATES, NORM, BLOCK_HALF, BLOCK_REST,
+            head < NUM_K, k_weight_ptr, eps, cos, sin, 1.0,
+            WIDTH, HALF, ROTATES, NORM, False, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
         column = tl.arange(0, BLOCK)[None, :]
         inside = (head < NUM_K) & (column < WIDTH)
-        values = v_ptr + token * v_token_stride + head * v_head_stride + column
-        tl.store(v_cache_ptr + cell + column, tl.load(values, mask=inside), mask=inside)
+        source = v_ptr + token * v_token_stride + head * v_head_stride + column
+        values = tl.load(source, mask=inside, other=0.0)
+        if OF_VALUES:
+            wide = values.to(tl.float32)
+            mean = tl.sum(wide * wide, axis=1) / WIDTH
+            values = (wide * (1.0 / tl.sqrt(mean + eps))[:, None]).to(values.dtype)
+        tl.store(v_cache_ptr + cell + column, values, mask=inside)
 
 
 @triton.jit
 def _finish(
-    source, target, exists, weight_ptr, eps, cos, sin,
+    source, target, exists, weight_ptr, eps, cos, sin, factor,
     WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    SCALES: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     """Brings heads [HEADS, 1] from where they are to their target, in three parts: the two halves
     of what rotates, and the rest. A thread reads what it overwrites, so the two may be the same."""
@@ -112,6 +124,11 @@ def _finish(
         y = (b * cos[None, :] + a * sin[None, :]).to(z.dtype)
     if NORM == _AFTER:
         x, y, z = _normalise(x, y, z, weight_ptr, eps, WIDTH, HALF, BLOCK_HALF, BLOCK_REST)
+    if SCALES:
+        rounded = factor.to(z.dtype).to(tl.float32)
+        x = (x.to(tl.float32) * rounded).to(z.dtype)
+        y = (y.to(tl.float32) * rounded).to(z.dtype)
+        z = (z.to(tl.float32) * rounded).to(z.dtype)
     tl.store(target + first, x, mask=half_inside)
     tl.store(target + second, y, mask=half_inside)
     tl.store(target + rest, z, mask=rest_inside)

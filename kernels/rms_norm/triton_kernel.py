@@ -56,7 +56,7 @@ def _rms_norm_kernel(
     inside = column < WIDTH
     x = tl.load(x_ptr + token * token_stride + head * head_stride + column, mask=inside, other=0.0)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    tl.store(out_ptr + row * WIDTH + column, _normalise(x, weight, eps, WIDTH), mask=inside)
+    tl.store(out_ptr + row * WIDTH + column, normalise(x, weight, eps, WIDTH), mask=inside)
 
 
 @triton.jit
@@ -73,11 +73,12 @@ def _fused_add_rms_norm_kernel(
     # Rounded to the storage type before the norm reads it, as the unfused pair of ops does.
     total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
     tl.store(new_residual_ptr + token * WIDTH + column, total, mask=inside)
-    tl.store(out_ptr + token * WIDTH + column, _normalise(total, weight, eps, WIDTH), mask=inside)
+    tl.store(out_ptr + token * WIDTH + column, normalise(total, weight, eps, WIDTH), mask=inside)
 
 
 @triton.jit
-def _normalise(x, weight, eps, WIDTH: tl.constexpr):
+def normalise(x, weight, eps, WIDTH: tl.constexpr):
+    """A row over the root of its mean square, rounded, then times the weight."""
     x_fp32 = x.to(tl.float32)
     mean_square = tl.sum(x_fp32 * x_fp32, axis=0) / WIDTH
     normalised = (x_fp32 * (1.0 / tl.sqrt(mean_square + eps))).to(x.dtype)

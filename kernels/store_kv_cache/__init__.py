@@ -12,11 +12,6 @@ _STORE = registry.register(
     reference.store_kv_cache,
     triton="kernels.store_kv_cache.triton_kernel:store_kv_cache",
 )
-_STORE_LATENTS = registry.register(
-    "store_latents",
-    reference.store_latents,
-    triton="kernels.store_kv_cache.triton_kernel:store_latents",
-)
 
 
 def store_kv_cache(
@@ -35,15 +30,4 @@ def store_kv_cache(
     _STORE.select(k)(k, v, k_cache, v_cache, slot_mapping)
 
 
-def store_latents(
-    latents: torch.Tensor, rotating: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
-    """Write latents [T, V] and, behind them, what rotates [T, R] to slots `slot_mapping` [T].
-
-    The cache is [num_pages, page_size, 1, V + R], contiguous. Rows may be strided; slots are those
-    of `store_kv_cache`.
-    """
-    _STORE_LATENTS.select(latents)(latents, rotating, cache, slot_mapping)
-
-
-__all__ = ["store_kv_cache", "store_latents"]
+__all__ = ["store_kv_cache"]

@@ -1,4 +1,4 @@
-"""Torch KV stores."""
+"""Torch KV store."""
 
 from __future__ import annotations
 
@@ -16,12 +16,3 @@ def store_kv_cache(
     width = k.shape[1] * k.shape[2]
     k_cache.view(-1, width).index_copy_(0, slot_mapping, k.reshape(-1, width))
     v_cache.view(-1, width).index_copy_(0, slot_mapping, v.reshape(-1, width))
-
-
-def store_latents(
-    latents: torch.Tensor, rotating: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
-    """One indexed copy for each."""
-    rows = cache.view(-1, cache.shape[3])
-    rows[:, : latents.shape[1]].index_copy_(0, slot_mapping, latents)
-    rows[:, latents.shape[1] :].index_copy_(0, slot_mapping, rotating)

@@ -1,4 +1,4 @@
-"""Triton KV stores: one program per token copies its keys and values, or its latents."""
+"""Triton KV store: one program per token copies its keys and values."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -28,20 +28,6 @@ def store_kv_cache(
     )  # fmt: skip
 
 
-def store_latents(
-    latents: torch.Tensor, rotating: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
-    """Launch over tokens."""
-    num_tokens, width = latents.shape
-    if num_tokens == 0:
-        return
-    _store_latents_kernel[(num_tokens,)](
-        latents, rotating, cache, slot_mapping, latents.stride(0), rotating.stride(0),
-        WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        REST=rotating.shape[1], BLOCK_REST=triton.next_power_of_2(rotating.shape[1]),
-    )  # fmt: skip
-
-
 # Slots are a view into the step's staged inputs: wherever they lie, one binary serves.
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _store_kernel(
@@ -56,18 +42,3 @@ def _store_kernel(
     v = tl.load(v_ptr + token * v_stride + column, mask=inside)
     tl.store(k_cache_ptr + slot * WIDTH + column, k, mask=inside)
     tl.store(v_cache_ptr + slot * WIDTH + column, v, mask=inside)
-
-
-@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
-def _store_latents_kernel(
-    latent_ptr, rotating_ptr, cache_ptr, slot_ptr, latent_stride, rotating_stride,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, BLOCK_REST: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    row_ptr = cache_ptr + tl.load(slot_ptr + token) * (WIDTH + REST)
-    column, rest = tl.arange(0, BLOCK), tl.arange(0, BLOCK_REST)
-    inside, rest_inside = column < WIDTH, rest < REST
-    latents = tl.load(latent_ptr + token * latent_stride + column, mask=inside)
-    rotating = tl.load(rotating_ptr + token * rotating_stride + rest, mask=rest_inside)
-    tl.store(row_ptr + column, latents, mask=inside)
-    tl.store(row_ptr + WIDTH + rest, rotating, mask=rest_inside)

@@ -149,6 +149,8 @@ def test_heads_that_no_program_holds_are_refused() -> None:
     with registry.using("triton"):
         create("triton", head_dims=(256, 512))
         create("triton", head_dims=(576,), has_latents=True)
+        with pytest.raises(ValueError, match="--batch-invariant: on CUDA attention to latents"):
+            create("triton", head_dims=(576,), has_latents=True, batch_invariant=True)
         with pytest.raises(ValueError, match="at most 512 dimensions, this model's have 640"):
             create("triton", head_dims=(128, 640))
 

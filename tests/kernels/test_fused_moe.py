@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from kernels import ExpertBiases, clamped_swiglu
-from kernels.fused_moe import ExpertChoice, Experts, fused_moe
+from kernels import ExpertBiases, Routing, choose_experts, clamped_swiglu
+from kernels.fused_moe import Beside, ExpertChoice, Experts, fused_moe
 from tests.support.kernels.experts import make_experts, make_quantized_experts
 
 
@@ -47,6 +47,24 @@ def test_biases_and_another_activation() -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_added_and_what_weighs_inputs() -> None:
+    """An expert that yields its input counts by its weight; a shared one by the sigmoid of a score;
+    and two times the input is not two times the output."""
+    x, experts, choice = make_case()
+    shared, gate = torch.randn(37, 48), torch.randn(37, 1)
+    fewer = Experts(*(weight._replace(values=weight.values[:4]) for weight in experts))
+    idle = (choice.weights * (choice.expert_ids >= 4)).sum(1, keepdim=True)
+    expected = fused_moe(x, fewer, choice) + idle * x + gate.sigmoid() * shared
+    out = fused_moe(x, fewer, choice, beside=Beside(shared, gate, first_idle=4))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+    ones = ExpertChoice(choice.expert_ids[:, :1], torch.ones(37, 1))
+    weighted = ExpertChoice(ones.expert_ids, choice.weights[:, :1])
+    expected = fused_moe(x * weighted.weights, experts, ones)
+    out = fused_moe(x, experts, weighted, weighs_inputs=True)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_experts_that_are_not_here_yield_nothing() -> None:
     x, experts, choice = make_case()
     biases = ExpertBiases(torch.randn(6, 80), torch.randn(6, 48))
@@ -65,6 +83,22 @@ def test_bits_do_not_depend_on_company() -> None:
     whole = fused_moe(x, experts, choice)
     for rows in (slice(0, 1), slice(3, 20), slice(36, 37)):
         assert torch.equal(fused_moe(x[rows], experts, rows_of(choice, rows)), whole[rows])
+
+
+def test_bits_of_what_is_added_do_not_depend_on_company_either() -> None:
+    """Scores whose rows are no multiple of what a processor computes at once."""
+    x, experts, _ = make_case()
+    scores, shared = torch.randn(37, 7), torch.randn(37, 48)
+
+    def run(rows: slice) -> torch.Tensor:
+        routing = Routing(num_chosen=2, scoring="sigmoid", normalize=True)
+        choice = choose_experts(scores[rows, :6], None, routing)
+        beside = Beside(shared[rows], scores[rows, 6:])
+        return fused_moe(x[rows], experts, choice, beside=beside)
+
+    whole = run(slice(None))
+    for rows in (slice(0, 1), slice(3, 20), slice(36, 37)):
+        assert torch.equal(run(rows), whole[rows])
 
 
 def test_fp8_experts_come_to_what_the_dequantized_ones_come_to() -> None:

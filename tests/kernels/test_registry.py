@@ -19,7 +19,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "gelu_and_mul",
         "clamped_swiglu",
         "store_kv_cache",
-        "store_latents",
+        "prepare_latents",
         "gumbel_noise",
         "sample_tokens",
         "apply_token_bitmask",

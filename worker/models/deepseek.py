@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from kernels import rotary_embedding, store_latents
+from kernels import LatentRows, PackedLinear, linear, pack_linear_weight, prepare_latents
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.kv_cache import KVCacheSpec, StateSpec
@@ -106,9 +106,10 @@ class LatentAttention:
         self.output = RowParallelLinear(
             config.num_heads * mla.value_dim, config.hidden_size, bias=False, options=options
         )
-        self._to_latents: torch.Tensor
+        self._batch_invariant = options.batch_invariant
+        self._to_latents: _HeadProducts
         """[heads, plain_dim, kv_rank]: brings plain queries into the space of the latents."""
-        self._to_values: torch.Tensor
+        self._to_values: _HeadProducts
         """[heads, kv_rank, value_dim]: brings means of latents into the heads' own spaces."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -129,8 +130,11 @@ class LatentAttention:
         if self.q_up is not None:
             self.q_up.pack()
         up = self.kv_up.weight.dense().view(self._num_heads, -1, self._mla.kv_rank)
-        self._to_latents, values = up.split([self._mla.plain_dim, self._mla.value_dim], dim=1)
-        self._to_values = values.transpose(1, 2)
+        keys, values = up.split([self._mla.plain_dim, self._mla.value_dim], dim=1)
+        self._to_latents, self._to_values = (
+            _HeadProducts(weights, batch_invariant=self._batch_invariant)
+            for weights in (keys, values.transpose(1, 2))
+        )
         self.kv_up.drop()
         self.output.pack()
 
@@ -147,27 +151,24 @@ class LatentAttention:
         if self.q_norm is not None and self.q_up is not None:
             q = self.q_up.forward(self.q_norm.forward(q))
         q = q.unflatten(-1, (self._num_heads, -1))
-        plain, rotating_q = q.split([self._mla.plain_dim, self._mla.rotary_dim], dim=-1)
-        rotary_embedding(rotating_q, rotating.unsqueeze(1), positions, self._cos_sin)
+        queries = q.new_empty(*q.shape[:2], self._mla.cached_dim)
         cache = ctx.kv_caches[self._layer_index]
-        slots = ctx.attention[self._layer_index].slot_mapping
-        store_latents(self.kv_norm.forward(latents), rotating, cache.k, slots)
+        prepare_latents(
+            *(q, queries, LatentRows(latents, rotating, self.kv_norm.weight, self.kv_norm.eps)),
+            *(cache.k, ctx.attention[self._layer_index].slot_mapping),
+            positions=positions,
+            cos_sin_cache=self._cos_sin,
+            query_scale=self._query_scale,
+        )
         if read is not None and not len(read):
             return hidden[:0]
-        absorbed = torch.bmm(plain.transpose(0, 1), self._to_latents).transpose(0, 1)
-        q = torch.cat((absorbed, rotating_q), dim=-1)
-        if self._query_scale is not None:
-            q = q * self._query_scale[positions].to(q.dtype)[:, None, None]
-        found = attend(
-            q,
-            cache,
-            ctx,
-            self._layer_index,
-            scale=self._scale,
-        )
+        plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
+        self._to_latents.multiply(plain, absorbed)
+        found = attend(queries, cache, ctx, self._layer_index, scale=self._scale)
         if read is not None:
             found = found.index_select(0, read)
-        values = torch.bmm(found.transpose(0, 1), self._to_values).transpose(0, 1)
+        values = found.new_empty(*found.shape[:2], self._mla.value_dim)
+        self._to_values.multiply(found, values)
         return self.output.forward(values.flatten(1))
 
     def _put_halves_first(self) -> None:
@@ -184,6 +185,31 @@ class LatentAttention:
         else:
             self.q_up.reorder(queries.flatten())
         self.down.reorder(down)
+
+
+class _HeadProducts:
+    """A weight [K, N] of each head, by which its own part is multiplied.
+
+    Args:
+        weights: [heads, K, N].
+        batch_invariant: whether a token's result must not depend on the others: then each head's
+            product is one by itself.
+    """
+
+    def __init__(self, weights: torch.Tensor, *, batch_invariant: bool) -> None:
+        self._weights = weights
+        self._packed: list[PackedLinear] = []
+        if batch_invariant:
+            self._packed = [
+                pack_linear_weight(own.T.contiguous(), batch_invariant=True) for own in weights
+            ]
+
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, heads, K] to `out` [T, heads, N], whose rows may be strided."""
+        if not self._packed:
+            torch.bmm(x.transpose(0, 1), self._weights, out=out.transpose(0, 1))
+        for head, weight in enumerate(self._packed):
+            out[:, head] = linear(x[:, head], weight)
 
 
 def _whole_part(name: str, size: int) -> ColumnPart:

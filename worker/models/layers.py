@@ -239,10 +239,8 @@ class Attention:
     def _create_norms(
         self, config: ModelConfig, options: LayerOptions, traits: AttentionTraits
     ) -> None:
-        """Norms of queries, keys and values, of which most families have none."""
-        self._value_norm: RMSNorm | None = None
-        if traits.has_value_norm:
-            self._value_norm = _weightless_norm(config, options)
+        """Norms of queries and keys, of which most families have none."""
+        assert config.qk_norm or not traits.has_value_norm, "values are normalised beside keys"
         self._unit_norm: RMSNorm | None = None
         if traits.has_unit_heads:
             self._unit_norm = _weightless_norm(config, options)
@@ -302,8 +300,6 @@ class Attention:
         gate: torch.Tensor | None = None
         if self._traits.has_gate:
             q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
-        if self._value_norm is not None:
-            v = self._value_norm.forward(v)
         if self.wide_norm is not None:
             q, k = self.wide_norm.forward(q, k)
         cache = ctx.kv_caches[self._layer_index]
@@ -312,9 +308,8 @@ class Attention:
             positions=positions,
             cos_sin_cache=self._cos_sin if self._traits.rotates else None,
             norms=self._head_norms(),
+            query_scale=self._traits.query_scale,
         )
-        if self._traits.query_scale is not None:
-            q = q * self._traits.query_scale[positions].to(q.dtype)[:, None, None]
         if read is not None and not len(read):
             return hidden[:0]
         attended = attend(
@@ -331,8 +326,10 @@ class Attention:
             return HeadNorms(weight, weight, self._unit_norm.eps, after_rotation=True)
         if self.q_norm is None or self.k_norm is None:
             return None
-        weights = self.q_norm.weight, self.k_norm.weight
-        return HeadNorms(*weights, self.q_norm.eps, self._traits.rotates_first)
+        weights, traits = (self.q_norm.weight, self.k_norm.weight), self._traits
+        return HeadNorms(
+            *(*weights, self.q_norm.eps), traits.rotates_first, of_values=traits.has_value_norm
+        )
 
     def _halves_first(self) -> torch.Tensor:
         """Rows of q, k and v in the order in which the dimensions that rotate together are those of
@@ -483,6 +480,10 @@ class GatedMLP:
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
+
+    def forward_share(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], which is still to be summed over the ranks."""
+        return self.down.forward_share(self._activate(self.gate_up.forward(hidden)))
 
 
 def _gate_up_parts(

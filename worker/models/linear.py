@@ -175,6 +175,10 @@ class RowParallelLinear(_Linear):
         total = self._group.all_reduce(linear(x, self._packed), fixed_order=self._batch_invariant)
         return total if self.bias is None else total + self.bias
 
+    def forward_share(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, local in] to [T, out], which is still to be summed over the ranks."""
+        return linear(x, self._packed, self.bias if self._group.rank == 0 else None)
+
 
 class VocabParallelEmbedding:
     """Splits the vocabulary, padded to a multiple of the ranks: [T] ids to [T, hidden]."""

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from kernels import ExpertChoice, PackedLinear, linear, pack_linear_weight
+from kernels import Beside, PackedLinear, Routing, choose_experts, linear, pack_linear_weight
 from worker.models.checkpoint import positive_integer
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel, FeedForward
@@ -29,7 +29,8 @@ class Llama4Moe:
     """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
-        self._moe, self._options = moe, options
+        self._options = options
+        self._routing = Routing(num_chosen=moe.num_chosen, scoring="sigmoid of chosen")
         names = MoeNames()
         if config.quantization is None:
             names = MoeNames(stacked=StackedNames(is_transposed=True))
@@ -63,16 +64,10 @@ class Llama4Moe:
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
-        scores, expert_ids = linear(hidden.float(), self._packed_router).topk(
-            self._moe.num_chosen, dim=-1
-        )
-        # A token and one of its experts is a token of its own, since experts get it unlike scaled.
-        scaled = hidden.unsqueeze(1) * scores.sigmoid().to(hidden.dtype).unsqueeze(2)
-        choice = ExpertChoice(expert_ids.view(-1, 1), torch.ones_like(scores).view(-1, 1))
-        routed = self._experts.forward(scaled.flatten(0, 1), choice)
-        if self._moe.num_chosen > 1:
-            routed = routed.view(scaled.shape).sum(1)
-        return self._shared.forward(hidden) + routed
+        scores = linear(hidden.float(), self._packed_router)
+        choice = choose_experts(scores, None, self._routing)
+        beside = Beside(shared=self._shared.forward_share(hidden))
+        return self._experts.forward(hidden, choice, beside=beside, weighs_inputs=True)
 
 
 class Llama4ForCausalLM(DecoderModel):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels import (
+    Beside,
     ExpertChoice,
     Experts,
     PackedLinear,
@@ -16,6 +17,7 @@ from kernels import (
     fused_moe,
     linear,
     pack_linear_weight,
+    registry,
     silu_and_mul,
 )
 from worker.models.checkpoint import find_shape
@@ -79,6 +81,8 @@ class RoutedExperts:
         moe: the experts.
         options: of the rank.
         names: what a checkpoint calls the parts.
+        num_shared: how many experts as large as these the one is that every token takes, where it
+            is held behind them.
         activate: what gates and ups [rows, 2 * size] come to, [rows, size].
     """
 
@@ -89,6 +93,7 @@ class RoutedExperts:
         options: LayerOptions,
         names: MoeNames,
         *,
+        num_shared: int = 0,
         activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
     ) -> None:
         self._moe, self._names, self._options = moe, names, options
@@ -96,15 +101,17 @@ class RoutedExperts:
         self._hidden_size = config.hidden_size
         hidden_size = config.hidden_size
         self._share = share = share_experts(moe, options)
+        self._num_shared = num_shared
+        count = share.count + num_shared
         method = options.linear_method
         full = moe.intermediate_size, hidden_size
         here = range(share.first, share.first + share.count)
         up_parts, down_parts = _expert_parts(full, share, names, here, (share.size, hidden_size))
         self._gate_up: LinearWeight | None = method.allocate(
-            (2 * share.count * share.size, hidden_size), up_parts, options
+            (2 * count * share.size, hidden_size), up_parts, options
         )
         self._down: LinearWeight | None = method.allocate(
-            (share.count * hidden_size, share.size), down_parts, options
+            (count * hidden_size, share.size), down_parts, options
         )
         # Of experts that other ranks hold no row is read, and headers are compared all the same.
         elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
@@ -127,14 +134,41 @@ class RoutedExperts:
             yield from self._down.slots(f"{prefix}experts.")
             for weight in self._elsewhere:
                 yield from weight.slots(f"{prefix}experts.")
+        if self._num_shared:
+            yield from self._shared_slots(f"{prefix}{self._names.shared}.")
+
+    def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Those of the expert that every token takes, cut into some as large as the others."""
+        assert self._gate_up is not None, "slots exist until the weights are packed"
+        assert self._down is not None, "slots exist until the weights are packed"
+        names, share, hidden = self._names, self._share, self._hidden_size
+        ups = self._gate_up.dense().view(-1, 2, share.size, hidden)[share.count :]
+        downs = self._down.dense().view(-1, hidden, share.size)[share.count :]
+        full = self._num_shared * self._moe.intermediate_size
+        for index, (both, down) in enumerate(zip(ups, downs, strict=True)):
+            start = index * self._moe.intermediate_size + share.start
+            for name, part in zip((names.gate, names.up), both, strict=True):
+                yield WeightSlot(
+                    name=f"{prefix}{name}.weight",
+                    destination=part,
+                    full_shape=(full, hidden),
+                    start=start,
+                )
+            yield WeightSlot(
+                name=f"{prefix}{names.down}.weight",
+                destination=down,
+                full_shape=(hidden, full),
+                dim=1,
+                start=start,
+            )
 
     def _stacked_slots(self, prefix: str, names: StackedNames) -> Iterator[WeightSlot]:
         """Those of a checkpoint that has all experts' gates and ups in one tensor."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         full_size, hidden, share = self._moe.intermediate_size, self._hidden_size, self._share
-        both = self._gate_up.dense().view(share.count, 2 * share.size, hidden)
-        down = self._down.dense().view(share.count, hidden, share.size)
+        both = self._gate_up.dense().view(-1, 2 * share.size, hidden)[: share.count]
+        down = self._down.dense().view(-1, hidden, share.size)[: share.count]
 
         def slot(name: str, part: torch.Tensor, dim: int, length: int, start: int) -> WeightSlot:
             full = [self._moe.num_experts, hidden, hidden]
@@ -155,20 +189,38 @@ class RoutedExperts:
         """Packs the experts after loading."""
         assert self._gate_up is not None, "packed twice"
         assert self._down is not None, "packed twice"
-        count = self._share.count
+        count = self._share.count + self._num_shared
         self._experts = Experts(self._gate_up.pack_experts(count), self._down.pack_experts(count))
         self._gate_up = self._down = None
         self._elsewhere.clear()
 
-    def forward(self, hidden: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], of all ranks."""
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        choice: ExpertChoice,
+        *,
+        beside: Beside = Beside(),  # noqa: B008  # a tuple
+        weighs_inputs: bool = False,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], of all ranks.
+
+        Args:
+            hidden: what experts read.
+            choice: each token's experts, and their weights.
+            beside: what is added to what they yield, a share of it on each rank.
+            weighs_inputs: whether the weights are those of what they read.
+        """
+        group = self._options.group
+        if group.rank:
+            beside = beside._replace(first_idle=None)  # what that adds is no rank's share
         out = fused_moe(
             *(hidden, self._experts, choice),
+            beside=beside,
             activate=self._activate,
             first_expert=self._share.first,
+            weighs_inputs=weighs_inputs,
             batch_invariant=self._options.batch_invariant,
         )
-        group = self._options.group
         if group.world_size > 1:
             out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
         return out
@@ -194,8 +246,9 @@ class MoeMLP:
         self._moe = moe
         self._names = names
         self._options = options
-        self._experts = RoutedExperts(config, moe, options, names)
-        self._routing = routing_of(moe)
+        num_shared = _num_joined(config, moe, options)
+        self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
+        self._routing = replace(routing_of(moe), num_always=num_shared)
         # Routing is decided in fp32: it must not depend on how activations are rounded.
         self._router: torch.Tensor | None = torch.empty(
             moe.num_scored + bool(names.shared_gate),  # which is one more row
@@ -208,7 +261,7 @@ class MoeMLP:
         if moe.has_bias:
             self._bias = torch.zeros(moe.num_scored, dtype=torch.float32, device=options.device)
         self._shared: GatedMLP | None = None
-        if moe.shared_size:
+        if moe.shared_size and not num_shared:
             self._shared = GatedMLP(config, options, moe.shared_size)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -245,24 +298,30 @@ class MoeMLP:
         """[T, hidden] to [T, hidden]."""
         scores = linear(hidden.float(), self._packed_router)
         count = self._moe.num_scored
-        choice = choose_experts(scores[:, :count], self._bias, self._routing)
-        idle: torch.Tensor | None = None
-        if self._moe.num_idle:
-            idle = _idle_weight(choice, self._moe.num_experts)
-        out = self._experts.forward(hidden, choice)
-        if idle is not None:
-            out = out + hidden * idle.to(hidden.dtype)
-        if self._shared is None:
-            return out
-        shared = self._shared.forward(hidden)
-        if self._names.shared_gate:
-            shared = shared * scores[:, count:].sigmoid().to(shared.dtype)
-        return out + shared
+        gate = scores[:, count:] if self._names.shared_gate else None
+        choice = choose_experts(scores[:, :count], self._bias, self._routing, gate)
+        beside = Beside(
+            shared=None if self._shared is None else self._shared.forward_share(hidden),
+            gate=None if self._shared is None else gate,
+            first_idle=self._moe.num_experts if self._moe.num_idle else None,
+        )
+        return self._experts.forward(hidden, choice, beside=beside)
 
 
-def _idle_weight(choice: ExpertChoice, count: int) -> torch.Tensor:
-    """How much the idle experts, which stand behind `count` others, weigh for each token [T, 1]."""
-    return (choice.weights * (choice.expert_ids >= count)).sum(dim=-1, keepdim=True)
+def _num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
+    """How many experts as large as the others the one is that every token takes, where it is to be
+    computed with them: on CUDA that saves the launches of an MLP. 0 where it is computed apart,
+    since it is of another size or format, or shared out otherwise."""
+    if (
+        not registry.uses_triton(options.device)
+        or config.quantization is not None
+        or options.expert_parallel
+        or config.mlp_bias
+        or moe.num_idle
+        or moe.shared_size % moe.intermediate_size
+    ):
+        return 0
+    return moe.shared_size // moe.intermediate_size
 
 
 def _expert_parts(

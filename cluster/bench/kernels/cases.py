@@ -106,7 +106,7 @@ _TOKEN_OPS = (
     "gelu_and_mul",
     "clamped_swiglu",
     "store_kv_cache",
-    "store_latents",
+    "prepare_latents",
 )
 _LATENTS = (512, 64)
 """Values of a token that latent attention keeps, and those of them behind the others that rotate:
@@ -167,12 +167,9 @@ class _Maker:
         elif name in _GATES:
             run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
-        elif name == "store_latents":
-            cache = self._zeros(rows, PAGE_SIZE, 1, sum(_LATENTS))
-            slots = torch.arange(rows, device=self._device) * PAGE_SIZE
-            latents, rotating = (self._randn(rows, n) for n in _LATENTS)
-            run = partial(kernels.store_latents, latents, rotating, cache, slots)
-            size = 2 * rows * sum(_LATENTS)
+        elif name == "prepare_latents":
+            run = self._latents()
+            size = 2 * rows * (sum(_LATENTS) + s.q_heads * _LATENTS[1])
         elif name == "qk_norm_rope_store":
             run = self._queries_and_keys(q, k)
             size = 2 * q.numel() + 4 * k.numel()
@@ -194,6 +191,20 @@ class _Maker:
             positions=torch.full_like(places, self._context),
             cos_sin_cache=torch.randn(self._context + 1, width, device=self._device),
             norms=kernels.HeadNorms(self._randn(width), self._randn(width), 1e-6),
+        )
+
+    def _latents(self) -> Callable[[], object]:
+        """Queries rotated, latents normalised and stored."""
+        (value_dim, rotary_dim), places = _LATENTS, torch.arange(self._rows, device=self._device)
+        heads, kept = (self._rows, self._shape.q_heads), value_dim + rotary_dim
+        latents, rotating = (self._randn(self._rows, size) for size in _LATENTS)
+        rows = kernels.LatentRows(latents, rotating, self._randn(value_dim), 1e-6)
+        return partial(
+            kernels.prepare_latents,
+            *(self._randn(*heads, 128 + rotary_dim), self._randn(*heads, kept), rows),
+            *(self._zeros(self._rows, PAGE_SIZE, 1, kept), places * PAGE_SIZE),
+            positions=torch.full_like(places, self._context),
+            cos_sin_cache=torch.randn(self._context + 1, rotary_dim, device=self._device),
         )
 
     def linear(self, outputs: int, inputs: int) -> Case:

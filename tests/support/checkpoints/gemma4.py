@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels import silu_and_mul
+from kernels import HeadNorms, qk_norm_rope_store, rms_norm, silu_and_mul
 from tests.support.checkpoints.mutations import (
     NO_EMBEDDING_SCALE,
     NO_HEAD_NORMS,
@@ -18,7 +18,7 @@ from tests.support.checkpoints.mutations import (
 )
 from tests.support.checkpoints.specimen import Patch, Specimen
 from worker.models.gemma4 import Gemma4Layer, Gemma4Router, ParallelExperts
-from worker.models.layers import Attention, AttentionTraits
+from worker.models.layers import AttentionTraits
 from worker.models.rope import cos_sin_table
 from worker.models.rope_config import RopeConfig
 
@@ -70,14 +70,15 @@ def _scaling_the_block_alone(self: Gemma4Layer) -> None:
     self._scalar.fill_(1.0)
 
 
-def _keys_normed_as_values(self: Attention, *args: Any) -> torch.Tensor:
-    with swapped_for(self, _value_norm=self.k_norm):
-        return _ATTENTION(self, *args)
+def _without_value_norm(*args: Any, of_values: bool = False) -> HeadNorms:
+    return HeadNorms(*args)
 
 
-def _without_value_norm(self: Attention, *args: Any) -> torch.Tensor:
-    with swapped_for(self, _value_norm=None):
-        return _ATTENTION(self, *args)
+def _keys_normed_as_values(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, norms: HeadNorms, **others: Any
+) -> torch.Tensor:
+    v, norms = rms_norm(v, norms.k, norms.eps), norms._replace(of_values=False)
+    return qk_norm_rope_store(q, k, v, *args, norms=norms, **others)
 
 
 def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
@@ -85,7 +86,7 @@ def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
         return _EXPERTS(self, *args)
 
 
-_ATTENTION, _EXPERTS, _PACK = Attention.forward, ParallelExperts.forward, Gemma4Layer.pack
+_EXPERTS, _PACK = ParallelExperts.forward, Gemma4Layer.pack
 
 GEMMA4_SPECIMENS: dict[str, Specimen] = {
     "gemma4": Specimen(
@@ -111,10 +112,10 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             ),
             "norms of heads": NO_HEAD_NORMS,
             "norm of values": Patch(
-                target="worker.models.layers:Attention.forward", value=_without_value_norm
+                target="worker.models.layers:HeadNorms", value=_without_value_norm
             ),
             "normed keys as values": Patch(
-                target="worker.models.layers:Attention.forward", value=_keys_normed_as_values
+                target="worker.models.layers:qk_norm_rope_store", value=_keys_normed_as_values
             ),
             "scale of attention": Patch(
                 target="worker.models.gemma4:AttentionTraits",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels import ExpertChoice
+from kernels import Beside, LatentRows, prepare_latents
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.deepseek import LatentAttention
@@ -44,8 +44,21 @@ EXPERTS = {
 }
 
 
-def _without_norm(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
-    return x if self.weight.shape[0] in (20, 24) else _NORM(self, x)
+def _without_norm(
+    q: torch.Tensor,
+    queries: torch.Tensor,
+    rows: LatentRows,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    **options: Any,
+) -> None:
+    prepare_latents(q, queries, rows, cache, slots, **options)
+    value_dim = rows.latents.shape[1]
+    cache.view(-1, cache.shape[3])[slots, :value_dim] = rows.latents
+
+
+def _without_query_norm(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    return x if self.weight.shape[0] == LATENTS["q_lora_rank"] else _NORM(self, x)
 
 
 def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
@@ -54,8 +67,8 @@ def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
 
-def _with_nothing_idle(choice: ExpertChoice, count: int) -> torch.Tensor:
-    return torch.zeros_like(choice.weights[:, :1])
+def _with_nothing_idle(**fields: Any) -> Beside:
+    return Beside(**{**fields, "first_idle": None})
 
 
 def _without_idle_weights(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
@@ -68,7 +81,7 @@ def _without_idle_weights(tensors: dict[str, torch.Tensor], _: Any) -> dict[str,
 
 
 _OF_LONGCAT = (
-    *("order of dimensions", "norms of latents", "eps of these norms", "scale"),
+    *("order of dimensions", "norms of latents", "norms of queries", "eps of these norms", "scale"),
     "scale of experts",
 )
 _NORM, _INIT = RMSNorm.forward, LatentAttention.__init__
@@ -76,7 +89,10 @@ _OF_LATENTS: dict[str, Mutation] = {
     "order of dimensions": Patch(
         target="worker.models.deepseek:LatentAttention._put_halves_first", value=lambda _: None
     ),
-    "norms of latents": Patch(target="worker.models.layers:RMSNorm.forward", value=_without_norm),
+    "norms of latents": Patch(target="worker.models.deepseek:prepare_latents", value=_without_norm),
+    "norms of queries": Patch(
+        target="worker.models.layers:RMSNorm.forward", value=_without_query_norm
+    ),
     "eps of these norms": Patch(target="worker.models.deepseek:_EPS", value=0.05),
     "scale": Patch(
         target="worker.models.deepseek:LatentAttention.__init__", value=_with_wide_scale
@@ -136,7 +152,11 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             "n_shared_experts": 2,
             "first_k_dense_replace": 1,
         },
-        mutations={**_OF_LATENTS, **_OF_YARN, "first layer": {"first_k_dense_replace": 0}},
+        mutations={
+            **{key: value for key, value in _OF_LATENTS.items() if key != "norms of queries"},
+            **_OF_YARN,
+            "first layer": {"first_k_dense_replace": 0},
+        },
         lacks_head_dim=True,
     ),
     "deepseek-v3": Specimen(
@@ -226,9 +246,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             "shortcut": Patch(
                 target="worker.models.longcat:SecondHalf.forward", value=PreNormLayer.forward
             ),
-            "idle experts": Patch(
-                target="worker.models.moe:_idle_weight", value=_with_nothing_idle
-            ),
+            "idle experts": Patch(target="worker.models.moe:Beside", value=_with_nothing_idle),
             "bias of the router": NO_ROUTER_BIAS,
             "number of experts": {"moe_topk": 2},
             "theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from kernels import ExpertChoice
 from kernels.attention import AttentionMetadata
 from tests.support.checkpoints.mutations import IN_HALVES, NO_NAMES
 from tests.support.checkpoints.specimen import Patch, Specimen
@@ -32,11 +33,9 @@ def _without_shared_expert(self: Llama4Moe, hidden: torch.Tensor) -> torch.Tenso
     return _MOE(self, hidden) - self._shared.forward(hidden)
 
 
-def _with_weights_of_outputs(
-    self: RoutedExperts, hidden: torch.Tensor, choice: ExpertChoice
-) -> torch.Tensor:
-    """As other families weigh experts: of twice the input, half the output."""
-    return 0.5 * _EXPERTS(self, 2.0 * hidden, choice)
+def _with_weights_of_outputs(self: RoutedExperts, *args: Any, **options: Any) -> torch.Tensor:
+    """As other families weigh experts."""
+    return _EXPERTS(self, *args, **{**options, "weighs_inputs": False})
 
 
 _MOE, _EXPERTS = Llama4Moe.forward, RoutedExperts.forward

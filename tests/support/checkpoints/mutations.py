@@ -83,9 +83,9 @@ def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
 
 
 def _choose_without_bias(
-    scores: torch.Tensor, bias: torch.Tensor, routing: Routing
+    scores: torch.Tensor, bias: torch.Tensor, routing: Routing, gate: torch.Tensor | None
 ) -> ExpertChoice:
-    return choose_experts(scores, None, routing)
+    return choose_experts(scores, None, routing, gate)
 
 
 def _norm_of_heads(self: WideQueryKeyNorm, *both: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,7 +1,8 @@
 """Most launches that a captured step of each family may take.
 
 The counts are those of today's sources: who needs fewer lowers them, who needs more says why. What
-torch does in one operation counts as one launch, though a sort, say, is several of a device's.
+torch does in one operation counts as one launch, though a sort, say, is several of a device's. Of
+models with latents the first layer sets counters for all layers, one launch that may be in its row.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ BUDGETS = {
     "BaichuanForCausalLM": Budget("baichuan-inc/Baichuan2-7B-Chat", 9),
     "Cohere2ForCausalLM": Budget("CohereForAI/c4ai-command-r7b-12-2024", 12, 9, 6, 11),
     "CohereForCausalLM": Budget("CohereForAI/aya-23-8B", 12, 9, 6, 11),
-    "DeepseekForCausalLM": Budget("deepseek-ai/deepseek-moe-16b-chat", 18),
-    "DeepseekV2ForCausalLM": Budget("deepseek-ai/DeepSeek-V2-Lite-Chat", 25),
-    "DeepseekV3ForCausalLM": Budget("moonshotai/Moonlight-16B-A3B-Instruct", 25),
-    "Ernie4_5_MoeForCausalLM": Budget("baidu/ERNIE-4.5-21B-A3B-PT", 18),
+    "DeepseekForCausalLM": Budget("deepseek-ai/deepseek-moe-16b-chat", 14),
+    "DeepseekV2ForCausalLM": Budget("deepseek-ai/DeepSeek-V2-Lite-Chat", 16, 5),
+    "DeepseekV3ForCausalLM": Budget("moonshotai/Moonlight-16B-A3B-Instruct", 16, 5),
+    "Ernie4_5_MoeForCausalLM": Budget("baidu/ERNIE-4.5-21B-A3B-PT", 14),
     "Ernie4_5ForCausalLM": Budget("baidu/ERNIE-4.5-0.3B-PT", 9),
     "Exaone4ForCausalLM": Budget("LGAI-EXAONE/EXAONE-4.0-32B", 11),
     "FalconForCausalLM": Budget("tiiuae/falcon-7b-instruct", 12, 9),
     "FlexOlmoForCausalLM": Budget("allenai/FlexOlmo-7x7B-1T", 18),
     "Gemma2ForCausalLM": Budget("google/gemma-2-2b-it", 11, 7, 8, 13),
     "Gemma3ForCausalLM": Budget("google/gemma-3-1b-it", 11, 17),
-    "Gemma4ForCausalLM": Budget("google/gemma-4-26B-A4B", 28, 17, 8, 13),
+    "Gemma4ForCausalLM": Budget("google/gemma-4-26B-A4B", 27, 17, 8, 13),
     "GemmaForCausalLM": Budget("google/gemma-2b", 9, 7),
     "Glm4ForCausalLM": Budget("zai-org/GLM-4-9B-0414", 11),
-    "Glm4MoeForCausalLM": Budget("zai-org/GLM-4.5-Air", 18),
-    "Glm4MoeLiteForCausalLM": Budget("zai-org/GLM-4.7-Flash", 27),
+    "Glm4MoeForCausalLM": Budget("zai-org/GLM-4.5-Air", 14),
+    "Glm4MoeLiteForCausalLM": Budget("zai-org/GLM-4.7-Flash", 18, 5),
     "GlmForCausalLM": Budget("zai-org/glm-4-9b-chat-hf", 9),
     "GptOssForCausalLM": Budget("openai/gpt-oss-20b", 14, 8),
     "GraniteForCausalLM": Budget("ibm-granite/granite-3.3-8b-instruct", 11, 7, 6, 11),
@@ -52,21 +53,21 @@ BUDGETS = {
     "HunYuanDenseV1ForCausalLM": Budget("tencent/Hunyuan-7B-Instruct", 9),
     "InternLM2ForCausalLM": Budget("internlm/internlm2-chat-7b", 9),
     "GraniteMoeForCausalLM": Budget("ibm-granite/granite-3.1-3b-a800m-instruct", 16, 7, 6, 11),
-    "HunYuanMoEV1ForCausalLM": Budget("tencent/Hunyuan-A13B-Instruct", 18),
+    "HunYuanMoEV1ForCausalLM": Budget("tencent/Hunyuan-A13B-Instruct", 14),
     "InternLM3ForCausalLM": Budget("internlm/internlm3-8b-instruct", 9),
     "InternLMForCausalLM": Budget("internlm/internlm-chat-7b", 9),
     "IQuestCoderForCausalLM": Budget("IQuestLab/IQuest-Coder-V1-40B-Instruct", 9),
-    "LLaDA2MoeModelLM": Budget("inclusionAI/LLaDA2.0-mini", 18, 8, 0, 0),
-    "Llama4ForCausalLM": Budget("meta-llama/Llama-4-Scout-17B-16E-Instruct", 25),
+    "LLaDA2MoeModelLM": Budget("inclusionAI/LLaDA2.0-mini", 14, 8, 0, 0),
+    "Llama4ForCausalLM": Budget("meta-llama/Llama-4-Scout-17B-16E-Instruct", 17),
     "LlamaForCausalLM": Budget("meta-llama/Llama-3.1-8B-Instruct", 9),
     "MiMoForCausalLM": Budget("XiaomiMiMo/MiMo-7B-Base", 9),
     "MiniCPMForCausalLM": Budget("openbmb/MiniCPM-2B-sft-bf16", 11, 7, 6, 11),
-    "LongcatFlashForCausalLM": Budget("meituan-longcat/LongCat-Flash-Chat", 32),
+    "LongcatFlashForCausalLM": Budget("meituan-longcat/LongCat-Flash-Chat", 22, 5),
     "MiniMaxM2ForCausalLM": Budget("MiniMaxAI/MiniMax-M2.5", 16),
-    "Ministral3ForCausalLM": Budget("mistralai/Ministral-3-8B-Base-2512", 12),
+    "Ministral3ForCausalLM": Budget("mistralai/Ministral-3-8B-Base-2512", 9),
     "MinistralForCausalLM": Budget("a Ministral-8B in transformers' own class", 9),
     "MistralForCausalLM": Budget("mistralai/Mistral-7B-v0.1", 9),
-    "Mistral4ForCausalLM": Budget("mistralai/Mistral-Small-4-119B-2603", 30),
+    "Mistral4ForCausalLM": Budget("mistralai/Mistral-Small-4-119B-2603", 19, 5),
     "MixtralForCausalLM": Budget("mistralai/Mixtral-8x7B-v0.1", 14),
     "NemotronForCausalLM": Budget("nvidia/Minitron-8B-Base", 16, 9),
     "Olmo2ForCausalLM": Budget("allenai/OLMo-2-1124-7B", 13),
@@ -76,7 +77,7 @@ BUDGETS = {
     "PhiForCausalLM": Budget("microsoft/phi-2", 12, 9),
     "Phi3VForCausalLM": Budget("microsoft/Phi-3.5-vision-instruct", 9),
     "Qwen2ForCausalLM": Budget("Qwen/Qwen1.5-1.8B-Chat", 9),
-    "Qwen2MoeForCausalLM": Budget("Qwen/Qwen1.5-MoE-A2.7B", 21),
+    "Qwen2MoeForCausalLM": Budget("Qwen/Qwen1.5-MoE-A2.7B", 14),
     "Qwen3ForCausalLM": Budget("Qwen/Qwen3-0.6B", 9),
     "Qwen3MoeForCausalLM": Budget("Qwen/Qwen3-30B-A3B", 14),
     "QWenLMHeadModel": Budget("Qwen/Qwen-1_8B-Chat", 9),
@@ -86,6 +87,6 @@ BUDGETS = {
     "SmolLM3ForCausalLM": Budget("HuggingFaceTB/SmolLM3-3B", 9),
     "StableLmForCausalLM": Budget("stabilityai/stablelm-2-zephyr-1_6b", 15, 9),
     "Starcoder2ForCausalLM": Budget("bigcode/starcoder2-7b", 15, 9),
-    "SolarOpenForCausalLM": Budget("upstage/Solar-Open-100B", 18),
+    "SolarOpenForCausalLM": Budget("upstage/Solar-Open-100B", 14),
 }
 """By architecture."""

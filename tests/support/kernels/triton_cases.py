@@ -14,6 +14,7 @@ import torch
 
 from kernels import (
     HeadNorms,
+    LatentRows,
     NgramLookup,
     Routing,
     choose_experts,
@@ -22,16 +23,23 @@ from kernels import (
     fused_add_rms_norm,
     gelu_and_mul,
     gumbel_noise,
+    prepare_latents,
     qk_norm_rope_store,
     registry,
     rms_norm,
     rotary_embedding,
     silu_and_mul,
     store_kv_cache,
-    store_latents,
 )
 from kernels.attention.triton_config import extend_blocks
-from kernels.fused_moe import ExpertBiases, ExpertChoice, Experts, ExpertWeights, fused_moe
+from kernels.fused_moe import (
+    Beside,
+    ExpertBiases,
+    ExpertChoice,
+    Experts,
+    ExpertWeights,
+    fused_moe,
+)
 from kernels.linear import WeightCode, dequantize
 from kernels.linear.quantized import TritonQuantizedWeight
 from kernels.linear.tiled import TritonTiledWeight
@@ -128,7 +136,7 @@ def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
 
 def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
     """More heads than a program has and fewer; heads that rotate whole, in part and not at all;
-    norms before and after, with weights of another type."""
+    norms before and after, of the values, too, with weights of another type; scaled queries."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     for (num_q, num_k), rotary_dim, number in itertools.product(
         ((20, 2), (9, 9), (2, 1)), (24, 40, None), range(3)
@@ -137,7 +145,9 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
         norms: HeadNorms | None = None
         if number:
             weights = torch.randn(2, 40).to(device)
-            norms = HeadNorms(weights[0], weights[1], 1e-5, after_rotation=number == 2)
+            options = {"after_rotation": number == 2, "of_values": num_q == 9}
+            norms = HeadNorms(weights[0], weights[1], 1e-5, **options)
+        scale = torch.rand(50).to(device) if num_q == 2 else None
         qkv = _randn(4, (num_q + 2 * num_k) * 40, device=device, dtype=dtype)
 
         def run(
@@ -146,6 +156,7 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
             sizes: tuple[int, ...] = (num_q, num_k, num_k),
             table: torch.Tensor | None = table,
             norms: HeadNorms | None = norms,
+            scale: torch.Tensor | None = scale,
         ) -> torch.Tensor:
             q, k, v = qkv.clone().unflatten(1, (-1, 40)).split(sizes, dim=1)
             caches = torch.zeros(2, 4, 8, *v.shape[1:], device=device, dtype=dtype)
@@ -154,6 +165,7 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
                 positions=positions,
                 cos_sin_cache=table,
                 norms=norms,
+                query_scale=scale,
             )
             return q if output == "q" else caches
 
@@ -161,16 +173,39 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
             _compare(partial(run, output), dtype)
 
 
-def store_latents_case(device: str, dtype: torch.dtype) -> None:
-    both = _randn(4, 44 + 20, device=device, dtype=dtype)
-    slots = torch.tensor([5, 17, 0, 31], device=device)
+def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
+    """More heads than a program has and fewer; queries that are part of a wider row, scaled or
+    not; a weight of another type."""
+    slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
+    table, weight = torch.randn(50, 20, device=device), torch.randn(44).to(device)
+    for num_heads, scale in ((21, None), (5, torch.rand(50).to(device))):
+        row = _randn(4, num_heads * 32 + 44 + 20, device=device, dtype=dtype)
 
-    def run() -> torch.Tensor:
-        cache = torch.zeros(4, 8, 1, 64, device=device, dtype=dtype)
-        store_latents(both[:, :44], both[:, 44:], cache, slots)
-        return cache
+        def run(
+            output: str,
+            row: torch.Tensor = row,
+            num_heads: int = num_heads,
+            scale: torch.Tensor | None = scale,
+        ) -> torch.Tensor:
+            q, latents, rotating = row.clone().split([num_heads * 32, 44, 20], dim=1)
+            q = q.unflatten(1, (num_heads, 32))
+            cache = torch.zeros(4, 8, 1, 64, device=device, dtype=dtype)
+            queries = torch.zeros(4, num_heads, 64, device=device, dtype=dtype)
+            prepare_latents(
+                *(q, queries, LatentRows(latents, rotating, weight, 1e-5), cache, slots),
+                positions=positions,
+                cos_sin_cache=table,
+                query_scale=scale,
+            )
+            results: dict[str, torch.Tensor] = {
+                "cache": cache,
+                "plain": q[..., :12],
+                "rotated": queries,
+            }
+            return results[output]
 
-    _compare(run, dtype, 0.0)
+        for output in ("cache", "plain", "rotated"):
+            _compare(partial(run, output), dtype)
 
 
 def gumbel_case(device: str, dtype: torch.dtype) -> None:
@@ -300,18 +335,21 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
         (Routing(num_chosen=1, normalize=True), None),
         (Routing(num_chosen=6, scoring="sigmoid", normalize=True, scale=2.5), bias),
         (Routing(num_chosen=3, scoring="softmax of chosen"), None),
+        (Routing(num_chosen=3, scoring="sigmoid of chosen", num_always=1), None),
+        (Routing(num_chosen=2, normalize=True, scale=2.0, num_always=2), None),
         (Routing(num_chosen=5, num_groups=6, num_chosen_groups=2, num_summed=1), None),
         (Routing(num_chosen=5, scoring="sigmoid", num_groups=4, num_chosen_groups=3), bias),
     ):
         scores = torch.randn(7, 70).to(device)[:, :60]
+        gate = torch.randn(7, 3).to(device)[:, 2:] if routing.num_always == 2 else None
         with registry.using("torch"):
-            expected = choose_experts(scores, own, routing)
+            expected = choose_experts(scores, own, routing, gate)
         with registry.using("triton"):
-            actual = choose_experts(scores, own, routing)
+            actual = choose_experts(scores, own, routing, gate)
             assert all(
                 map(
                     torch.equal,
-                    choose_experts(scores[3:5], own, routing),
+                    choose_experts(scores[3:5], own, routing, None if gate is None else gate[3:5]),
                     (
                         actual.expert_ids[3:5],
                         actual.weights[3:5],
@@ -321,7 +359,8 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
             broken = choose_experts(torch.full_like(scores, float("nan")), own, routing)
         assert torch.equal(actual.expert_ids, expected.expert_ids), routing
         torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)
-        assert bool(((broken.expert_ids >= 0) & (broken.expert_ids < 60)).all())
+        chosen = broken.expert_ids[:, : routing.num_chosen]
+        assert bool(((chosen >= 0) & (chosen < 60)).all())
 
 
 def align_case(device: str, dtype: torch.dtype) -> None:
@@ -351,7 +390,8 @@ def align_case(device: str, dtype: torch.dtype) -> None:
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
     """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits,
-    and quantized weights those of the dequantized ones; experts in two parts add up."""
+    and quantized weights those of the dequantized ones; experts in two parts add up; experts that
+    yield their input, and what is added besides."""
     codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
     for (num_tokens, num_experts, num_choices), code in zip(
         ((3, 9, 2), (40, 4, 3)), codes, strict=True
@@ -384,6 +424,12 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(fused_moe, x, plain, choice, **options), dtype)
         upper = Experts(*(ExpertWeights(one.values[2:]) for one in plain))
         _compare(partial(fused_moe, x, upper, choice, first_expert=2), dtype)
+        _compare(partial(fused_moe, x, plain, choice, weighs_inputs=True), dtype)
+        shared = _randn(num_tokens, 72, **own)
+        gate = torch.randn(num_tokens, 3, device=device)[:, 2:]
+        for beside in (Beside(shared), Beside(shared, gate), Beside(shared, first_idle=1)):
+            few = Experts(*(ExpertWeights(one.values[:1]) for one in plain))
+            _compare(partial(fused_moe, x, few, choice, beside=beside), dtype)
         options["biases"] = ExpertBiases(*(bias[2:] for bias in options["biases"]))
         _compare(partial(fused_moe, x, upper, choice, first_expert=2, **options), dtype)
         with registry.using("triton"):
@@ -509,7 +555,7 @@ CASES: list[Case] = [
     clamped_swiglu_case,
     store_kv_cache_case,
     qk_norm_rope_store_case,
-    store_latents_case,
+    prepare_latents_case,
     gumbel_case,
     linear_case,
     quantized_linear_case,

@@ -16,7 +16,7 @@ from kernels.attention import AttentionSettings, create_attention_backend
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.fp8 import QUANTIZATION, dequantize, quantize
 from tests.support.checkpoints.specimen import VOCAB_SIZE
-from tests.support.engines.engine_driver import Engine
+from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.worker.real_configs import load_corpus
 from worker.models.config import ModelConfig, load_model_config
@@ -84,6 +84,35 @@ def test_a_prefix_that_went_to_the_host_is_a_hit(folder: Path) -> None:
         assert cache.num_loaded - loaded_before == 6, "all pages of the prompt"
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_batch_invariant_outputs_are_bitwise_equal(folder: Path, ranks: int) -> None:
+    """Log-probabilities, too, which no near tie hides: of requests alone, together, with prefixes
+    that hit and in chunks."""
+    generator = torch.Generator().manual_seed(2)
+    prompts = [
+        torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in (3, 37, 64, 150)
+    ]
+    sampling = [
+        SamplingParams(
+            temperature=0.9 * (seed % 2), seed=seed, max_tokens=9, ignore_eos=True, logprobs=3
+        )
+        for seed in range(len(prompts))
+    ]
+
+    def run(times: int = 1, *, together: bool = True, **options: Any) -> list[list[Outcome]]:
+        settings = {"batch_invariant": True, "tensor_parallel_size": ranks, **options}
+        with Engine(str(folder), kv_cache_tokens=1024, **settings) as engine:
+            if together:
+                return [engine.outcomes(prompts, sampling) for _ in range(times)]
+            pairs = zip(prompts, sampling, strict=True)
+            return [[engine.outcomes([prompt], [one])[0] for prompt, one in pairs]]
+
+    (alone,) = run(together=False, enable_prefix_caching=False)
+    assert run(2) == [alone, alone]
+    assert run(max_num_batched_tokens=32) == [alone]
+
+
 def write_fp8(folder: Path, own: Path, dequantized: Path) -> None:
     """The checkpoint with its linear weights in FP8, and dequantized."""
     tensors = load_file(folder / "model.safetensors")
@@ -117,7 +146,6 @@ def test_fp8_weights_are_what_the_dequantized_ones_are(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("backend", "changes", "named"),
     [
-        ("torch", {"batch_invariant": True}, "--batch-invariant"),
         ("flash", {}, "attends to no latents"),
         ("flashinfer", {}, "attends to no latents"),
     ],

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.checkpoints.dense import FEW_HEADS, SPECS, WINDOWED, write_checkpoint
-from tests.support.checkpoints.families import write_specimen
-from tests.support.checkpoints.specimen import Model
+from tests.support.checkpoints.families import SPECIMENS, write_specimen
+from tests.support.checkpoints.specimen import Model, write
 from tests.support.engines.plan_driver import Request, generate, make_runner
 
 SHORT = {("llama", False), ("granite", False), ("qwen3", True), ("qwen3-windows", False)}
 """Architectures that `make test` runs, with batch-invariant kernels or without: biases and a scaled
 rotary embedding; multipliers; norms of heads and tied embeddings; three groups of layers. Others
 differ in sizes and tables alone, and run in `make check-long`."""
+KINDS = (
+    *("gemma4", "gemma4-images", "llama4", "deepseek-v2-lite", "deepseek-v3", "mistral4"),
+    *("longcat", "qwen2-moe", "glm4-moe", "ministral3"),
+)
+FEW = ("gemma4", "llama4", "deepseek-v2-lite")
 WINDOW = 17
 """Tokens: more than two pages, and few programs."""
 
@@ -39,13 +45,24 @@ def test_logits_equal_transformers(name: str, batch_invariant: bool, tmp_path: P
     check_tokens(tmp_path, model, length, batch_invariant=batch_invariant)
 
 
+@pytest.mark.checks("triton", of=KINDS, against="transformers")
 @pytest.mark.parametrize(
-    "name", ["gemma4", pytest.param("gemma4-images", marks=pytest.mark.long), "llama4"]
+    "name", [pytest.param(one, marks=() if one in FEW else pytest.mark.long) for one in KINDS]
 )
 def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
     """Heads of several sizes, of which some lie on pages by twos; chunks, the second of which a
-    prompt begins."""
+    prompt begins; latents; experts that every token takes, as many as the others or a part of
+    them, counting fully or not."""
     model = write_specimen(name, tmp_path)
+    check_tokens(tmp_path, model, 30, batch_invariant=False)
+
+
+@pytest.mark.long
+def test_a_shared_expert_as_several_of_the_others(tmp_path: Path) -> None:
+    """Which is computed with them, as much as its gate says."""
+    specimen = SPECIMENS["qwen2-moe"]
+    settings = {**specimen.settings, "shared_expert_intermediate_size": 64}
+    model = write(replace(specimen, settings=settings), tmp_path)
     check_tokens(tmp_path, model, 30, batch_invariant=False)
 
 

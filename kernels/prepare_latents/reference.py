@@ -1,0 +1,32 @@
+"""Torch: the norm, the rotation and the store one after another."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.prepare_latents.base import LatentRows
+from kernels.rms_norm.reference import rms_norm
+from kernels.rotary_embedding.reference import rotary_embedding
+
+
+def prepare_latents(
+    q: torch.Tensor,
+    queries: torch.Tensor,
+    rows: LatentRows,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    query_scale: torch.Tensor | None,
+) -> None:
+    """Rotates in place and copies."""
+    value_dim, rotary_dim = rows.latents.shape[1], rows.rotating.shape[1]
+    rotating_q = q[..., -rotary_dim:]
+    rotary_embedding(rotating_q, rows.rotating.unsqueeze(1), positions, cos_sin_cache)
+    if query_scale is not None:
+        q *= query_scale[positions].to(q.dtype)[:, None, None]
+    queries[..., value_dim:] = rotating_q
+    cells = cache.view(-1, value_dim + rotary_dim)
+    latents = rms_norm(rows.latents, rows.weight, rows.eps)
+    cells[:, :value_dim].index_copy_(0, slot_mapping, latents)
+    cells[:, value_dim:].index_copy_(0, slot_mapping, rows.rotating)
