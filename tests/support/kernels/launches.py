@@ -8,12 +8,14 @@ from collections.abc import Callable
 import torch
 
 from kernels import (
+    Beside,
     BlockScales,
     EditRows,
     ExpertChoice,
     Experts,
     ExpertWeights,
     HeadNorms,
+    LatentRows,
     NgramLookup,
     PenaltyRows,
     Routing,
@@ -33,6 +35,7 @@ from kernels import (
     gather_step_inputs,
     gelu_and_mul,
     gumbel_noise,
+    prepare_latents,
     qk_norm_rope_store,
     rms_norm,
     rotary_embedding,
@@ -85,11 +88,23 @@ def token_ops(dtype: torch.dtype) -> None:
             cos_sin_cache=torch.randn(9, 24),
             norms=norms,
         )
+    latents = torch.randn(5, 576).to(dtype)
+    rows = LatentRows(latents[:, :512], latents[:, 512:], torch.ones(512), 1e-6)
+    for scale in (None, torch.ones(9)):
+        prepare_latents(
+            *(torch.randn(5, 16, 192).to(dtype), torch.empty(5, 16, 576).to(dtype), rows),
+            *(torch.zeros(2, 8, 1, 576, dtype=dtype), torch.arange(5)),
+            positions=torch.arange(5),
+            cos_sin_cache=torch.randn(9, 64),
+            query_scale=scale,
+        )
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
     choose_experts(torch.randn(2, 4), None, Routing(num_chosen=2))
     grouped = Routing(num_chosen=8, scoring="sigmoid", num_groups=8, num_chosen_groups=4)
     choose_experts(torch.randn(2, 256), torch.randn(256), grouped)
+    always = Routing(num_chosen=2, num_always=2)
+    choose_experts(torch.randn(2, 60), None, always, torch.randn(2, 1))
     mix(make_experts(4, hidden=128, inner=64, dtype=dtype), MIXED_TOKENS, dtype)
 
 
@@ -117,7 +132,10 @@ def mix(experts: Experts, numbers: tuple[int, ...], dtype: torch.dtype) -> None:
     """Each of so many tokens meets two of four experts."""
     for number in numbers:
         choice = ExpertChoice(torch.zeros(number, 2).long(), torch.ones(number, 2))
-        fused_moe(torch.randn(number, experts.down.values.shape[1]).to(dtype), experts, choice)
+        x = torch.randn(number, experts.down.values.shape[1]).to(dtype)
+        fused_moe(x, experts, choice)
+    gate = torch.ones(len(x), 1)
+    fused_moe(x, experts, choice, beside=Beside(x, gate, first_idle=3), weighs_inputs=True)
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:
