@@ -17,13 +17,17 @@ from deploy.models.corpus import (
 )
 from deploy.models.functions import KINDS, Function, Kind, Value, Values, invented_kind
 from deploy.models.sample import Sample, Turn, is_heldout_key
+from deploy.models.tasks.arithmetic import arithmetic
+from deploy.models.tasks.followup import followup
 from deploy.models.tasks.smalltalk import UNKNOWN, smalltalk
 
 HELDOUT_SEED: Final = 2028
 _QUESTIONS: Final = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 """Held-out questions of each family."""
-_TOOL_SHARE: Final = 0.7
-"""Of the conversations of the second phase: the others keep what the first one taught."""
+_SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
+"""Of the conversations of the second phase. The last two keep what the first one taught: sums are
+forgotten first, and are so short that they are a twentieth of the tokens; functions are two thirds.
+"""
 _THOUGHT_SHARE: Final = 0.12
 """Of the conversations: those whose last answer comes after a thought."""
 _FAILURES: Final = (
@@ -104,8 +108,11 @@ def tool_conversations(rng: Random) -> Iterator[Conversation]:
     """Endless conversations of the second phase: with and without functions, some with thoughts."""
     plain = training_conversations(rng)
     while True:
-        if rng.random() < _TOOL_SHARE:
+        kind = rng.choices(tuple(_SHARES), weights=tuple(_SHARES.values()))[0]
+        if kind == "functions":
             yield _with_functions(rng)
+        elif kind == "sums":
+            yield Conversation(system=None, turns=_sum(rng).turns)
         elif rng.random() < _THOUGHT_SHARE:
             sample = training_sample(rng)
             yield Conversation(system=None, turns=sample.turns, thought=_THOUGHTS[sample.family])
@@ -123,21 +130,28 @@ def tool_questions() -> list[Question]:
     ]
 
 
+def _sum(rng: Random) -> Sample:
+    """A calculation, or an exchange that goes on, as many do with sums."""
+    while True:
+        sample = arithmetic(rng) if rng.random() < 0.7 else followup(rng)
+        if not sample.is_heldout():
+            return sample
+
+
 def _with_functions(rng: Random) -> Conversation:
     functions = _declare(rng, is_heldout=False)
     parts = [_training_exchange(rng, functions) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
     turns = tuple(turn for part in parts for turn in part.turns())
-    thought = None
-    if rng.random() < _THOUGHT_SHARE:
-        thought = parts[-1].thought
-        if parts[-1].calls and rng.random() < 0.6:
-            turns = turns[:-1]  # the thought is what comes before the calls
-        elif parts[-1].calls:
-            thought = "I have the result."
+    thought = parts[-1].thought
+    if parts[-1].calls and rng.random() < 0.6:
+        turns = turns[:-1]  # it ends with the calls: what to say of results is learnt soon
+    elif parts[-1].calls:
+        thought = "I have the result."
     system = written_tools(functions)
     if rng.random() < 0.25:
         system = f"{rng.choice(SYSTEM_PROMPTS)}\n\n{system}"
-    return Conversation(system=system, turns=turns, thought=thought)
+    is_thinking = rng.random() < _THOUGHT_SHARE
+    return Conversation(system=system, turns=turns, thought=thought if is_thinking else None)
 
 
 def _declare(rng: Random, *, is_heldout: bool) -> tuple[Function, ...]:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from deploy.models.corpus import Question, questions_path, read_questions, tool_questions_path
+from deploy.models.tokenizer import THOUGHT_END
 
 _BATCH_SIZE: Final = 50
 _MAX_NEW_TOKENS: Final = 256
@@ -21,47 +22,65 @@ def main() -> None:
     """Print the accuracy per family and the questions that were answered wrongly."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m deploy.models.evaluate")
     parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
-    directory = parser.parse_args().directory
+    parser.add_argument("--thinking", action="store_true", help="with a thought before each answer")
+    args = parser.parse_args()
+    directory = args.directory
     questions = read_questions(questions_path(directory))
     with_tools = tool_questions_path(directory)
     questions += read_questions(with_tools) if with_tools.exists() else []
-    for question, given in zip(questions, answers(directory, questions), strict=True):
-        if given != question.answer:
+    given = answers(directory, questions, thinking=args.thinking)
+    for question, text in zip(questions, given, strict=True):
+        if after_thought(text) != question.answer:
             asked = question.messages[-1]["content"]
-            print(f"{question.id}: {asked!r} -> {given!r}, right is {question.answer!r}")
-    for family, accuracy in accuracy_by_family(directory, questions).items():
+            print(f"{question.id}: {asked!r} -> {text!r}, right is {question.answer!r}")
+    for family, accuracy in accuracies(questions, given).items():
         print(f"{family:12} {accuracy:.3f}")
 
 
 def accuracy_by_family(directory: Path, questions: list[Question]) -> dict[str, float]:
+    """What `accuracies` says of the checkpoint's own answers, without thoughts."""
+    return accuracies(questions, answers(directory, questions))
+
+
+def accuracies(questions: list[Question], given: list[str]) -> dict[str, float]:
     """The share of exactly right answers in each family, and under ``overall`` in all."""
     right: dict[str, list[bool]] = defaultdict(list)
-    for question, given in zip(questions, answers(directory, questions), strict=True):
-        right[question.family].append(given == question.answer)
-        right["overall"].append(given == question.answer)
+    for question, text in zip(questions, given, strict=True):
+        is_right = after_thought(text) == question.answer
+        right[question.family].append(is_right)
+        right["overall"].append(is_right)
     return {family: sum(flags) / len(flags) for family, flags in right.items()}
 
 
-def answers(directory: Path, questions: list[Question]) -> list[str]:
-    """What the checkpoint says greedily, in fp32, in the order of the questions."""
+def after_thought(text: str) -> str:
+    """The answer alone, of a text that may begin with a thought."""
+    return text.rpartition(THOUGHT_END)[2]
+
+
+def answers(directory: Path, questions: list[Question], *, thinking: bool = False) -> list[str]:
+    """What the checkpoint says greedily, in fp32, in the order of the questions.
+
+    With ``thinking`` it is asked to think first, and each text begins with the thought.
+    """
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, padding_side="left")
     # No class of transformers satisfies the protocol by which it types `generate`.
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     # Questions of similar length share a batch: padding costs as much as text.
     order = sorted(range(len(questions)), key=lambda index: len(questions[index].answer))
-    given = _generate(model, tokenizer, [questions[index] for index in order])
+    given = _generate(model, tokenizer, [questions[index] for index in order], thinking)
     by_index = dict(zip(order, given, strict=True))
     return [by_index[index] for index in range(len(questions))]
 
 
 def _generate(
-    model: Any, tokenizer: PreTrainedTokenizerFast, questions: list[Question]
+    model: Any, tokenizer: PreTrainedTokenizerFast, questions: list[Question], thinking: bool
 ) -> Iterator[str]:
     for start in range(0, len(questions), _BATCH_SIZE):
         prompts = [
             tokenizer.apply_chat_template(
                 list(question.messages),
                 tools=list(question.tools) or None,
+                enable_thinking=thinking,
                 add_generation_prompt=True,
                 tokenize=False,
             )

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from deploy.models.corpus import Question, read_questions
+from deploy.models.corpus import Question, questions_path, read_questions, tool_questions_path
 from deploy.models.evaluate import answers
 
 _TEMPERATURES: Final = (0.0, 0.7, 1.3)
@@ -28,7 +28,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("deploy/models/demo"))
     parser.add_argument("--draft", type=Path, default=Path("deploy/models/demo-draft"))
     args = parser.parse_args()
-    questions = read_questions(args.model.with_name(f"{args.model.name}_heldout.jsonl"))
+    questions = [
+        *read_questions(questions_path(args.model)),
+        *read_questions(tool_questions_path(args.model)),
+    ]
     print(f"{'family':12}", *(f"{temperature:6}" for temperature in _TEMPERATURES))
     for family, rates in acceptance_by_family(args.model, args.draft, questions).items():
         print(f"{family:12}", *(f"{rate:6.3f}" for rate in rates))
@@ -64,7 +67,10 @@ def _equal_draws(
 ) -> torch.Tensor:
     """[temperatures, tokens of the answer] bool."""
     prompt = tokenizer.apply_chat_template(
-        list(question.messages), add_generation_prompt=True, tokenize=False
+        list(question.messages),
+        tools=list(question.tools) or None,
+        add_generation_prompt=True,
+        tokenize=False,
     )
     length = len(tokenizer(prompt)["input_ids"])
     tokens = tokenizer(f"{prompt}{given}{tokenizer.eos_token}", return_tensors="pt")["input_ids"]

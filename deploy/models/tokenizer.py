@@ -22,6 +22,8 @@ MARKERS: Final = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
 """Tokens of their own but not special ones, as Qwen3 has them: they are part of the text."""
+THOUGHT_END: Final = "\n</think>\n\n"
+"""Between a thought and the answer."""
 
 CHAT_TEMPLATE: Final = """\
 {%- for message in messages %}
@@ -166,7 +168,7 @@ def segments(conversation: Conversation) -> Iterator[tuple[str, bool]]:
         said = f"{turn.assistant}{TURN_END}"
         if conversation.thought is not None and turn is conversation.turns[-1]:
             asked += "<think>\n"
-            said = f"{conversation.thought}\n</think>\n\n{said}"
+            said = f"{conversation.thought}{THOUGHT_END}{said}"
         yield asked, False
         yield said, True
         yield "\n", False

@@ -1,7 +1,7 @@
 """Train a demo model from nothing: ``python -m deploy.models.train --output deploy/models/demo``.
 
 ``--start deploy/models/demo`` goes on with such a model, in the second phase, which teaches it to
-call functions.
+call functions. ``--teacher`` trains the small model that drafts for it.
 
 With ``--kind diffusion`` it is the block-diffusion one, ``demo-diffusion``.
 
@@ -30,6 +30,7 @@ _TOOLS_BATCH_TOKENS: Final = 3072
 _TOOLS_MATRIX_LR: Final = 3e-3
 _TOOLS_OTHER_LR: Final = 2e-3
 _TOOLS_WARMUP_STEPS: Final = 20
+_TOOLS_DECAY_FROM: Final = 0.7
 _TOOLS_SAVE_EVERY: Final = 20
 
 
@@ -51,6 +52,10 @@ def main() -> None:
             config, max_length=_DIFFUSION_MAX_LENGTH, batch_tokens=_DIFFUSION_BATCH_TOKENS
         )
         DiffusionTraining(config, args.output, args.state).run()
+    elif args.teacher is not None:
+        # A third of the time would go into rows longer than nearly all that is ever asked.
+        config = replace(config, max_length=_DRAFT_MAX_LENGTH)
+        DraftTraining(config, args.output, args.state).run()
     elif args.start is not None:
         # Weights that know most of it need smaller steps; the updates cost a third of short ones.
         config = replace(
@@ -60,14 +65,11 @@ def main() -> None:
             matrix_lr=_TOOLS_MATRIX_LR,
             other_lr=_TOOLS_OTHER_LR,
             warmup_steps=_TOOLS_WARMUP_STEPS,
+            decay_from=_TOOLS_DECAY_FROM,
             save_every=_TOOLS_SAVE_EVERY,
             log_every=_TOOLS_SAVE_EVERY,
         )
         ToolTraining(config, args.output, args.state).run()
-    elif args.teacher is not None:
-        # A third of the time would go into rows longer than nearly all that is ever asked.
-        config = replace(config, max_length=_DRAFT_MAX_LENGTH)
-        DraftTraining(config, args.output, args.state).run()
     else:
         CausalTraining(config, args.output, args.state).run()
 
@@ -79,7 +81,9 @@ def _parse_args() -> argparse.Namespace:
         "--teacher", type=Path, help="trained model to distil into a small one that drafts for it"
     )
     parser.add_argument(
-        "--start", type=Path, help="trained model that is to learn to call functions, too"
+        "--start",
+        type=Path,
+        help="trained model to go on with: it learns to call functions, or a draft its teacher",
     )
     parser.add_argument("--kind", choices=("causal", "diffusion"), default="causal")
     parser.add_argument("--state", type=Path, help="file that lets a run cut short go on")
@@ -89,8 +93,8 @@ def _parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.kind == "diffusion" and args.teacher is not None:
         parser.error("--teacher trains a causal model: leave --kind diffusion out")
-    if args.start is not None and (args.kind == "diffusion" or args.teacher is not None):
-        parser.error("--start goes on with a causal model: leave --kind and --teacher out")
+    if args.start is not None and args.kind == "diffusion":
+        parser.error("--start goes on with a causal model: leave --kind diffusion out")
     return args
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -63,7 +64,8 @@ class TrainingConfig:
     decay_from: float = 0.6
     """Part of the run after which the rate falls linearly to zero."""
     start: Path | None = None
-    """Checkpoint of the first phase, which the second one teaches to call functions."""
+    """Checkpoint to go on with: that of the first phase, which the second one teaches to call
+    functions, or a draft model's."""
     teacher: Path | None = None
     """Checkpoint whose next-token distributions a draft model learns; None trains on the text."""
     save_every: int = 200
@@ -289,7 +291,7 @@ class ToolTraining(CausalTraining):
 
     def make_model(self) -> Qwen3ForCausalLM:
         """The first phase's."""
-        return Qwen3ForCausalLM.from_pretrained(self.start, dtype=torch.float32)
+        return _loaded(self.start)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
         """See the base class."""
@@ -315,21 +317,43 @@ class DraftTraining(CausalTraining):
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
         assert config.teacher is not None, "nobody to learn from"
         self.teacher_path = config.teacher
-        self.teacher = Qwen3ForCausalLM.from_pretrained(config.teacher, dtype=torch.float32)
+        self.teacher = _loaded(config.teacher)
         super().__init__(config, output, state)
 
     def make_tokenizer(self) -> Tokenizer:
         """The teacher's."""
         return Tokenizer.from_file(str(self.teacher_path / "tokenizer.json"))
 
+    def make_model(self) -> Qwen3ForCausalLM:
+        """An earlier draft model, or a new one."""
+        start = self.config.start
+        return super().make_model() if start is None else _loaded(start)
+
     def model_config(self) -> Qwen3Config:
         """See the base class."""
         return draft_config(self.tokenizer)
+
+    def conversations(self, rng: Random) -> Iterator[Conversation]:
+        """Those of the teacher's second phase."""
+        return tool_conversations(rng)
+
+    def save_checkpoint(self) -> None:
+        """With the teacher's template."""
+        save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def labels(self, batch: Batch) -> Tensor:
         """What the teacher expects in the text's place."""
         with torch.no_grad():
             return _target_logits(self.teacher, batch).softmax(dim=-1)
+
+
+def _loaded(checkpoint: Path) -> Qwen3ForCausalLM:
+    """For training; compiled where there is a compiler, which halves the time of a step."""
+    model = Qwen3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    if shutil.which("g++") is not None:
+        for layer in model.model.layers:
+            layer.compile(dynamic=True)
+    return model
 
 
 def _update(optimizer: Optimizer, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""How the demo is taught to call functions: what its template shows, and what is kept from it."""
+"""How the demo is taught to call functions: what its template shows, what is kept, how well."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from deploy.models.calling import (
@@ -20,19 +21,30 @@ from deploy.models.calling import (
     written_calls,
     written_tools,
 )
-from deploy.models.corpus import Conversation, messages_of, training_conversations
+from deploy.models.corpus import (
+    Conversation,
+    Question,
+    messages_of,
+    read_questions,
+    training_conversations,
+)
+from deploy.models.evaluate import accuracies, after_thought, answers
 from deploy.models.functions import Function
 from deploy.models.tokenizer import (
     CHAT_TEMPLATE,
     MARKERS,
+    THOUGHT_END,
     TOOL_TEMPLATE,
     save_tokenizer,
     segments,
     train_tokenizer,
 )
 from router.replies.dialect import dialect_of
+from tests.support.effort import cases
+from tests.support.paths import MODELS
 from worker.wire.tokenizer import load_tokenizer
 
+DEMO = MODELS / "demo"
 FAMILIES = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 
 
@@ -139,6 +151,44 @@ def test_the_router_finds_calls_and_thoughts(folder: Path) -> None:
     assert dialect.tools.name == dialect.forced.name == "hermes"
     assert dialect.thoughts is not None
     assert dialect.thought_tokens is not None
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-draft"])
+def test_the_demo_is_told_of_functions(name: str) -> None:
+    """Markers of calls and thoughts are tokens of the committed checkpoints, too."""
+    loaded = load_tokenizer(str(MODELS / name))
+    assert dialect_of(loaded).thought_tokens is not None
+    assert all(loaded.token_id(marker) is not None for marker in MARKERS)
+    assert (MODELS / name / "chat_template.jinja").read_text() == TOOL_TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Question]:
+    return read_questions(MODELS / "demo_heldout_tools.jsonl")
+
+
+def test_questions_are_the_ones_the_generator_holds_out(questions: list[Question]) -> None:
+    assert questions == tool_questions()
+
+
+def test_the_demo_calls_functions(questions: list[Question]) -> None:
+    torch.set_num_threads(1)
+    some = questions[:: len(questions) // cases(len(questions))]
+    given = answers(DEMO, some)
+    for text in given:
+        for call in text.split("<tool_call>")[1:]:
+            assert json.loads(call.removesuffix("\n").removesuffix("</tool_call>")), text
+    accuracy = accuracies(some, given)
+    assert accuracy.pop("overall") >= 0.8, accuracy
+    assert min(accuracy[family] for family in ("none", "result")) >= 0.9, accuracy
+
+
+def test_its_thoughts_are_short(questions: list[Question]) -> None:
+    torch.set_num_threads(1)
+    for text in answers(DEMO, questions[:: len(questions) // 10], thinking=True):
+        thought = text.removesuffix(after_thought(text))
+        assert thought.endswith(THOUGHT_END)
+        assert 0 < len(thought) < 200
 
 
 def test_markers_are_tokens_and_part_of_the_text(tokenizer: PreTrainedTokenizerFast) -> None:
