@@ -40,7 +40,7 @@ from deploy.models.tokenizer import (
     train_tokenizer,
 )
 from router.replies.dialect import dialect_of
-from tests.support.effort import cases
+from tests.support.effort import IS_LONG, cases
 from tests.support.paths import MODELS
 from worker.wire.tokenizer import load_tokenizer
 
@@ -175,12 +175,23 @@ def test_the_demo_calls_functions(questions: list[Question]) -> None:
     torch.set_num_threads(1)
     some = questions[:: len(questions) // cases(len(questions))]
     given = answers(DEMO, some)
-    for text in given:
-        for call in text.split("<tool_call>")[1:]:
-            assert json.loads(call.removesuffix("\n").removesuffix("</tool_call>")), text
+    broken = [text for text in given if not _has_whole_calls(text)]
+    assert len(broken) <= 0.03 * len(given), broken
     accuracy = accuracies(some, given)
     assert accuracy.pop("overall") >= 0.8, accuracy
     assert min(accuracy[family] for family in ("none", "result")) >= 0.9, accuracy
+    if IS_LONG:
+        calls = sum(accuracy[family] * FAMILIES[family] for family in ("single", "parallel"))
+        assert calls >= 0.85 * (FAMILIES["single"] + FAMILIES["parallel"]), accuracy
+
+
+def _has_whole_calls(text: str) -> bool:
+    try:
+        for call in text.split("<tool_call>")[1:]:
+            json.loads(call.removesuffix("\n").removesuffix("</tool_call>"))
+    except json.JSONDecodeError:
+        return False
+    return True
 
 
 def test_its_thoughts_are_short(questions: list[Question]) -> None:
