@@ -174,6 +174,13 @@ def _leave_part(
 
 
 @triton.jit
+def _store_rows(out_ptr, place, column, rows, kept, VALUE_DIM: tl.constexpr):
+    """Rows [M, columns] to the places [M] of their pairs, rounded to the output's type."""
+    out_ptrs = out_ptr + place[:, None] * VALUE_DIM + column[None, :]
+    tl.store(out_ptrs, rows.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit
 def _merge(
     partial_ptr, lse_ptr, out_ptr, place, inside, num_splits, filled,
     VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -197,10 +204,7 @@ def _merge(
             total = total * shrink[:, None] + values * weight[:, None]
             weights = weights * shrink + weight
             highest = new_highest
-        tl.store(
-            out_ptr + place[:, None] * VALUE_DIM + column[None, :],
-            (total / weights[:, None]).to(out_ptr.dtype.element_ty), mask=kept,
-        )  # fmt: skip
+        _store_rows(out_ptr, place, column, total / weights[:, None], kept, VALUE_DIM)
 
 
 @triton.jit(
@@ -260,10 +264,7 @@ def _latent_kernel(
     result = total / safe[:, None]
     kept = inside[:, None] & (value < VALUE_DIM)[None, :]
     if filled == 1:
-        tl.store(
-            out_ptr + place[:, None] * VALUE_DIM + value[None, :],
-            result.to(out_ptr.dtype.element_ty), mask=kept,
-        )  # fmt: skip
+        _store_rows(out_ptr, place, value, result, kept, VALUE_DIM)
     else:
         counter = arrived_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         _leave_part(

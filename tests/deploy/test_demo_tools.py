@@ -172,6 +172,7 @@ def test_questions_are_the_ones_the_generator_holds_out(questions: list[Question
 
 
 def test_the_demo_calls_functions(questions: list[Question]) -> None:
+    """Of all 100 answers two have a call that is no JSON: a string that was not closed."""
     torch.set_num_threads(1)
     some = questions[:: len(questions) // cases(len(questions))]
     given = answers(DEMO, some)

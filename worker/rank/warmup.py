@@ -9,8 +9,12 @@ processors, masks, scores, drafts), so one step of each kind runs before the fir
 
 from __future__ import annotations
 
+import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.progress import MofNCompleteColumn
@@ -29,6 +33,10 @@ from worker.plan.plan import (
 from worker.progress import progress
 from worker.rank.profiling import PROCESSORS
 
+logger = logging.getLogger(__name__)
+
+CACHE_VARIABLE: Final = "TRITON_CACHE_DIR"
+"""Names the folder where Triton keeps what it has compiled; Triton's own."""
 Execute = Callable[[Plan, bytes], object]
 """Runs a step to its end, with the masks of its masked draws."""
 
@@ -71,6 +79,21 @@ class _Step:
     plan: Plan
     num_masks: int = 0
     """Draws under a grammar."""
+
+
+def choose_kernel_cache() -> None:
+    """Has Triton keep kernels where it does by default if we may not write where it is told to: it
+    would end in an error there, and a volume with models may be mounted read-only."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    if not folder:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        logger.warning("compiled kernels are not kept: %s %s: %s", CACHE_VARIABLE, folder, error)
+        del os.environ[CACHE_VARIABLE]
 
 
 def warm_up_limits(config: EngineConfig, *, max_model_len: int, block_size: int) -> WarmUpLimits:

@@ -20,7 +20,7 @@ from worker.rank import runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_TOTAL = 80 << 30
+TOTAL = 80 << 30
 
 
 @contextmanager
@@ -47,15 +47,20 @@ def pretended_cuda(*, warms_up: bool = False) -> Iterator[World]:
             world.is_over = True
 
 
-def _runtime(world: World) -> dict[str, Any]:
-    properties = SimpleNamespace(
+def device_properties() -> SimpleNamespace:
+    """Of an H100 without a name."""
+    return SimpleNamespace(
         name="a stand-in",
-        total_memory=_TOTAL,
+        total_memory=TOTAL,
         major=9,
         minor=0,
         multi_processor_count=132,
         uuid="GPU-0",
     )
+
+
+def _runtime(world: World) -> dict[str, Any]:
+    properties = device_properties()
 
     @contextmanager
     def graph(made: Graph, *, stream: Lane, **_: Any) -> Iterator[None]:
@@ -82,7 +87,7 @@ def _runtime(world: World) -> dict[str, Any]:
         "reset_peak_memory_stats": lambda *_: None,
         "max_memory_allocated": lambda *_: 1 << 20,
         "memory_reserved": lambda *_: 1 << 20,
-        "mem_get_info": lambda *_: (_TOTAL, _TOTAL),
+        "mem_get_info": lambda *_: (TOTAL, TOTAL),
         "graph_pool_handle": object,
         "CUDAGraph": lambda: Graph(world.clocks),
         "graph": graph,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,12 +18,12 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from tests.support.cuda.counted import Idle, counting
+from tests.support.cuda.runtime import TOTAL, device_properties
 from tests.support.cuda.tensors import DeviceTensor, site
 from tests.support.kernels.aot import Driver
 from worker.rank.speculation.verification import DeviceAcceptance
 
 CAPABILITY = 90
-_TOTAL = 80 << 30
 _ALIGNED = 512
 """Bytes at whose multiples torch's allocator for CUDA places memory."""
 
@@ -94,14 +93,7 @@ def noting_variants() -> Iterator[Variants]:
 
 def _runtime() -> dict[str, Any]:
     """What of torch.cuda a whole engine uses beside a runner's steps."""
-    properties = SimpleNamespace(
-        name="a stand-in",
-        total_memory=_TOTAL,
-        major=9,
-        minor=0,
-        multi_processor_count=132,
-        uuid="GPU-0",
-    )
+    properties = device_properties()
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731  # one of many
     return {
         "is_available": lambda: True,
@@ -113,7 +105,7 @@ def _runtime() -> dict[str, Any]:
         "reset_peak_memory_stats": nothing,
         "max_memory_allocated": lambda *_: 1 << 20,
         "memory_reserved": lambda *_: 1 << 20,
-        "mem_get_info": lambda *_: (_TOTAL, _TOTAL),
+        "mem_get_info": lambda *_: (TOTAL, TOTAL),
         "graph_pool_handle": object,
         "CUDAGraph": Idle,
         "graph": lambda *_, **__: nullcontext(),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from worker.config import EngineConfig
 from worker.plan.plan import Plan
-from worker.rank.warmup import warm_up, warm_up_limits
+from worker.rank.warmup import (
+    CACHE_VARIABLE,
+    choose_kernel_cache,
+    warm_up,
+    warm_up_limits,
+)
 
 VOCAB_SIZE = 50
 MASK_BYTES = 8
@@ -77,3 +84,15 @@ def test_drafts_are_run_up_to_the_most() -> None:
 def test_without_drafts_none_are_run() -> None:
     _, ran = steps_of(5000)
     assert not any(plan.drafts_under_grammar for plan, _ in ran)
+
+
+def test_kernels_are_kept_elsewhere_where_the_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "new" / "triton"))
+    choose_kernel_cache()
+    assert os.environ[CACHE_VARIABLE] == str(tmp_path / "new" / "triton")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "triton"))
+    choose_kernel_cache()
+    assert CACHE_VARIABLE not in os.environ
