@@ -128,7 +128,7 @@ class _Step:
         if rows.query_start is None:
             blocks = decode_blocks(head_dim, q.dtype, group)
         else:
-            blocks = extend_blocks(head_dim, q.dtype, group, max(query_lens))
+            blocks = extend_blocks(head_dim, q.dtype, group, sum(query_lens) / len(query_lens))
             queries = blocks.rows // group
             num_tiles = sum(-(-length // queries) for length in query_lens)
         most_visible = self.metadata.max_seq_len

@@ -18,9 +18,13 @@ from kernels.attention.triton_schedule import _ITEM_WIDTH, Schedule
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 LOG2E = tl.constexpr(1.4426950408889634)
-_HIDDEN = tl.constexpr(-1.0e30)
+_HIDDEN = tl.constexpr(-(2.0**100))
 """A score that weighs nothing beside any other. -inf would make no number of a query that sees
-nothing of a block; of all its blocks it sees something."""
+nothing of a block; of all its blocks it sees something.
+
+HAZARD(fused arithmetic): a power of 2, so that its product with any factor is exact. A product that
+is rounded for the maximum, but not where it is fused with the difference from it, leaves a
+difference without bounds."""
 
 
 def attend(
@@ -248,12 +252,13 @@ def _walk(
         else:
             k = tl.load(k_place)
         scores = tl.dot(q, k, input_precision=PRECISION)
+        # What a score counts as an exponent: the multiplication is fused with the difference.
+        factor = scale * LOG2E
         if CAP > 0.0:
             # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
             grown = tl.exp2(scores * (scale * (2.0 * LOG2E / CAP)))
             scores = (CAP * LOG2E) * (1.0 - 2.0 / (grown + 1.0))
-        else:
-            scores = scores * (scale * LOG2E)
+            factor = 1.0
         if MASKED:
             seen = exists[None, :] & (
                 position[None, :] < (query[:, None] // BLOCK_SIZE + 1) * BLOCK_SIZE
@@ -268,9 +273,9 @@ def _walk(
             v = tl.load(v_place, mask=column_inside[None, :], other=0.0)
         else:
             v = tl.load(v_place)
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1) * factor)
         shrink = tl.exp2(highest - new_highest)
-        probability = tl.exp2(scores - new_highest[:, None])
+        probability = tl.exp2(scores * factor - new_highest[:, None])
         weights = weights * shrink + tl.sum(probability, axis=1)
         total = total * shrink[:, None]
         total = tl.dot(probability.to(v.dtype), v, total, input_precision=PRECISION)

@@ -22,7 +22,7 @@ from kernels.attention.triton_config import (
 )
 
 TARGET_PROGRAMS = 512
-"""Programs that fill a large GPU."""
+"""Programs of decodes that fill a large GPU, four a multiprocessor; of extends half."""
 _ITEM_WIDTH = 8
 """Numbers of an item, of which five are in use."""
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
@@ -106,7 +106,8 @@ def make_schedule(
     """
     least = INVARIANT_SPLIT_TOKENS if batch_invariant else blocks.least_split
     most_splits = max(1, triton.cdiv(most_visible, least))
-    target = max(1, TARGET_PROGRAMS // num_kv_heads)
+    programs = TARGET_PROGRAMS if rows.query_start is None else TARGET_PROGRAMS // 2
+    target = max(1, programs // num_kv_heads)
     if batch_invariant:
         most_splits = min(most_splits, MAX_INVARIANT_SPLITS)
         num_items = num_partials = num_tiles * most_splits
@@ -183,6 +184,7 @@ def _schedule_kernel(
     partials = tl.full((), 0, tl.int32)
     own_row = tl.full((ITEMS,), -1, tl.int32)
     place = tl.full((ITEMS,), 0, tl.int32)
+    tiles_of = tl.full((ITEMS,), 1, tl.int32)
     splits_of = tl.full((ITEMS,), 1, tl.int32)
     length_of = tl.full((ITEMS,), 0, tl.int32)
     partial = tl.full((ITEMS,), 0, tl.int32)
@@ -205,6 +207,7 @@ def _schedule_kernel(
         within = item - _pick(mine, start)
         own_row = tl.where(found, _pick(mine, row), own_row)
         place = tl.where(found, within, place)
+        tiles_of = tl.where(found, _pick(mine, tiles), tiles_of)
         splits_of = tl.where(found, _pick(mine, splits), splits_of)
         length = tl.maximum(tl.cdiv(tl.cdiv(keys, splits), KEYS), 1) * KEYS
         length_of = tl.where(found, _pick(mine, length), length_of)
@@ -215,7 +218,8 @@ def _schedule_kernel(
     cell = items_ptr + item * _WIDTH
     exists = item < num_items
     tl.store(cell, own_row, mask=exists)
-    tl.store(cell + 1, place // splits_of, mask=exists)
+    # The last tile of a row sees most keys: it begins first, so that none begins as others end.
+    tl.store(cell + 1, tiles_of - 1 - place // splits_of, mask=exists)
     tl.store(cell + 2, place % splits_of, mask=exists)
     tl.store(cell + 3, length_of, mask=exists)
     tl.store(cell + 4, partial, mask=exists)

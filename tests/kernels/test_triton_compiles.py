@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
+from kernels.attention import triton_kernel
 from kernels.attention.triton_config import MAX_HEAD_DIM
 from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.aot import Binary, compiling_for
@@ -52,6 +54,12 @@ def test_every_kernel_compiles(capability: int) -> None:
             prepare(2, torch.Tensor.clone)
     assert len({binary.kernel for binary in compiled}) == (17 if capability == 89 else 33)
     assert all(binary.shared_bytes <= SHARED_LIMITS[capability] for binary in compiled), compiled
+
+
+def test_a_hidden_score_s_product_is_exact() -> None:
+    """Fused with a difference it is not rounded, and would else be far from its own maximum: no
+    number came of a query that sees nothing of a split. The interpreter fuses nothing."""
+    assert math.frexp(triton_kernel._HIDDEN.value)[0] == -0.5
 
 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["window", "chunks"])

@@ -33,7 +33,7 @@ STEPS: dict[str, tuple[Cost, Sequence[int], Sequence[int]]] = {
     "a prompt of 8k": (Cost(8192, 2048), [8192], [8192]),
     "a row of 100k among 64": (Cost(8192, 512), [*(40 * [1000]), 100_000, *(23 * [1000])], ()),
     "a suffix of 64 on 30k": (Cost(8192, 256), [30_064], [64]),
-    "short suffixes beside a prompt": (Cost(8192, 512), [900, 40_000, 300], [500, 5, 5]),
+    "short suffixes beside a prompt": (Cost(8192, 264), [900, 40_000, 300], [500, 5, 5]),
 }
 """At most so many keys in one program, at least so many programs, for rows of these lengths with so
 many queries each. Who splits better changes them."""
@@ -71,7 +71,8 @@ def cost_of(name: str, device: str) -> Cost:
 
 
 def schedule_case(device: str, dtype: torch.dtype) -> None:
-    """Every key of every tile is walked once, and partial outputs have places of their own."""
+    """Every key of every tile is walked once, a row's last tile first, and partial outputs have
+    places of their own."""
     for name, (budget, seq_lens, query_lens) in STEPS.items():
         schedule = schedule_of(name, device)
         assert not schedule.arrived.any()
@@ -83,7 +84,7 @@ def schedule_case(device: str, dtype: torch.dtype) -> None:
         assert list(by_tile) == [
             (row, tile)
             for row, length in enumerate(query_lens or [1] * len(seq_lens))
-            for tile in range(-(-length // schedule.queries))
+            for tile in reversed(range(-(-length // schedule.queries)))
         ]
         for (row, _), own in by_tile.items():
             assert [split for split, *_ in own] == list(range(len(own)))
