@@ -64,7 +64,11 @@ class Engine:
         world = self.config.tensor_parallel_size
         with forking_ranks() if forks else nullcontext():
             self._executor = self.executor_class(self.config, self._directory, range(1, world))
-        info = self._executor.start()
+        try:
+            info = self._executor.start()
+        except BaseException:
+            self._executor.close()  # the process group, too, which the next engine may need
+            raise
         self.core = EngineCore(self.config, info, self._executor, clock)
         self._compiler = GrammarCompiler(setting_of(info), 60.0)
         self._num_submitted = 0

@@ -390,8 +390,8 @@ def align_case(device: str, dtype: torch.dtype) -> None:
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
     """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits,
-    and quantized weights those of the dequantized ones; experts in two parts add up; experts that
-    yield their input, and what is added besides."""
+    and quantized weights on CPU those of the dequantized ones; experts in two parts add up; experts
+    that yield their input, and what is added besides."""
     codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
     for (num_tokens, num_experts, num_choices), code in zip(
         ((3, 9, 2), (40, 4, 3)), codes, strict=True
@@ -434,7 +434,9 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(fused_moe, x, upper, choice, first_expert=2, **options), dtype)
         with registry.using("triton"):
             assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
-            assert torch.equal(run(quantized), run(dequantized))
+            # A GPU adds up products of weights that were codes in another order.
+            close = 0.0 if device == "cpu" else 2e-2 if dtype.itemsize == 2 else 1e-5
+            torch.testing.assert_close(run(quantized), run(dequantized), rtol=close, atol=close)
 
 
 def _ngrams(pool: torch.Tensor, lookup: NgramLookup, output: int) -> torch.Tensor:

@@ -75,7 +75,8 @@ def test_the_cache_is_sized_from_memory_and_given_back(checkpoint: Checkpoint) -
             tensor_parallel_size=size,
             gpu_memory_utilization=0.5,
         ) as engine:
-            assert engine.core.info.max_total_tokens == 32 * 1024
+            # What is left of the device's memory keeps prefixes.
+            assert engine.core.info.max_total_tokens > 32 * 1024
             outputs = engine.generate(make_prompts()[:4], GREEDY)
             assert all(len(output) == GREEDY.max_tokens for output in outputs)
     # Contexts and libraries stay; the cache and the weights do not.

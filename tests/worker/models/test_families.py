@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from _pytest.mark import ParameterSet
@@ -17,9 +15,19 @@ from _pytest.mark import ParameterSet
 from tests.support.checkpoints.families import SPECIMENS, WITH_CLASS, write_specimen
 from tests.support.checkpoints.mutations import broken
 from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
-from tests.support.checkpoints.specimen import VOCAB_SIZE, Model
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
 from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.family_checks import (
+    GREEDY,
+    LENGTHS,
+    NUM_NEW,
+    PAGE_SIZE,
+    SHARED_IN_PARTS,
+    STEP_TOKENS,
+    Checkpoint,
+    make_prompts,
+    scarce_pages,
+)
 from tests.support.engines.guided_engine import GuidedEngine, text_of
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
@@ -27,31 +35,8 @@ from worker.models.tensor_parallel import TensorParallelGroup
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
-NEAR_TIE = 1e-4
 FOUND = 1e-2
 """Difference of logits, which are about 5, from which on a mutation counts as found."""
-LENGTHS = (3, 20, 37, 47, 62, 110)
-NUM_NEW = 20
-PAGE_SIZE, STEP_TOKENS = 8, 32
-"""Where pages are scarce and prompts come in chunks."""
-SHARED_IN_PARTS = (
-    "llama",
-    "glm4",
-    "glm4-moe",
-    "olmo2",
-    "phi3",
-    "qwen2-moe",
-    "minimax-m2",
-    "gpt-oss",
-    "gemma4",
-    "llama4",
-    "qwen3-next",
-    "qwen3-5",
-    "deepseek-v2-lite",
-    "deepseek-v3",
-)
-"""Families that between them have all that ranks share in parts: biases, fused tensors, experts,
-heads of several sizes, norms over all heads, latents."""
 WITH_EXPERTS = (
     *("qwen3-moe", "qwen2-moe", "mixtral", "minimax-m2", "glm4-moe", "ernie4-5-moe", "gpt-oss"),
     *("gemma4", "llama4", "llama4-images", "qwen3-next", "qwen3-5-moe", "qwen3-moe-images"),
@@ -102,33 +87,6 @@ DRAFTING = tuple(name for name in SPECIMENS if name not in KEEPING_STATES)
 PATTERNS = (r"(quick brown |lazy dog ){5,8}x", r"[ab]{30}", r"[a-f]{2,6}(, [a-f]{2,6}){1,3}\.")
 """The first repeats what an n-gram finds; of drafts for the second about half are right."""
 PAGES = {"page_size": PAGE_SIZE, "max_num_batched_tokens": STEP_TOKENS, "kv_cache_tokens": 2048}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    name: str
-    folder: Path
-    model: Model
-    known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
-    """Logits by tokens: outputs are the same in most tests."""
-
-    def expected(self, tokens: list[int]) -> torch.Tensor:
-        """The model's logits [tokens, vocabulary]."""
-        key = tuple(tokens)
-        if key not in self.known:
-            with torch.inference_mode():
-                self.known[key] = self.model(torch.tensor([tokens])).logits[0]
-        return self.known[key]
-
-    def check(self, prompts: list[list[int]], outputs: list[list[int]]) -> None:
-        """Every token is the best after the same tokens, near ties aside."""
-        for prompt, output in zip(prompts, outputs, strict=True):
-            assert len(output) == NUM_NEW
-            logits = self.expected(prompt + output[:-1])[len(prompt) - 1 :]
-            best = logits.max(dim=-1).values
-            chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-            assert (best - chosen < NEAR_TIE).all()
 
 
 def long_but(*names: str) -> list[ParameterSet]:
@@ -145,11 +103,6 @@ def checkpoint(
     torch.set_num_threads(1)
     folder = Path(tmp_path_factory.mktemp(request.param))
     return Checkpoint(request.param, folder, write_specimen(request.param, folder))
-
-
-def make_prompts() -> list[list[int]]:
-    rng = np.random.default_rng(5)
-    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
 
 
 @pytest.mark.checks("batched", "prefix hit", of=WITH_CLASS, against="transformers")
@@ -181,13 +134,8 @@ def test_alone(checkpoint: Checkpoint) -> None:
 @pytest.mark.checks("chunks", "scarce", of=PUBLISHED_SPECIMENS, against="independent reference")
 @pytest.mark.parametrize("checkpoint", long_but(*TAKING_PAGES), indirect=True)
 def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
-    """There is a block more than what the longest request takes alone."""
     prompts = make_prompts()
-    groups = make_runner(str(checkpoint.folder)).hello().page_groups
-    least = groups.num_pages(LENGTHS[-1] + NUM_NEW, PAGE_SIZE, STEP_TOKENS)
-    tokens = (-(-least // groups.num_groups) + 1) * PAGE_SIZE
-    options = {"page_size": PAGE_SIZE, "max_num_batched_tokens": STEP_TOKENS}
-    with Engine(str(checkpoint.folder), kv_cache_tokens=tokens, **options) as engine:
+    with Engine(str(checkpoint.folder), **scarce_pages(str(checkpoint.folder))) as engine:
         outputs = engine.generate(prompts, GREEDY)
         assert engine.num_preemptions > 0, "pages were not scarce"
     checkpoint.check(prompts, outputs)

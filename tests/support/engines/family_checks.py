@@ -1,0 +1,81 @@
+"""What a family's checkpoint is asked, and what its tokens are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support.checkpoints.specimen import VOCAB_SIZE, Model
+from tests.support.engines.plan_driver import make_runner
+from worker.wire.sampling import SamplingParams
+
+NEAR_TIE = 1e-4
+LENGTHS = (3, 20, 37, 47, 62, 110)
+NUM_NEW = 20
+PAGE_SIZE, STEP_TOKENS = 8, 32
+"""Where pages are scarce and prompts come in chunks."""
+SHARED_IN_PARTS = (
+    "llama",
+    "glm4",
+    "glm4-moe",
+    "olmo2",
+    "phi3",
+    "qwen2-moe",
+    "minimax-m2",
+    "gpt-oss",
+    "gemma4",
+    "llama4",
+    "qwen3-next",
+    "qwen3-5",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+)
+"""Families that between them have all that ranks share in parts: biases, fused tensors, experts,
+heads of several sizes, norms over all heads, latents."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    name: str
+    folder: Path
+    model: Model
+    known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+    """Logits by tokens: outputs are the same in most tests."""
+
+    def expected(self, tokens: list[int]) -> torch.Tensor:
+        """The model's logits [tokens, vocabulary]."""
+        key = tuple(tokens)
+        if key not in self.known:
+            with torch.inference_mode():
+                self.known[key] = self.model(torch.tensor([tokens])).logits[0]
+        return self.known[key]
+
+    def check(self, prompts: list[list[int]], outputs: list[list[int]]) -> None:
+        """Every token is the best after the same tokens, near ties aside."""
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert len(output) == NUM_NEW
+            logits = self.expected(prompt + output[:-1])[len(prompt) - 1 :]
+            best = logits.max(dim=-1).values
+            chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+            assert (best - chosen < NEAR_TIE).all()
+
+
+def make_prompts() -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+
+
+def scarce_pages(folder: str) -> dict[str, int]:
+    """Options with a block more than what the longest request takes alone, and chunks."""
+    groups = make_runner(folder).hello().page_groups
+    least = groups.num_pages(LENGTHS[-1] + NUM_NEW, PAGE_SIZE, STEP_TOKENS)
+    tokens = (-(-least // groups.num_groups) + 1) * PAGE_SIZE
+    return {
+        "page_size": PAGE_SIZE,
+        "max_num_batched_tokens": STEP_TOKENS,
+        "kv_cache_tokens": tokens,
+    }
