@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,9 +89,16 @@ def test_pages_of_the_host_do_not_race(folder: str) -> None:
 @pytest.mark.parametrize("count", [2, 3, pytest.param(6, marks=pytest.mark.long)])
 def test_drafts_do_not_race(folder: str, count: int) -> None:
     """Of requests without processors (the first two) nothing waits for the device. The third has
-    processors, and comes in while the others' rows are placed by the device."""
+    processors, and comes in while the others' rows are placed by the device. The steps of start-up
+    teach nothing about drafts."""
+
+    def look(runner: ModelRunner) -> None:
+        assert runner._drafter is not None
+        calibration = runner._drafter._proposer.calibration
+        assert (calibration.shares == np.float32(calibration._priors)).all()
+
     given, asked = prompts(count, 3), params(count, 8)
-    served = on_cuda(folder, given, asked, warms_up=count == 6, **DRAFTS)
+    served = on_cuda(folder, given, asked, meddle=look, warms_up=count == 6, **DRAFTS)
     assert served.findings == []
     assert bool(served.waits) == (count > 2)
     assert served.tokens == on_cpu(folder, given, asked)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernels.attention import triton_schedule
+from kernels import silu_and_mul
+from kernels.attention import triton_kernel, triton_schedule
 from tests.support.cuda.warm_starts import (
     DRAFTS,
     PLAIN_KINDS,
@@ -19,10 +21,22 @@ from tests.support.cuda.warm_starts import (
     write_model,
 )
 from tests.support.engines.block_engine import BlockEngine
+from worker.models.qwen3_next import GatedDeltaNet
 from worker.rank import warmup
+from worker.rank.runner import ModelRunner
 from worker.rank.sampling.state import FILTERS, SamplingState
 
 EXPERTS = "Qwen/Qwen3-30B-A3B"
+LATENTS = "zai-org/GLM-4.7-Flash"
+"""Which has shared experts, too."""
+SINKS = "openai/gpt-oss-20b"
+"""And windows."""
+STATES = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+CHANGED: dict[str, dict[str, Any]] = {STATES: {"full_attention_interval": 2}}
+"""So that few layers are of both kinds: each of those with states is hundreds of launches."""
+SMALL_STEPS = {"max_num_batched_tokens": 128}
+RANKS = {"tensor_parallel_size": 2}
+WHOLE_EXPERTS = {**RANKS, "enable_expert_parallel": True}
 LAYERS = {
     "meta-llama/Llama-3.1-8B-Instruct": 1,
     "google/gemma-2-2b-it": 2,
@@ -31,8 +45,14 @@ LAYERS = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": 5,
     "deepseek-ai/DeepSeek-V2-Lite-Chat": 3,
     "deepseek-ai/DeepSeek-V3": 5,
-    "openai/gpt-oss-20b": 3,
+    LATENTS: 3,
+    "mistralai/Mistral-Small-4-119B-2603": 2,
+    "meituan-longcat/LongCat-Flash-Chat": 2,
+    SINKS: 3,
     "MiniMaxAI/MiniMax-M2.5": 2,
+    "zai-org/GLM-4.5-Air": 3,
+    "Qwen/Qwen1.5-MoE-A2.7B": 2,
+    STATES: 3,
     "Qwen/Qwen3-30B-A3B-FP8": 2,
     "Qwen/Qwen3-8B-AWQ": 1,
     "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8": 1,
@@ -41,19 +61,76 @@ LAYERS = {
 tokens than are read."""
 
 
+def write(name: str, folder: Path, num_layers: int = 2) -> str:
+    return write_model(name, folder, num_layers, **CHANGED.get(name, {}))
+
+
 @pytest.fixture
 def experts(tmp_path: Path) -> str:
-    return write_model(EXPERTS, tmp_path, 2)
+    return write(EXPERTS, tmp_path)
 
 
 def test_no_request_needs_another_binary(experts: str) -> None:
     assert new_variants(experts) == []
 
 
+BRIEF: dict[str, tuple[str, dict[str, Any]]] = {
+    "ranks": (EXPERTS, WHOLE_EXPERTS),
+    "latents": (LATENTS, {}),
+    "sinks": (SINKS, {}),
+    "caps": ("google/gemma-2-2b-it", {}),
+    "states": (STATES, SMALL_STEPS),
+}
+
+
+@pytest.mark.parametrize("kind", list(BRIEF))
+def test_no_kind_of_model_needs_another_binary(kind: str, tmp_path: Path) -> None:
+    """Briefly; the tests below serve more requests."""
+    model, options = BRIEF[kind]
+    assert new_variants(write(model, tmp_path), brief=True, **options) == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("model", list(LAYERS))
 def test_no_request_to_other_models_needs_another_binary(model: str, tmp_path: Path) -> None:
-    assert new_variants(write_model(model, tmp_path, LAYERS[model])) == []
+    assert new_variants(write(model, tmp_path, LAYERS[model])) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-35B-A3B"])
+def test_no_request_to_models_with_states_needs_another_binary(model: str, tmp_path: Path) -> None:
+    """Of a rank or of two."""
+    for options in ({}, RANKS):
+        folder = write(model, tmp_path, 5)
+        assert new_variants(folder, brief=True, **SMALL_STEPS, **options) == []
+
+
+ON_RANKS: dict[str, dict[str, Any]] = {
+    EXPERTS: RANKS,
+    LATENTS: WHOLE_EXPERTS,
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": RANKS,
+    "meituan-longcat/LongCat-Flash-Chat": WHOLE_EXPERTS,
+    SINKS: WHOLE_EXPERTS,
+    "google/gemma-3-1b-it": RANKS,
+    "Qwen/Qwen1.5-MoE-A2.7B": WHOLE_EXPERTS,
+    "Qwen/Qwen3-30B-A3B-FP8": RANKS,
+    "Qwen/Qwen3-8B-AWQ": RANKS,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", list(ON_RANKS))
+def test_no_rank_needs_another_binary(model: str, tmp_path: Path) -> None:
+    folder = write(model, tmp_path, LAYERS.get(model, 2))
+    assert new_variants(folder, **ON_RANKS[model]) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [EXPERTS, SINKS])
+def test_none_of_eight_ranks_needs_another_binary(model: str, tmp_path: Path) -> None:
+    """There are four heads of keys, or eight."""
+    options = {**WHOLE_EXPERTS, "tensor_parallel_size": 8}
+    assert new_variants(write(model, tmp_path), brief=True, **options) == []
 
 
 OTHER_OPTIONS: dict[str, dict[str, Any]] = {
@@ -91,9 +168,29 @@ def test_no_draft_and_no_grammar_needs_another_binary(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_no_draft_of_ranks_needs_another_binary(method: str, tmp_path: Path) -> None:
+    options = {
+        "speculative_method": method,
+        "max_model_len": 2048,
+        **({"speculative_model": "deploy/models/demo-draft"} if method == "draft" else {}),
+    }
+    folder = write_demo("deploy/models/demo", tmp_path)
+    assert new_variants(folder, grammars=True, **DRAFTS, **RANKS, **options) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [LATENTS, SINKS, "google/gemma-2-2b-it"])
+def test_no_draft_of_other_models_needs_another_binary(model: str, tmp_path: Path) -> None:
+    folder = write(model, tmp_path, LAYERS[model])
+    assert new_variants(folder, speculative_method="ngram", **DRAFTS) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
-def test_no_block_needs_another_binary(eager: bool, tmp_path: Path) -> None:
-    own = {"kinds": PLAIN_KINDS, "engine": BlockEngine}
+def test_no_block_needs_another_binary(eager: bool, num_ranks: int, tmp_path: Path) -> None:
+    own = {"kinds": PLAIN_KINDS, "engine": BlockEngine, "tensor_parallel_size": num_ranks}
     options = {"enforce_eager": eager, "max_model_len": 512, **own}
     assert new_variants(write_demo("deploy/models/demo-diffusion", tmp_path), **options) == []
 
@@ -134,12 +231,52 @@ def specialize_on_numbers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
 
 
+def specialize_on_places(patch: pytest.MonkeyPatch) -> None:
+    """Of arrays: those of prompts begin behind the ones of rows of one token."""
+    kernel = triton_kernel._attention_kernel
+    for parameter in kernel.params:
+        patch.setitem(parameter.__dict__, "do_not_specialize_on_alignment", False)
+    patch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
+
+
+def leave_out_prompts(patch: pytest.MonkeyPatch) -> None:
+    steps = warmup._steps
+
+    def short(limits: warmup.WarmUpLimits) -> list[warmup._Step]:
+        return [step for step in steps(limits) if all(row.length == 1 for row in step.plan.rows)]
+
+    patch.setattr(warmup, "_steps", short)
+
+
+def leave_out_other_ranks(patch: pytest.MonkeyPatch) -> None:
+    warm_up = ModelRunner._warm_up
+
+    def of_first(runner: ModelRunner) -> None:
+        if runner.group.rank == 0:
+            warm_up(runner)
+
+    patch.setattr(ModelRunner, "_warm_up", of_first)
+
+
+def launch_where_rows_go_on(patch: pytest.MonkeyPatch) -> None:
+    """Start-up's rows begin at their first position."""
+    advance = GatedDeltaNet._advance
+
+    def advanced(layer: GatedDeltaNet, mixed: torch.Tensor, *args: Any, is_first: bool) -> Any:
+        if not is_first:
+            silu_and_mul(mixed)
+        return advance(layer, mixed, *args, is_first=is_first)
+
+    patch.setattr(GatedDeltaNet, "_advance", advanced)
+
+
 SABOTAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "filters": ("_histogram_kernel", leave_out("_FILTERED")),
     "processors": ("_penalty_kernel", leave_out("_PROCESSED")),
     "large steps": ("_multiply_kernel", leave_out_large_steps),
     "each filter": ("_histogram_kernel", filter_by_what_is_asked),
     "numbers": ("_schedule_kernel", specialize_on_numbers),
+    "places": ("_attention_kernel", specialize_on_places),
 }
 
 
@@ -151,4 +288,23 @@ def test_what_start_up_leaves_out_is_found(
     kernel, sabotage = SABOTAGES[name]
     sabotage(monkeypatch)
     found = new_variants(experts, enforce_eager=True)
+    assert any(one.startswith(kernel) for one in found), found
+
+
+BRIEF_SABOTAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "ranks": ("_multiply_kernel of rank 1", leave_out_other_ranks),
+    "latents": ("_latent_kernel", leave_out_prompts),
+    "sinks": ("_attention_kernel", leave_out_prompts),
+    "caps": ("_attention_kernel", leave_out_prompts),
+    "states": ("_silu_and_mul_kernel", launch_where_rows_go_on),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", list(BRIEF_SABOTAGES))
+def test_it_is_found_briefly(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, options = BRIEF[kind]
+    kernel, sabotage = BRIEF_SABOTAGES[kind]
+    sabotage(monkeypatch)
+    found = new_variants(write(model, tmp_path), brief=True, **options)
     assert any(one.startswith(kernel) for one in found), found

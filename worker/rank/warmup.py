@@ -5,6 +5,7 @@ Triton compiles a kernel when it is first launched with other constants, types o
 takes up to seconds in which nothing else runs. Which constants a step has follows from how many
 tokens it computes (tiles of attention and of experts) and from what its requests ask for (filters,
 processors, masks, scores, drafts), so one step of each kind runs before the first request does.
+None follows from where a row stands: here all begin at their first position.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A worker group whose ranks are threads, each with a device of its own; NCCL joins them."""
+"""Worker groups in one process: ranks that are threads, each with a device of its own, which NCCL
+joins."""
 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -103,41 +105,42 @@ class NcclGroup(TensorParallelGroup):
         return [part for _, part, _ in parts]
 
 
-class ThreadedExecutor(Executor):
-    """Rank 0 in the caller's thread, rank 1 in another; both have done what is asked when a call
-    returns."""
+class RanksHere(Executor):
+    """All ranks in this process; each has done what is asked when a call returns."""
 
-    def __init__(
-        self, world: World, config: EngineConfig, directory: str, spawn: Sequence[int]
-    ) -> None:
+    def __init__(self, config: EngineConfig, count: int) -> None:
         self.max_overlap_depth = 1
         self.overlaps_prompts = True
-        self._config, self._world = config, world
-        self._ranks = [Rank(config) for _ in range(2)]
-        self._meeting = Meeting(world, 2)
-        self._pool = ThreadPoolExecutor(1)
-        self._device = world.rank()
-        self._pool.submit(self._device.__enter__).result()
+        self._config = config
+        self._ranks = [Rank(config) for _ in range(count)]
 
     @property
     def _rank(self) -> Rank:
         return self._ranks[0]
 
+    @abstractmethod
+    def join(self, number: int) -> TensorParallelGroup:
+        """The group as a rank sees it."""
+
+    @abstractmethod
+    def each(self, work: Callable[[Rank, int], R]) -> list[R]:
+        """What each rank's work returns, in their order."""
+
     def start(self) -> EngineInfo:
-        hellos = self._both(lambda rank, n: rank.load(NcclGroup(n, 2, self._meeting)))
+        hellos = self.each(lambda rank, n: rank.load(self.join(n)))
         info = build_engine_info(self._config, hellos, "salt")
         start = Start(num_pages=hellos[0].num_pages, num_host_pages=info.num_host_pages)
-        self._both(lambda rank, _: rank.allocate(start))
+        self.each(lambda rank, _: rank.allocate(start))
         return info
 
     def launch(self, plan: Plan) -> StepFuture:
-        return self._both(lambda rank, _: rank.launch(plan))[0]
+        return self.each(lambda rank, _: rank.launch(plan))[0]
 
     def drafts(self, seq: int) -> list[list[int]]:
         return self._rank.drafts(seq)
 
     def sample(self, seq: int, masks: bytes) -> None:
-        self._both(lambda rank, _: rank.sample(seq, masks))
+        self.each(lambda rank, _: rank.sample(seq, masks))
 
     @property
     def death_fds(self) -> list[int]:
@@ -147,12 +150,26 @@ class ThreadedExecutor(Executor):
         pass
 
     def close(self) -> None:
-        # Ranks from 1 on need not have waited for their last steps: nothing allocates after them.
-        self._world.is_over = True
-        self._both(lambda rank, _: rank.close())
-        self._end()
+        self.each(lambda rank, _: rank.close())
 
-    def _both(self, work: Callable[[Rank, int], R]) -> list[R]:
+
+class ThreadedExecutor(RanksHere):
+    """Rank 0 in the caller's thread, rank 1 in another."""
+
+    def __init__(
+        self, world: World, config: EngineConfig, directory: str, spawn: Sequence[int]
+    ) -> None:
+        super().__init__(config, 2)
+        self._world = world
+        self._meeting = Meeting(world, 2)
+        self._pool = ThreadPoolExecutor(1)
+        self._device = world.rank()
+        self._pool.submit(self._device.__enter__).result()
+
+    def join(self, number: int) -> TensorParallelGroup:
+        return NcclGroup(number, 2, self._meeting)
+
+    def each(self, work: Callable[[Rank, int], R]) -> list[R]:
         other = self._pool.submit(work, self._ranks[1], 1)
         try:
             own = work(self._ranks[0], 0)
@@ -162,6 +179,12 @@ class ThreadedExecutor(Executor):
             self._end()
             raise
         return [own, other.result(_TIMEOUT_S)]
+
+    def close(self) -> None:
+        # Ranks from 1 on need not have waited for their last steps: nothing allocates after them.
+        self._world.is_over = True
+        super().close()
+        self._end()
 
     def _end(self) -> None:
         self._pool.submit(self._device.__exit__, None, None, None).result()

@@ -34,20 +34,24 @@ class Variant(NamedTuple):
     kernel: str
     key: str
     """Equal where two launches share a binary."""
+    rank: int
+    """Whose process compiles it."""
 
 
 class Variants:
     """What was launched so far."""
 
     def __init__(self) -> None:
+        self.rank = 0
+        """That launches from now on."""
         self.sites: dict[Variant, str] = {}
         """Where each was first."""
 
     def since(self, earlier: set[Variant]) -> list[str]:
-        """Those that came after: kernel, first site, and what the nearest earlier key has in place
-        of it."""
+        """Those that came after: kernel, rank, first site, and what the nearest earlier key has in
+        place of it."""
         return [
-            f"{variant.kernel} at {where}: {_difference(variant, earlier)}"
+            f"{variant.kernel} of rank {variant.rank} at {where}: {_difference(variant, earlier)}"
             for variant, where in self.sites.items()
             if variant not in earlier
         ]
@@ -80,7 +84,7 @@ def noting_variants() -> Iterator[Variants]:
         given = (_Pointer(one) if isinstance(one, torch.Tensor) else one for one in args)
         _, specialization, options = binder(*given, **kwargs)
         key = f"{list(zip(self.arg_names, specialization, strict=True))} {sorted(options.items())}"
-        noted.sites.setdefault(Variant(self.fn.__name__, key), site())
+        noted.sites.setdefault(Variant(self.fn.__name__, key, noted.rank), site())
 
     with counting(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.runtime.driver, "_active", Driver(CAPABILITY))
@@ -113,9 +117,10 @@ def _runtime() -> dict[str, Any]:
 
 
 def _difference(variant: Variant, earlier: set[Variant]) -> str:
-    """What sets it apart from the most alike of the kernel's earlier ones."""
+    """What sets it apart from the most alike of the kernel's earlier ones on its rank."""
     own = variant.key.split("), (")
-    others = [one.key.split("), (") for one in earlier if one.kernel == variant.kernel]
+    kernel = [one for one in earlier if (one.kernel, one.rank) == (variant.kernel, variant.rank)]
+    others = [one.key.split("), (") for one in kernel]
     if not others:
         return "never launched before"
     differing = [[(a, b) for a, b in zip(own, other, strict=False) if a != b] for other in others]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from tests.support.cuda.counted import write_config
+from tests.support.cuda.turns import TurnsExecutor
 from tests.support.cuda.variants import noting_variants
 from tests.support.engines.block_engine import BlockEngine
-from tests.support.engines.engine_driver import Engine
+from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.worker.real_configs import RealConfig, load_corpus
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
@@ -58,6 +59,8 @@ LENGTHS = (1, 2, 3, 15, 16, 17, 32, 50, 100, 255, 256, 1000, 3000)
 """Of prompts: odd ones, multiples of 16, of each size of tiles, longer than a step."""
 CROWDS = (2, 3, 9, 16)
 """Requests at a time."""
+ARRIVALS = (2, 5, 17, 64, 100, 300, 33)
+"""Prompts, over and over, of requests that come while the ones before are answered."""
 
 
 @cache
@@ -65,11 +68,12 @@ def corpus() -> dict[str, RealConfig]:
     return {real.name: real for real in load_corpus()}
 
 
-def write_model(name: str, folder: Path, num_layers: int) -> str:
-    """The folder, with so many layers of a model of the corpus, without weights."""
+def write_model(name: str, folder: Path, num_layers: int, **changed: Any) -> str:
+    """The folder, with so many layers of a model of the corpus, without weights; `changed` are
+    values of its config.json."""
     real = corpus()[name]
     real.write(folder)
-    return str(write_config(folder, dict(real.config), num_layers))
+    return str(write_config(folder, {**real.config, **changed}, num_layers))
 
 
 def write_demo(source: str, folder: Path) -> str:
@@ -85,6 +89,7 @@ def new_variants(
     *,
     kinds: Sequence[dict[str, Any]] = KINDS,
     grammars: bool = False,
+    brief: bool = False,
     engine: type[Engine] = Engine,
     meddle: Callable[[], object] = lambda: None,
     **options: Any,
@@ -95,16 +100,24 @@ def new_variants(
         folder: with a config.json.
         kinds: of requests.
         grammars: whether to follow some, too: the model needs a tokenizer.
+        brief: whether requests that arrive one by one will do.
         engine: that serves.
         meddle: called between start-up and service.
-        options: of the engine.
+        options: of the engine. With `tensor_parallel_size` all ranks are here, and each has to
+            have compiled its own.
     """
-    with noting_variants() as variants, engine(folder, **{**OPTIONS, **options}) as served:
-        known = set(variants.sites)
-        assert known, "start-up has launched nothing"
-        meddle()
-        _serve(served, kinds, grammars=grammars)
-        return variants.since(known)
+    with noting_variants() as variants:
+        if "tensor_parallel_size" in options:
+            own = {"executor_class": partial(TurnsExecutor, variants)}
+            engine = type("TurnsEngine", (engine,), own)
+        with engine(folder, **{**OPTIONS, **options}) as served:
+            known = set(variants.sites)
+            assert known, "start-up has launched nothing"
+            meddle()
+            if not brief:
+                _serve(served, kinds, grammars=grammars)
+            _interleave(served, kinds)
+            return variants.since(known)
 
 
 def _serve(engine: Engine, kinds: Sequence[dict[str, Any]], *, grammars: bool) -> None:
@@ -122,15 +135,33 @@ def _serve(engine: Engine, kinds: Sequence[dict[str, Any]], *, grammars: bool) -
             _ask(engine, [9] * len(crowd), crowd)
 
 
+def _interleave(engine: Engine, kinds: Sequence[dict[str, Any]]) -> None:
+    """Serves one more request with each step, up to as many as there may be: behind ever more rows
+    of one token comes a prompt, whose arrays begin elsewhere each time."""
+    outputs: dict[str, Outcome] = {}
+    for number in range(engine.config.max_num_seqs):
+        length = ARRIVALS[number % len(ARRIVALS)]
+        prompt, params = _request(engine, length, kinds[number % len(kinds)], max_tokens=20)
+        request_id, outcome = engine.submit(prompt, params)
+        outputs[request_id] = outcome
+        engine.step(outputs)
+    engine.drain(outputs)
+
+
 def _ask(engine: Engine, lengths: Sequence[int], kinds: Sequence[dict[str, Any]]) -> None:
     """Serves requests whose prompts repeat themselves, so that there is something to draft."""
-    most = engine.config.max_model_len or max(lengths)
-    prompts = [[1 + place % 3 for place in range(min(length, most - 8))] for length in lengths]
-    asked = [
-        SamplingParams(seed=index, max_tokens=3, ignore_eos=True, **kind)
-        for index, kind in enumerate(kinds)
-    ]
+    pairs = [_request(engine, *one) for one in zip(lengths, kinds, strict=True)]
+    prompts, asked = [prompt for prompt, _ in pairs], [params for _, params in pairs]
     if isinstance(engine, BlockEngine):
         engine.serve(prompts, asked)
     else:
         engine.outcomes(prompts, asked)
+
+
+def _request(
+    engine: Engine, length: int, kind: dict[str, Any], *, max_tokens: int = 3
+) -> tuple[list[int], SamplingParams]:
+    """A prompt that is no longer than the engine takes, and how it is to be answered."""
+    most = (engine.config.max_model_len or length) - max_tokens - 5
+    prompt = [1 + place % 3 for place in range(min(length, most))]
+    return prompt, SamplingParams(seed=length, max_tokens=max_tokens, ignore_eos=True, **kind)
