@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernels import silu_and_mul
 from kernels.attention import triton_kernel, triton_schedule
+from tests.support.cuda.variants import noting_variants
 from tests.support.cuda.warm_starts import (
     DRAFTS,
+    OPTIONS,
     PLAIN_KINDS,
     new_variants,
     write_demo,
     write_model,
 )
 from tests.support.engines.block_engine import BlockEngine
+from tests.support.engines.engine_driver import Engine
 from worker.models.qwen3_next import GatedDeltaNet
 from worker.rank import warmup
 from worker.rank.runner import ModelRunner
@@ -72,6 +76,16 @@ def experts(tmp_path: Path) -> str:
 
 def test_no_request_needs_another_binary(experts: str) -> None:
     assert new_variants(experts) == []
+
+
+def test_where_kernels_are_kept_can_be_written(
+    experts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever process the rank is in: this one's is the scheduler's."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(warmup.CACHE_VARIABLE, str(tmp_path / "file" / "triton"))
+    with noting_variants(), Engine(experts, **OPTIONS):
+        assert warmup.CACHE_VARIABLE not in os.environ
 
 
 BRIEF: dict[str, tuple[str, dict[str, Any]]] = {

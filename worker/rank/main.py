@@ -72,13 +72,10 @@ def _load_and_serve(
     from worker.rank.cpu import yield_cpu_to_others
     from worker.rank.memory import await_free_memory
     from worker.rank.rank import Rank, select_device
-    from worker.rank.warmup import choose_kernel_cache
 
     device = select_device(config, number)
     if device.type == "cpu":
         yield_cpu_to_others()
-    else:
-        choose_kernel_cache()
     rank = Rank(config)
     await_free_memory(device, config.gpu_memory_utilization)
     group = TensorParallelGroup.create(

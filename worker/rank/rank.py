@@ -27,6 +27,7 @@ from worker.rank.dtype import LEAST_CAPABILITY
 from worker.rank.guard import PlanGuard
 from worker.rank.runner import ModelRunner
 from worker.rank.steps import ForwardStep, SampledStep
+from worker.rank.warmup import choose_kernel_cache
 
 
 def select_device(config: EngineConfig, rank: int) -> torch.device:
@@ -113,6 +114,8 @@ class Rank:
         """
         config, self._group = self._config, group
         self._end_phase("connect")
+        if group.device.type == "cuda":
+            choose_kernel_cache()
         model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
         self._end_phase("download")
         with _telling_remedy("for the weights", _LARGER_DEVICE):
