@@ -89,16 +89,9 @@ def test_pages_of_the_host_do_not_race(folder: str) -> None:
 @pytest.mark.parametrize("count", [2, 3, pytest.param(6, marks=pytest.mark.long)])
 def test_drafts_do_not_race(folder: str, count: int) -> None:
     """Of requests without processors (the first two) nothing waits for the device. The third has
-    processors, and comes in while the others' rows are placed by the device. The steps of start-up
-    teach nothing about drafts."""
-
-    def look(runner: ModelRunner) -> None:
-        assert runner._drafter is not None
-        calibration = runner._drafter._proposer.calibration
-        assert (calibration.shares == np.float32(calibration._priors)).all()
-
+    processors, and comes in while the others' rows are placed by the device."""
     given, asked = prompts(count, 3), params(count, 8)
-    served = on_cuda(folder, given, asked, meddle=look, warms_up=count == 6, **DRAFTS)
+    served = on_cuda(folder, given, asked, warms_up=count == 6, **DRAFTS)
     assert served.findings == []
     assert bool(served.waits) == (count > 2)
     assert served.tokens == on_cpu(folder, given, asked)
@@ -108,12 +101,20 @@ def test_drafts_do_not_race(folder: str, count: int) -> None:
 def test_drafts_of_a_model_do_not_race(
     folder: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model itself drafts. Where it computes as it does as the target, all drafts are right."""
+    """The model itself drafts. Where it computes as it does as the target, all drafts are right.
+    The steps of start-up teach nothing about them."""
     steps = noted_steps(monkeypatch)
+
+    def look(runner: ModelRunner) -> None:
+        assert runner._drafter is not None
+        calibration = runner._drafter._proposer.calibration
+        assert (calibration.shares == np.float32(calibration._priors)).all()
+
     if count == 2:
         monkeypatch.setattr(device_model, "DRAFT_DTYPE", torch.float32)
     given, asked = prompts(count), params(count)
-    served = on_cuda(folder, given, asked, warms_up=count == 6, **by_model(folder))
+    own = by_model(folder)
+    served = on_cuda(folder, given, asked, meddle=look, warms_up=count == 6, **own)
     if count == 2:  # one with the prompts, nine tokens at once, the rest, one in flight at the end
         assert len(steps) <= 4
     assert served.findings == []

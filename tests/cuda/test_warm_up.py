@@ -182,6 +182,14 @@ def test_no_draft_and_no_grammar_needs_another_binary(
 
 
 @pytest.mark.long
+def test_drafts_of_up_to_sixteen_tokens_share_a_binary(experts: str) -> None:
+    own = {"speculative_method": "ngram", "num_speculative_tokens": 16}
+    with noting_variants() as variants, Engine(experts, **OPTIONS, **DRAFTS, **own):
+        kernels = [variant.kernel for variant in variants.sites]
+    assert kernels.count("_draft_kernel") == 1
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["ngram", "draft"])
 def test_no_draft_of_ranks_needs_another_binary(method: str, tmp_path: Path) -> None:
     options = {

@@ -42,6 +42,16 @@ def test_images_have_stages_and_an_unprivileged_user(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
+def test_images_keep_what_is_fetched_or_compiled_where_a_volume_is_mounted(path: Path) -> None:
+    (pairs,) = (
+        rest.split() for word, rest in instructions(path) if word == "ENV" and "HOME" in rest
+    )
+    environment = dict(pair.split("=", 1) for pair in pairs)
+    for variable in ("HF_HOME", *(["TRITON_CACHE_DIR"] if path.stem == "cuda" else [])):
+        assert environment[variable].startswith("/models/")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
 def test_images_install_by_hash_and_begin_with_a_digest_that_is_given(path: Path) -> None:
     lines = instructions(path)
     base = dict(line.split("=") for line in (DEPLOY / "supply" / "base.env").read_text().split())
