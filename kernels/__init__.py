@@ -1,8 +1,10 @@
 """GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
 
+from kernels.activation import squared_relu, xielu
 from kernels.choose_experts import ExpertChoice, Routing, choose_experts
 from kernels.clamped_swiglu import clamped_swiglu
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
+from kernels.fused_add_norm import Norm, fused_add_norm
 from kernels.fused_moe import (
     Beside,
     ExpertBiases,
@@ -26,7 +28,7 @@ from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, Op, OpRegistry, registry
-from kernels.rms_norm import fused_add_rms_norm, rms_norm
+from kernels.rms_norm import rms_norm
 from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
@@ -48,6 +50,7 @@ __all__ = [
     "HeadNorms",
     "LatentRows",
     "NgramLookup",
+    "Norm",
     "Op",
     "OpRegistry",
     "PackedLinear",
@@ -69,7 +72,7 @@ __all__ = [
     "dequantize",
     "draft_ngrams",
     "follow_ngram",
-    "fused_add_rms_norm",
+    "fused_add_norm",
     "fused_moe",
     "gather_step_inputs",
     "gelu_and_mul",
@@ -85,7 +88,9 @@ __all__ = [
     "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",
+    "squared_relu",
     "store_kv_cache",
     "token_scores",
     "write_table_rows_",
+    "xielu",
 ]

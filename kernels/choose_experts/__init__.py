@@ -20,6 +20,7 @@ def choose_experts(
     bias: torch.Tensor | None,
     routing: Routing,
     gate: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
 ) -> ExpertChoice:
     """The best experts of each token, the best first; which of equals is open.
 
@@ -30,8 +31,9 @@ def choose_experts(
         routing: how tokens choose.
         gate: fp32 [T, 1], rows may be strided: the sigmoid of it is the weight of experts that
             every token takes; None for 1.
+        factors: fp32 [E], of the weights of those that are chosen; None for 1.
     """
-    return _CHOOSE.select(scores)(scores, bias, routing, gate)
+    return _CHOOSE.select(scores)(scores, bias, routing, gate, factors)
 
 
 __all__ = ["ExpertChoice", "Routing", "choose_experts"]

@@ -12,9 +12,12 @@ def choose_experts(
     bias: torch.Tensor | None,
     routing: Routing,
     gate: torch.Tensor | None,
+    factors: torch.Tensor | None,
 ) -> ExpertChoice:
     """The best, and behind them whom every token takes."""
     choice, (num_tokens, count) = _choose(scores, bias, routing), scores.shape
+    if factors is not None:
+        choice = choice._replace(weights=choice.weights * factors[choice.expert_ids])
     if not routing.num_always:
         return choice
     always = torch.arange(count, count + routing.num_always, device=scores.device)

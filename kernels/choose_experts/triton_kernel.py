@@ -15,6 +15,7 @@ def choose_experts(
     bias: torch.Tensor | None,
     routing: Routing,
     gate: torch.Tensor | None,
+    factors: torch.Tensor | None,
 ) -> ExpertChoice:
     """Launch over tokens."""
     num_tokens, num_experts = scores.shape
@@ -32,10 +33,11 @@ def choose_experts(
         scores, scores if bias is None else bias, expert_ids, weights,
         scores.stride(0), routing.scale,
         scores if gate is None else gate, 0 if gate is None else gate.stride(0),
+        scores if factors is None else factors,
         GROUPS=groups, SIZE=size, SCORING=routing.scoring, HAS_BIAS=bias is not None,
         NUM_CHOSEN_GROUPS=routing.num_chosen_groups if has_groups else 1,
         NUM_SUMMED=min(routing.num_summed, size), NUM_CHOSEN=routing.num_chosen,
-        NUM_TAKEN=num_taken, HAS_GATE=gate is not None,
+        NUM_TAKEN=num_taken, HAS_GATE=gate is not None, HAS_FACTORS=factors is not None,
         NORMALIZE=routing.normalize, BLOCK_GROUPS=blocks[0], BLOCK_SIZE=blocks[1],
         BLOCK_CHOSEN=triton.next_power_of_2(num_taken),
         num_warps=1 if blocks[0] * blocks[1] <= 256 else 4,
@@ -46,10 +48,12 @@ def choose_experts(
 @triton.jit
 def _choose_kernel(
     scores_ptr, bias_ptr, ids_ptr, weights_ptr, row_stride, scale, gate_ptr, gate_stride,
+    factors_ptr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, SCORING: tl.constexpr, HAS_BIAS: tl.constexpr,
     NUM_CHOSEN_GROUPS: tl.constexpr, NUM_SUMMED: tl.constexpr, NUM_CHOSEN: tl.constexpr,
-    NUM_TAKEN: tl.constexpr, HAS_GATE: tl.constexpr, NORMALIZE: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_CHOSEN: tl.constexpr,
+    NUM_TAKEN: tl.constexpr, HAS_GATE: tl.constexpr, HAS_FACTORS: tl.constexpr,
+    NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_CHOSEN: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
@@ -94,6 +98,8 @@ def _choose_kernel(
         total = tl.sum(tl.where(choice < NUM_CHOSEN, weights, 0.0), axis=0)
         weights = weights / (total + 1e-20)
     weights *= scale
+    if HAS_FACTORS:
+        weights *= tl.load(factors_ptr + ids, mask=choice < NUM_CHOSEN, other=0.0)
     if NUM_TAKEN > NUM_CHOSEN:
         always = 1.0
         if HAS_GATE:

@@ -1,4 +1,4 @@
-"""RMSNorm, alone or fused with the residual addition before it."""
+"""RMSNorm of rows, or of heads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from kernels.rms_norm import reference
 
 _RMS_NORM = registry.register(
     "rms_norm", reference.rms_norm, triton="kernels.rms_norm.triton_kernel:rms_norm"
-)
-_FUSED_ADD_RMS_NORM = registry.register(
-    "fused_add_rms_norm",
-    reference.fused_add_rms_norm,
-    triton="kernels.rms_norm.triton_kernel:fused_add_rms_norm",
 )
 
 
@@ -26,11 +21,4 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return _RMS_NORM.select(x)(x, weight, eps)
 
 
-def fused_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rms_norm(x + residual), x + residual), both [T, H]; the inputs stay as they are."""
-    return _FUSED_ADD_RMS_NORM.select(x)(x, residual, weight, eps)
-
-
-__all__ = ["fused_add_rms_norm", "rms_norm"]
+__all__ = ["rms_norm"]

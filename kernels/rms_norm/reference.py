@@ -12,11 +12,3 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x_fp32 = x.float()
     inverse_rms = x_fp32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (x_fp32 * inverse_rms).to(x.dtype).mul_(weight)
-
-
-def fused_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add in x.dtype, then normalise the sum."""
-    new_residual = x + residual
-    return rms_norm(new_residual, weight, eps), new_residual

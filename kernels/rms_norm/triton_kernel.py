@@ -18,27 +18,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     head_stride = x.stride(1) if x.dim() == 3 else 0
     _rms_norm_kernel[(num_tokens, num_heads)](
         x, weight, out, x.stride(0), head_stride, eps,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=count_warps(width),
     )  # fmt: skip
     return out
 
 
-def fused_add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch over tokens; x and residual are [T, H] with contiguous rows."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    new_residual = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    num_tokens, width = x.shape
-    if num_tokens:
-        _fused_add_rms_norm_kernel[(num_tokens,)](
-            x, residual, weight, out, new_residual, x.stride(0), residual.stride(0), eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=_num_warps(width),
-        )  # fmt: skip
-    return out, new_residual
-
-
-def _num_warps(width: int) -> int:
+def count_warps(width: int) -> int:
+    """Of a program that has a row so wide."""
     if width <= 512:
         return 1
     return 4 if width <= 2048 else 8
@@ -57,23 +43,6 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + token * token_stride + head * head_stride + column, mask=inside, other=0.0)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
     tl.store(out_ptr + row * WIDTH + column, normalise(x, weight, eps, WIDTH), mask=inside)
-
-
-@triton.jit
-def _fused_add_rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, new_residual_ptr, x_stride, residual_stride, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    x = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0)
-    residual = tl.load(residual_ptr + token * residual_stride + column, mask=inside, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    # Rounded to the storage type before the norm reads it, as the unfused pair of ops does.
-    total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
-    tl.store(new_residual_ptr + token * WIDTH + column, total, mask=inside)
-    tl.store(out_ptr + token * WIDTH + column, normalise(total, weight, eps, WIDTH), mask=inside)
 
 
 @triton.jit

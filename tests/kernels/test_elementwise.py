@@ -4,16 +4,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from transformers.activations import XIELUActivation
 from transformers.models.llama import modeling_llama
 
 from kernels import (
+    Norm,
     clamped_swiglu,
-    fused_add_rms_norm,
+    fused_add_norm,
     gelu_and_mul,
     rms_norm,
     rotary_embedding,
     silu_and_mul,
+    squared_relu,
     store_kv_cache,
+    xielu,
 )
 
 
@@ -32,11 +36,39 @@ def test_rms_norm_is_hugging_faces(shape: tuple[int, ...], dtype: torch.dtype) -
     torch.testing.assert_close(rms_norm(x, module.weight, 1e-5), module(x), rtol=1e-6, atol=1e-6)
 
 
-def test_fused_add_rms_norm() -> None:
+def test_a_norm_of_a_sum() -> None:
     x, residual, weight = torch.randn(4, 48), torch.randn(4, 48), torch.randn(48)
-    normed, total = fused_add_rms_norm(x, residual, weight, 1e-6)
+    (normed,), total = fused_add_norm(x, residual, (Norm(weight),), 1e-6)
     assert torch.equal(total, x + residual)
     assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+
+
+def test_norms_around_a_sum() -> None:
+    """A block's output and the residual are normalised, the sum thrice, and what is kept scaled."""
+    x, residual = torch.randn(2, 4, 48).to(torch.bfloat16)
+    weights = torch.randn(5, 48).to(torch.bfloat16)
+    (first, second, third), total = fused_add_norm(
+        *(x, residual, (Norm(weights[0]), Norm(weights[1], is_wide=True), Norm(weights[2])), 1e-6),
+        x_weight=weights[3],
+        residual_weight=weights[4],
+        x_scale=0.5,
+        total_scale=torch.tensor([2.0]),
+    )
+    summed = rms_norm(x, weights[3], 1e-6) * 0.5 + rms_norm(residual, weights[4], 1e-6)
+    assert torch.equal(total, summed * 2)
+    assert torch.equal(first, rms_norm(summed, weights[0], 1e-6))
+    assert torch.equal(second, rms_norm(summed, weights[1], 1e-6).float())
+    assert torch.equal(third, rms_norm(summed, weights[2], 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_is_torchs(dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(4, 48).to(dtype), torch.randn(48), torch.randn(48)
+    norm = Norm(weight, bias, subtracts_mean=True)
+    (normed,), total = fused_add_norm(x, None, (norm,), 1e-5)
+    assert total is x
+    expected = torch.nn.functional.layer_norm(x.double(), (48,), weight.double(), bias.double())
+    torch.testing.assert_close(normed, expected.to(dtype), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -100,6 +132,22 @@ def test_clamped_swiglu(dtype: torch.dtype) -> None:
     )
 
 
+def test_squared_relu() -> None:
+    x = torch.tensor([[-3.0, 0.0, 0.5, 3.0]])
+    assert torch.equal(squared_relu(x), torch.tensor([[0.0, 0.0, 0.25, 9.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_xielu_is_transformers(dtype: torch.dtype) -> None:
+    module = XIELUActivation(dtype=torch.float32)
+    p, n = (torch.nn.functional.softplus(alpha) for alpha in (module.alpha_p, module.alpha_n))
+    numbers = torch.stack((p[0], module.beta + n[0], module.beta, module.eps)).float()
+    x = (torch.randn(7, 53) * 5).to(dtype)
+    expected = module._xielu_python(x.float()).to(dtype)
+    tolerance = 1e-5 if dtype.itemsize == 4 else 1e-2
+    torch.testing.assert_close(xielu(x, numbers), expected, rtol=tolerance, atol=1e-5)
+
+
 def test_store_kv_cache_writes_only_its_slots() -> None:
     qkv = torch.randn(3, (2 + 2 + 2) * 8)
     k, v = (qkv[:, start : start + 16].view(3, 2, 8) for start in (16, 32))
@@ -119,21 +167,30 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     return heads
 
 
+def _normed_around(x: torch.Tensor) -> torch.Tensor:
+    weight = torch.linspace(-1.0, 1.0, x.shape[1])
+    norm = Norm(weight, weight, subtracts_mean=True)
+    options = {"x_weight": weight, "residual_weight": weight, "total_scale": weight[:1]}
+    (normed,), total = fused_add_norm(x, x * 0.3, (norm,), 1e-5, x_scale=0.7, **options)
+    return torch.cat((normed, total), dim=1)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("width", [40, 94, 250, 1406])
 @pytest.mark.parametrize(
     "op",
     [
         lambda x: rms_norm(x, torch.ones(x.shape[1]), 1e-5),
-        lambda x: fused_add_rms_norm(x, x * 0.3, torch.ones(x.shape[1]), 1e-5)[0],
+        lambda x: fused_add_norm(x, x * 0.3, (Norm(torch.ones(x.shape[1])),), 1e-5)[0][0],
+        _normed_around,
         silu_and_mul,
         gelu_and_mul,
         lambda x: clamped_swiglu(x, 1.702, 0.5),
         _rotated,
     ],
     ids=[
-        *("rms_norm", "fused_add_rms_norm", "silu_and_mul", "gelu_and_mul", "clamped_swiglu"),
-        "rotary_embedding",
+        *("rms_norm", "fused_add_norm", "norms around a sum", "silu_and_mul", "gelu_and_mul"),
+        *("clamped_swiglu", "rotary_embedding"),
     ],
 )
 def test_rows_do_not_depend_on_their_neighbours(

@@ -12,12 +12,14 @@ from kernels import OpRegistry, registry
 def test_every_op_has_a_triton_kernel() -> None:
     assert set(registry) == {
         "rms_norm",
-        "fused_add_rms_norm",
+        "fused_add_norm",
         "rotary_embedding",
         "qk_norm_rope_store",
         "silu_and_mul",
         "gelu_and_mul",
         "clamped_swiglu",
+        "squared_relu",
+        "xielu",
         "store_kv_cache",
         "prepare_latents",
         "gumbel_noise",

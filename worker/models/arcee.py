@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kernels import squared_relu
 from worker.models.decoder import DecoderModel
-from worker.models.layer_norm import squared_relu
 from worker.models.layers import MLP
 from worker.models.llama import LlamaLayer
 

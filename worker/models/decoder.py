@@ -12,10 +12,9 @@ from kernels.native import NativeDecoder
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext
 from worker.models.kv_cache import KVCacheSpec, StateSpec
-from worker.models.layers import RMSNorm
 from worker.models.linear import ParallelLMHead, VocabParallelEmbedding
 from worker.models.linear_method import LayerOptions, WeightSlot
-from worker.models.norms import LayerNorm
+from worker.models.norms import HiddenNorm, RMSNorm
 from worker.models.rope import cos_sin_table
 
 
@@ -30,8 +29,11 @@ class FeedForward(Protocol):
         """Brings the weights into the form they are used in, once they are loaded."""
         ...
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+    reads_wide: ClassVar[bool]
+    """Whether it takes what it reads in fp32, too, as routers do."""
+
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; `wide` is the same input in fp32, where it is there."""
         ...
 
 
@@ -56,9 +58,9 @@ class DecoderLayer(Protocol):
         positions: torch.Tensor,
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [T, hidden] to the layer's output and the residual that it is still to be
-        added to; that of the first layer is None.
+        added to; None where nothing is, as before the first layer.
 
         Where no layer follows, `read` may name the tokens [S] whose output anyone needs.
         """
@@ -121,7 +123,7 @@ class DecoderModel(ABC):
         """Cosines and sines [positions, rotary_dim] of a layer; it may see a window alone."""
         return self.cos_sin if self.config.windows[index] is None else self.window_cos_sin
 
-    def build_norm(self) -> RMSNorm | LayerNorm:
+    def build_norm(self) -> HiddenNorm:
         """A norm of hidden states, as layers have them and the model at its end."""
         return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
 
@@ -160,12 +162,15 @@ class DecoderModel(ABC):
         Where the context says which tokens are read, [S, hidden] of these.
         """
         hidden = self.embed(input_ids)
-        residual = None
+        residual: torch.Tensor | None = None
         for layer in self.layers:
             read = ctx.read_tokens if layer is self.layers[-1] else None
             hidden, residual = layer.forward(hidden, residual, positions, ctx, read)
-        assert residual is not None, "a model has layers"
-        return self.norm.forward_add(hidden, residual)[0] if len(hidden) else hidden
+        if not len(hidden):
+            return hidden
+        if residual is None:
+            return self.norm.forward(hidden)
+        return self.norm.forward_add(hidden, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""

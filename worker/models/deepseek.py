@@ -12,7 +12,7 @@ from kernels import LatentRows, PackedLinear, linear, pack_linear_weight, prepar
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.kv_cache import KVCacheSpec, StateSpec
-from worker.models.layers import RMSNorm, attend
+from worker.models.layers import attend
 from worker.models.linear import (
     ColumnParallelLinear,
     ColumnPart,
@@ -23,6 +23,7 @@ from worker.models.linear import (
 from worker.models.linear_method import WeightSlot
 from worker.models.llama import PreNormLayer
 from worker.models.moe import MoeNames
+from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 from worker.models.rope import query_scales
 

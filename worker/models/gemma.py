@@ -10,9 +10,10 @@ from kernels import gelu_and_mul
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.glm4 import SandwichLayer
-from worker.models.layers import AttentionTraits, GatedMLP, RMSNorm
+from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.linear_method import LayerOptions
 from worker.models.llama import LlamaLayer
+from worker.models.norms import RMSNorm
 
 
 class GemmaForCausalLM(DecoderModel):

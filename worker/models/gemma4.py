@@ -3,30 +3,32 @@ their keys; experts stand beside the MLP; each layer has a scale of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from kernels import (
     ExpertChoice,
+    Norm,
     PackedLinear,
     choose_experts,
+    fused_add_norm,
     gelu_and_mul,
     linear,
     pack_linear_weight,
-    rms_norm,
 )
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.gemma import Gemma2ForCausalLM, GemmaLayer
-from worker.models.layers import AttentionTraits, RMSNorm
+from worker.models.layers import AttentionTraits
 from worker.models.linear_method import WeightSlot
 from worker.models.moe import MoeNames, RoutedExperts, StackedNames, routing_of
 from worker.models.moe_config import MoeConfig
+from worker.models.norms import HiddenNorm, RMSNorm
 
 
 class Gemma4Router:
-    """Chooses experts by the residual, normalised and scaled.
+    """Chooses experts by the residual, normalised by a scale of its own.
 
     Args:
         model: whose router it is.
@@ -37,7 +39,6 @@ class Gemma4Router:
         config, options = model.config, model.options
         self._options = options
         self._routing = routing_of(moe)
-        self._eps = config.rms_norm_eps
         # It is decided in fp32: it must not depend on how activations are rounded.
         self._projection: torch.Tensor | None = self._empty(moe.num_experts, config.hidden_size)
         self._packed: PackedLinear
@@ -65,13 +66,14 @@ class Gemma4Router:
         self._projection = None
         self._scale = self._scale * len(self._scale) ** -0.5
 
-    def forward(self, residual: torch.Tensor) -> ExpertChoice:
-        """The experts of each token of [T, hidden], and how much they count."""
-        normed = rms_norm(residual, self._scale, self._eps)
-        choice = choose_experts(linear(normed.float(), self._packed), None, self._routing)
-        return ExpertChoice(
-            choice.expert_ids, choice.weights * self._weight_of_experts[choice.expert_ids]
-        )
+    def norm(self) -> Norm:
+        """What it reads of the residual."""
+        return Norm(self._scale, is_wide=True)
+
+    def forward(self, normed: torch.Tensor) -> ExpertChoice:
+        """The experts of each token of [T, hidden], fp32, and how much they count."""
+        scores = linear(normed, self._packed)
+        return choose_experts(scores, None, self._routing, factors=self._weight_of_experts)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self._options.device)
@@ -100,6 +102,10 @@ class ParallelExperts:
         )
         self._norms = [model.build_norm() for _ in self._norm_names]
 
+    def norms(self) -> tuple[Norm, Norm]:
+        """What router and experts read of the residual."""
+        return self._router.norm(), self._norms[1].norm()
+
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router, the experts and the norms; `prefix` is the layer's."""
         yield from self._router.weight_slots(f"{prefix}router.")
@@ -112,12 +118,23 @@ class ParallelExperts:
         self._router.pack()
         self._experts.pack()
 
-    def forward(self, mlp_output: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """What an MLP yields [T, hidden], and experts besides, of the residual before both."""
-        after_mlp, before_experts, after_experts = self._norms
-        choice = self._router.forward(residual)
-        routed = self._experts.forward(before_experts.forward(residual), choice)
-        return after_mlp.forward(mlp_output) + after_experts.forward(routed)
+    def forward(
+        self,
+        mlp_output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        after_both: HiddenNorm,
+    ) -> torch.Tensor:
+        """What an MLP yields, and experts besides, behind a norm of their sum: all [T, hidden],
+        the inputs as `norms` has them."""
+        after_mlp, _, after_experts = self._norms
+        routing_input, experts_input = inputs
+        routed = self._experts.forward(experts_input, self._router.forward(routing_input))
+        (normed,), _ = fused_add_norm(
+            *(mlp_output, routed, (after_both.norm(),), after_both.eps),
+            x_weight=after_mlp.weight,
+            residual_weight=after_experts.weight,
+        )
+        return normed
 
 
 class Gemma4Layer(GemmaLayer):
@@ -177,11 +194,16 @@ class Gemma4Layer(GemmaLayer):
             residual = residual.index_select(0, read)
             if not len(read):
                 return hidden, residual
-        hidden, residual = before_mlp.forward_add(after_attention.forward(hidden), residual)
+        others = () if self._experts is None else self._experts.norms()
+        (hidden, *inputs), residual = fused_add_norm(
+            *(hidden, residual, (before_mlp.norm(), *others), before_mlp.eps),
+            x_weight=after_attention.weight,
+            total_scale=self._scalar,
+        )
         hidden = self.mlp.forward(hidden)
-        if self._experts is not None:
-            hidden = self._experts.forward(hidden, residual)
-        return after_mlp.forward(hidden), residual * self._scalar
+        if self._experts is None:
+            return after_mlp.forward(hidden), residual
+        return self._experts.forward(hidden, inputs, after_mlp), residual
 
 
 class Gemma4ForCausalLM(Gemma2ForCausalLM):

@@ -42,7 +42,7 @@ class SandwichLayer(LlamaLayer):
             residual = residual.index_select(0, read)
             if not len(read):
                 return hidden, residual
-        hidden, residual = before_mlp.forward_add(after_attention.forward(hidden), residual)
+        hidden, residual = before_mlp.forward_add(hidden, residual, after_attention)
         return after_mlp.forward(self.mlp.forward(hidden)), residual
 
 

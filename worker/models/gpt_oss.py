@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -60,6 +61,8 @@ class GptOssMoe:
         options: of the rank.
         activation: alpha and limit of `clamped_swiglu`.
     """
+
+    reads_wide: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -126,9 +129,10 @@ class GptOssMoe:
             self._biases.down.zero_()  # it is added once to what the ranks sum up
         self._router = self._weights = None
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
-        scores = linear(hidden.float(), self._packed_router, self._router_bias)
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
+        wide = hidden.float() if wide is None else wide
+        scores = linear(wide, self._packed_router, self._router_bias)
         out = fused_moe(
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),
             biases=self._biases,

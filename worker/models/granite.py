@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
 from worker.models.moe import MoeMLP, MoeNames, StackedNames
+from worker.models.norms import RMSNorm
 
 _NAMES = MoeNames(
     router="router.layer",
@@ -19,37 +19,14 @@ _MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class GraniteLayer(LlamaLayer):
-    """x + m * attention(norm(x)), then x + m * mlp(norm(x)); m is `residual_multiplier`."""
+    """x + m * attention(norm(x)), then x + m * mlp(norm(x)); m is `residual_multiplier`, and norms
+    know it."""
 
     def __init__(
         self, model: DecoderModel, index: int, mlp: FeedForward, mlp_name: str = "mlp"
     ) -> None:
         traits = AttentionTraits(scale=float(model.own("attention_multiplier")))
         super().__init__(model, index, mlp, traits=traits, mlp_name=mlp_name)
-        self._multiplier = float(model.own("residual_multiplier"))
-
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-        read: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block's output, times m, and the residual that it is still to be added to; where no
-        layer follows, those of the tokens `read` [S]."""
-        input_norm, post_attention_norm = self.norms
-        if residual is None:
-            residual, hidden = hidden, input_norm.forward(hidden)
-        else:
-            hidden, residual = input_norm.forward_add(hidden, residual)
-        hidden = self.attention.forward(hidden, positions, ctx, read) * self._multiplier
-        if read is not None:
-            residual = residual.index_select(0, read)
-            if not len(read):
-                return hidden, residual
-        hidden, residual = post_attention_norm.forward_add(hidden, residual)
-        return self.mlp.forward(hidden) * self._multiplier, residual
 
 
 class GraniteForCausalLM(DecoderModel):
@@ -58,6 +35,12 @@ class GraniteForCausalLM(DecoderModel):
     def build_layer(self, index: int) -> GraniteLayer:
         """Every layer is alike."""
         return GraniteLayer(self, index, GatedMLP(self.config, self.options))
+
+    def build_norm(self) -> RMSNorm:
+        """Blocks' outputs are scaled where they are added to the residual, before each norm."""
+        scale = float(self.own("residual_multiplier"))
+        size, eps = self.config.hidden_size, self.config.rms_norm_eps
+        return RMSNorm(size, eps, self.options, block_scale=scale)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels import squared_relu
 from worker.models.decoder import DecoderModel
 from worker.models.layers import MLP, GatedMLP
 from worker.models.llama import LlamaLayer
@@ -52,8 +53,3 @@ class NemotronForCausalLM(StableLmForCausalLM):
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its approximation with tanh, of each element."""
     return torch.nn.functional.gelu(x, approximate="tanh")
-
-
-def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """The square of each positive element, 0 for the others."""
-    return torch.relu(x).square()

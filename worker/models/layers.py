@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from kernels import (
     HeadNorms,
-    fused_add_rms_norm,
     qk_norm_rope_store,
     rms_norm,
     silu_and_mul,
@@ -25,6 +25,7 @@ from worker.models.linear import (
     divided_part,
 )
 from worker.models.linear_method import LayerOptions, WeightSlot
+from worker.models.norms import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,47 +76,6 @@ class AttentionTraits:
     their own."""
     has_value_norm: bool = False
     """Whether each head of the values is normalised, by no weight."""
-
-
-class RMSNorm:
-    """Root-mean-square normalisation over the last dimension.
-
-    Args:
-        size: of that dimension.
-        eps: added to the mean square.
-        options: of the layer.
-        offset: what is added to the checkpoint's weight; the sum is kept in fp32.
-    """
-
-    def __init__(self, size: int, eps: float, options: LayerOptions, offset: float = 0.0) -> None:
-        dtype = torch.float32 if offset else options.dtype
-        self.weight = torch.empty(size, dtype=dtype, device=options.device)
-        self.eps = eps
-        """Added to the mean square."""
-        self._offset = offset
-
-    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, whole on every rank."""
-        yield WeightSlot(
-            name=f"{name}.weight",
-            destination=self.weight,
-            full_shape=tuple(self.weight.shape),
-            offset=self._offset,
-        )
-
-    def multiply(self, factor: torch.Tensor) -> None:
-        """Scales what it yields by a loaded factor [1] from now on, by way of its weight."""
-        self.weight = self.weight.float() * factor.float()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] to [..., size]."""
-        return rms_norm(x, self.weight, self.eps)
-
-    def forward_add(
-        self, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm of x + residual, x + residual)."""
-        return fused_add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class WideQueryKeyNorm:
@@ -393,6 +353,8 @@ class MLP:
         down_name: what it calls the second.
     """
 
+    reads_wide: ClassVar[bool] = False
+
     def __init__(
         self,
         config: ModelConfig,
@@ -421,7 +383,7 @@ class MLP:
         self._up.pack()
         self._down.pack()
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self._down.forward(self._activate(self._up.forward(hidden)))
 
@@ -437,6 +399,8 @@ class GatedMLP:
         activate: what [T, gates and ups] comes to, [T, size].
         names: what a checkpoint calls gate, up and down.
     """
+
+    reads_wide: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -477,7 +441,7 @@ class GatedMLP:
         self.gate_up.drop()
         self.down.drop()
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
 

@@ -66,6 +66,7 @@ class PreNormLayer:
         self.kv_cache_spec = mixer.kv_cache_spec
         self.mlp = mlp
         self.norms = [model.build_norm() for _ in self.norm_names]
+        self._reads_wide = mlp.reads_wide
         self._mixer = mixer
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
@@ -88,7 +89,7 @@ class PreNormLayer:
         positions: torch.Tensor,
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the block's output and the residual that it is still to be added to.
 
         Where no layer follows, `read` may name the tokens [S] that this is needed of.
@@ -103,12 +104,16 @@ class PreNormLayer:
             residual = residual.index_select(0, read)
             if not len(read):
                 return hidden, residual
-        hidden, residual = post_attention_norm.forward_add(hidden, residual)
-        return self.feed_forward(hidden), residual
+        if not self._reads_wide:
+            hidden, residual = post_attention_norm.forward_add(hidden, residual)
+            return self.feed_forward(hidden), residual
+        hidden, residual, wide = post_attention_norm.forward_add_wide(hidden, residual)
+        return self.feed_forward(hidden, wide), residual
 
-    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What follows attention: [T, hidden], normalised, to [T, hidden]."""
-        return self.mlp.forward(hidden)
+    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """What follows attention: [T, hidden], normalised, to [T, hidden]; `wide` is the same input
+        in fp32, where anything reads it."""
+        return self.mlp.forward(hidden, wide)
 
 
 class LlamaLayer(PreNormLayer):

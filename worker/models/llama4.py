@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -27,6 +28,8 @@ class Llama4Moe:
         moe: its experts.
         options: of the rank.
     """
+
+    reads_wide: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
         self._options = options
@@ -62,9 +65,9 @@ class Llama4Moe:
         self._experts.pack()
         self._shared.pack()
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
-        scores = linear(hidden.float(), self._packed_router)
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
+        scores = linear(hidden.float() if wide is None else wide, self._packed_router)
         choice = choose_experts(scores, None, self._routing)
         beside = Beside(shared=self._shared.forward_share(hidden))
         return self._experts.forward(hidden, choice, beside=beside, weighs_inputs=True)

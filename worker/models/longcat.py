@@ -61,6 +61,7 @@ class FirstHalf(PreNormLayer):
         attention = ScaledLatentAttention(model, index)
         mlp = GatedMLP(model.config, model.options)
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
+        self._reads_wide = self.experts.reads_wide
         self.shortcut: torch.Tensor | None = None
         """What the experts yielded [T, hidden], until the second half takes it."""
 
@@ -74,9 +75,9 @@ class FirstHalf(PreNormLayer):
         super().pack()
         self.experts.pack()
 
-    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden], normalised, to [T, hidden]."""
-        self.shortcut = self.experts.forward(hidden)
+        self.shortcut = self.experts.forward(hidden, wide)
         return super().feed_forward(hidden)
 
 
@@ -98,7 +99,7 @@ class SecondHalf(PreNormLayer):
         positions: torch.Tensor,
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The block's output and the residual that it is still to be added to; where no layer
         follows, those of the tokens `read` [S]."""
         hidden, residual = super().forward(hidden, residual, positions, ctx, read)

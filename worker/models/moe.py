@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -236,6 +237,8 @@ class MoeMLP:
         names: what a checkpoint calls the parts.
     """
 
+    reads_wide: ClassVar[bool] = True
+
     def __init__(
         self,
         config: ModelConfig,
@@ -294,9 +297,9 @@ class MoeMLP:
         if self._shared is not None:
             self._shared.pack()
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
-        scores = linear(hidden.float(), self._packed_router)
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
+        scores = linear(hidden.float() if wide is None else wide, self._packed_router)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
         choice = choose_experts(scores[:, :count], self._bias, self._routing, gate)

@@ -11,6 +11,7 @@ from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
+from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
@@ -29,18 +30,20 @@ class PostNormLayer(LlamaLayer):
         positions: torch.Tensor,
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block's output and the residual that it is still to be added to; where no layer
-        follows, those of the tokens `read` [S]."""
+    ) -> tuple[torch.Tensor, None]:
+        """The sum, to which nothing is left to be added; where no layer follows, that of the tokens
+        `read` [S]."""
+        assert residual is None, "as the layer before leaves it"
         after_attention, after_mlp = self.norms
-        residual = hidden if residual is None else hidden + residual
-        hidden = self.attention.forward(residual, positions, ctx, read)
+        assert isinstance(after_attention, RMSNorm), "what build_norm makes"
+        assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
+        attended = self.attention.forward(hidden, positions, ctx, read)
         if read is not None:
-            residual = residual.index_select(0, read)
+            hidden = hidden.index_select(0, read)
             if not len(read):
-                return hidden, residual
-        residual = residual + after_attention.forward(hidden)
-        return after_mlp.forward(self.mlp.forward(residual)), residual
+                return hidden, None
+        hidden = after_attention.add_to(hidden, attended)
+        return after_mlp.add_to(hidden, self.mlp.forward(hidden)), None
 
 
 class Olmo2ForCausalLM(DecoderModel):

@@ -18,10 +18,11 @@ from kernels.gated_delta_rule import (
 from worker.models.context import ForwardContext, StateCache
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.kv_cache import KVCacheSpec, StateSpec
-from worker.models.layers import AttentionTraits, GatedMLP, RMSNorm
+from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear, divide
 from worker.models.linear_method import WeightSlot
 from worker.models.llama import LlamaLayer, PreNormLayer
+from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen2MoeForCausalLM
 
 _NORM_EPS = 1e-6

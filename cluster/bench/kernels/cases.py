@@ -99,12 +99,14 @@ def make_cases(
 
 _TOKEN_OPS = (
     "rms_norm",
-    "fused_add_rms_norm",
+    "fused_add_norm",
     "rotary_embedding",
     "qk_norm_rope_store",
     "silu_and_mul",
     "gelu_and_mul",
     "clamped_swiglu",
+    "squared_relu",
+    "xielu",
     "store_kv_cache",
     "prepare_latents",
 )
@@ -156,8 +158,8 @@ class _Maker:
         if name == "rms_norm":
             run = partial(kernels.rms_norm, x, weight, 1e-6)
             size = 2 * x.numel()
-        elif name == "fused_add_rms_norm":
-            run = partial(kernels.fused_add_rms_norm, x, x.clone(), weight, 1e-6)
+        elif name == "fused_add_norm":
+            run = partial(kernels.fused_add_norm, x, x.clone(), (kernels.Norm(weight),), 1e-6)
             size = 4 * x.numel()
         elif name == "rotary_embedding":
             table = torch.randn(self._context + 1, s.head_dim, device=self._device)
@@ -167,6 +169,13 @@ class _Maker:
         elif name in _GATES:
             run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
+        elif name in ("squared_relu", "xielu"):
+            ups = self._randn(rows, s.intermediate)
+            numbers = torch.ones(4, device=self._device)
+            run = partial(kernels.squared_relu, ups)
+            if name == "xielu":
+                run = partial(kernels.xielu, ups, numbers)
+            size = 2 * ups.numel()
         elif name == "prepare_latents":
             run = self._latents()
             size = 2 * rows * (sum(_LATENTS) + s.q_heads * _LATENTS[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels import xielu
 from tests.support.checkpoints.mutations import (
     IN_HALVES,
     NO_HEAD_NORMS,
@@ -13,7 +14,6 @@ from tests.support.checkpoints.mutations import (
     RMS_FOR_LAYER_NORM,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
-from worker.models.apertus import XieluMLP
 from worker.models.decoder import DecoderModel
 from worker.models.layers import AttentionTraits
 from worker.models.norms import LayerNorm
@@ -41,15 +41,10 @@ _HALF_MUTATIONS: dict[str, Mutation] = {
 }
 
 
-def _with_limit_0(self: XieluMLP, x: torch.Tensor) -> torch.Tensor:
-    own, self._eps = self._eps, torch.zeros(())
-    try:
-        return _XIELU(self, x)
-    finally:
-        self._eps = own
+def _with_limit_0(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return xielu(x, torch.cat((numbers[:3], torch.zeros(1))))
 
 
-_XIELU = XieluMLP._xielu
 _LAYER_NORMS: dict[str, Mutation] = {
     "bias of norms": NO_NORM_BIAS,
     "mean": RMS_FOR_LAYER_NORM,
@@ -75,7 +70,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
                 target="worker.models.apertus:XieluMLP._NAMES",
                 value=("alpha_n", "alpha_p", "beta", "eps"),
             ),
-            "limit": Patch(target="worker.models.apertus:XieluMLP._xielu", value=_with_limit_0),
+            "limit": Patch(target="worker.models.apertus:xielu", value=_with_limit_0),
             "norms": Patch(
                 target="worker.models.apertus:ApertusLayer.norm_names",
                 value=("feedforward_layernorm", "attention_layernorm"),

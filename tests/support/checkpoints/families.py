@@ -40,8 +40,8 @@ from tests.support.checkpoints.mutations import (
 from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
 from tests.support.checkpoints.specimen import Model, Mutation, Patch, Specimen, write
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
-from worker.models.layers import RMSNorm
 from worker.models.moe import MoeNames
+from worker.models.norms import RMSNorm
 
 _WINDOW = 21
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}

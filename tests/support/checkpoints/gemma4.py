@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from kernels import HeadNorms, qk_norm_rope_store, rms_norm, silu_and_mul
+from kernels import (
+    HeadNorms,
+    Norm,
+    fused_add_norm,
+    qk_norm_rope_store,
+    rms_norm,
+    silu_and_mul,
+)
 from tests.support.checkpoints.mutations import (
     NO_EMBEDDING_SCALE,
     NO_HEAD_NORMS,
@@ -19,6 +26,7 @@ from tests.support.checkpoints.mutations import (
 from tests.support.checkpoints.specimen import Patch, Specimen
 from worker.models.gemma4 import Gemma4Layer, Gemma4Router, ParallelExperts
 from worker.models.layers import AttentionTraits
+from worker.models.norms import HiddenNorm
 from worker.models.rope import cos_sin_table
 from worker.models.rope_config import RopeConfig
 
@@ -81,6 +89,25 @@ def _keys_normed_as_values(
     return qk_norm_rope_store(q, k, v, *args, norms=norms, **others)
 
 
+def _without_router_norm(
+    x: torch.Tensor, residual: torch.Tensor, norms: Sequence[Norm], *args: Any, **options: Any
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """The router reads the sum itself, times its scale."""
+    outputs, total = fused_add_norm(x, residual, norms, *args, **options)
+    if len(norms) < 3:
+        return outputs, total
+    _, summed = fused_add_norm(x, residual, (), *args, x_weight=options["x_weight"])
+    return (outputs[0], summed * norms[1].weight, outputs[2]), total
+
+
+def _behind_the_mlp(
+    self: ParallelExperts, mlp_output: torch.Tensor, _: Sequence[torch.Tensor], after: HiddenNorm
+) -> torch.Tensor:
+    """What experts read is what the MLP yields."""
+    inputs = [rms_norm(mlp_output, norm.weight, after.eps) for norm in self.norms()]
+    return _EXPERTS(self, mlp_output, inputs, after)
+
+
 def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
     with swapped_for(self, _norms=self._norms[::-1]):
         return _EXPERTS(self, *args)
@@ -127,7 +154,7 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             ),
             "scale of the router": _packed(Gemma4Router, lambda own: own._scale.fill_(1.0)),
             "norm of the router": Patch(
-                target="worker.models.gemma4:rms_norm", value=lambda x, weight, _: x * weight
+                target="worker.models.gemma4:fused_add_norm", value=_without_router_norm
             ),
             "scale of experts": _packed(
                 Gemma4Router, lambda own: own._weight_of_experts.fill_(1.0)
@@ -136,7 +163,7 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             "experts": {"enable_moe_block": False},
             "experts behind the MLP": Patch(
                 target="worker.models.gemma4:ParallelExperts.forward",
-                value=lambda self, mlp_output, _: _EXPERTS(self, mlp_output, mlp_output),
+                value=_behind_the_mlp,
             ),
             "norms beside": Patch(
                 target="worker.models.gemma4:ParallelExperts.forward", value=_with_swapped_norms

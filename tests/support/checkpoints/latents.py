@@ -12,8 +12,8 @@ from kernels import Beside, LatentRows, prepare_latents
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.deepseek import LatentAttention
-from worker.models.layers import RMSNorm
 from worker.models.llama import PreNormLayer
+from worker.models.norms import RMSNorm
 
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _YARN = {
@@ -91,7 +91,7 @@ _OF_LATENTS: dict[str, Mutation] = {
     ),
     "norms of latents": Patch(target="worker.models.deepseek:prepare_latents", value=_without_norm),
     "norms of queries": Patch(
-        target="worker.models.layers:RMSNorm.forward", value=_without_query_norm
+        target="worker.models.norms:RMSNorm.forward", value=_without_query_norm
     ),
     "eps of these norms": Patch(target="worker.models.deepseek:_EPS", value=0.05),
     "scale": Patch(

@@ -29,8 +29,10 @@ _WINDOWS = Patch(
 """Each query sees as many positions as a chunk has."""
 
 
-def _without_shared_expert(self: Llama4Moe, hidden: torch.Tensor) -> torch.Tensor:
-    return _MOE(self, hidden) - self._shared.forward(hidden)
+def _without_shared_expert(
+    self: Llama4Moe, hidden: torch.Tensor, *wide: torch.Tensor
+) -> torch.Tensor:
+    return _MOE(self, hidden, *wide) - self._shared.forward(hidden)
 
 
 def _with_weights_of_outputs(self: RoutedExperts, *args: Any, **options: Any) -> torch.Tensor:

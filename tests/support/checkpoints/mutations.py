@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import ExpertChoice, Routing, choose_experts, linear, silu_and_mul
+from kernels import ExpertChoice, Norm, Routing, choose_experts, linear, silu_and_mul
 from tests.support.checkpoints.specimen import Mutation, Patch
 from worker.models.decoder import DecoderModel
 from worker.models.glm4 import SandwichLayer
@@ -22,11 +22,10 @@ from worker.models.gpt_oss import GptOssMoe
 from worker.models.layers import (
     Attention,
     AttentionTraits,
-    RMSNorm,
     WideQueryKeyNorm,
 )
 from worker.models.moe import MoeMLP
-from worker.models.norms import LayerNorm
+from worker.models.norms import LayerNorm, RMSNorm
 from worker.models.qwen3_next import GatedDeltaNet
 
 
@@ -82,6 +81,16 @@ def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
         self.norms = norms
 
 
+def _keep_the_mean(
+    x: torch.Tensor, residual: torch.Tensor | None, norms: tuple[Norm], eps: float, **_: Any
+) -> tuple[tuple[torch.Tensor], torch.Tensor]:
+    """Root-mean-square norms with biases, in place of such as subtract the mean."""
+    total = x if residual is None else x + residual
+    normed = torch.nn.functional.rms_norm(total, total.shape[-1:], norms[0].weight, eps)
+    bias = norms[0].bias
+    return (normed if bias is None else normed + bias,), total
+
+
 def _choose_without_bias(
     scores: torch.Tensor, bias: torch.Tensor, routing: Routing, gate: torch.Tensor | None
 ) -> ExpertChoice:
@@ -96,12 +105,12 @@ def _norm_of_heads(self: WideQueryKeyNorm, *both: torch.Tensor) -> tuple[torch.T
     )
 
 
-def with_open_gate(self: MoeMLP, hidden: torch.Tensor) -> torch.Tensor:
+def with_open_gate(self: MoeMLP, *inputs: torch.Tensor) -> torch.Tensor:
     """As of families whose shared expert counts fully."""
     names = self._names
     self._names = dataclasses.replace(names, shared_gate="")
     try:
-        return _EXPERTS(self, hidden)
+        return _EXPERTS(self, *inputs)
     finally:
         self._names = names
 
@@ -133,7 +142,7 @@ def _delta_inputs(**change: Any) -> Patch:
 
 
 _DELTA_INPUTS = GatedDeltaNet._inputs
-_LAYER_NORM = LayerNorm.forward
+_LAYER_NORM = LayerNorm.norm
 _SANDWICH, _ATTENTION, _EXPERTS = SandwichLayer.forward, Attention.forward, MoeMLP.forward
 _CLAMPED = GptOssMoe.forward
 IN_HALVES = Patch(target="worker.models.layers:ColumnParallelLinear.reorder", value=lambda *_: 0)
@@ -194,12 +203,7 @@ HEADS_BY_TURNS = Patch(
     target="worker.models.qwen3_next:GatedDeltaNet._inputs", value=_with_heads_by_turns
 )
 NO_NORM_BIAS = Patch(
-    target="worker.models.norms:LayerNorm.forward",
-    value=lambda self, *args: _without(self, ("bias",), _LAYER_NORM, args),
+    target="worker.models.norms:LayerNorm.norm",
+    value=lambda self: _LAYER_NORM(self)._replace(bias=None),
 )
-RMS_FOR_LAYER_NORM = Patch(
-    target="worker.models.norms:LayerNorm.forward",
-    value=lambda self, x: (
-        torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self._eps) + self.bias
-    ),
-)
+RMS_FOR_LAYER_NORM = Patch(target="worker.models.norms:fused_add_norm", value=_keep_the_mean)

@@ -17,6 +17,7 @@ from kernels import (
     HeadNorms,
     LatentRows,
     NgramLookup,
+    Norm,
     PenaltyRows,
     Routing,
     SamplingParameters,
@@ -30,7 +31,7 @@ from kernels import (
     clamped_swiglu,
     count_tokens_,
     draft_ngrams,
-    fused_add_rms_norm,
+    fused_add_norm,
     fused_moe,
     gather_step_inputs,
     gelu_and_mul,
@@ -41,9 +42,11 @@ from kernels import (
     rotary_embedding,
     sample_tokens,
     silu_and_mul,
+    squared_relu,
     store_kv_cache,
     token_scores,
     write_table_rows_,
+    xielu,
 )
 from kernels.linear import WeightCode
 from kernels.linear.triton_kernel import matmul_fixed_tiles
@@ -75,10 +78,12 @@ def token_ops(dtype: torch.dtype) -> None:
     heads = torch.randn(5, 3, 40).to(dtype)
     caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
     rms_norm(x, weight, 1e-6)
-    fused_add_rms_norm(x, x, weight, 1e-6)
+    add_norms(x, weight)
     silu_and_mul(x)
     gelu_and_mul(x)
     clamped_swiglu(x, 1.702, 7.0)
+    squared_relu(x)
+    xielu(x, torch.ones(4))
     rotary_embedding(heads, heads, torch.arange(5), torch.randn(9, 24))
     store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
     for norms in (None, HeadNorms(weight[:40], weight[:40], 1e-6)):
@@ -104,8 +109,21 @@ def token_ops(dtype: torch.dtype) -> None:
     grouped = Routing(num_chosen=8, scoring="sigmoid", num_groups=8, num_chosen_groups=4)
     choose_experts(torch.randn(2, 256), torch.randn(256), grouped)
     always = Routing(num_chosen=2, num_always=2)
-    choose_experts(torch.randn(2, 60), None, always, torch.randn(2, 1))
+    choose_experts(torch.randn(2, 60), None, always, torch.randn(2, 1), torch.randn(60))
     mix(make_experts(4, hidden=128, inner=64, dtype=dtype), MIXED_TOKENS, dtype)
+
+
+def add_norms(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """What stands between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM."""
+    plain, wide = Norm(weight), Norm(weight, is_wide=True)
+    fused_add_norm(x, x, (plain,), 1e-6)
+    fused_add_norm(x, x, (plain, wide), 1e-6, x_scale=0.5)
+    fused_add_norm(x, x, (plain, wide, plain), 1e-6, x_weight=weight, total_scale=weight[:1])
+    fused_add_norm(x, x, (plain,), 1e-6, x_weight=weight, residual_weight=weight)
+    fused_add_norm(x, x, (), 1e-6, x_weight=weight)
+    for residual in (x, None):
+        layer_norm = Norm(weight.float(), weight.float(), subtracts_mean=True)
+        fused_add_norm(x, residual, (layer_norm,), 1e-6)
 
 
 def quantized_products(

@@ -16,11 +16,12 @@ from kernels import (
     HeadNorms,
     LatentRows,
     NgramLookup,
+    Norm,
     Routing,
     choose_experts,
     clamped_swiglu,
     draft_ngrams,
-    fused_add_rms_norm,
+    fused_add_norm,
     gelu_and_mul,
     gumbel_noise,
     prepare_latents,
@@ -29,7 +30,9 @@ from kernels import (
     rms_norm,
     rotary_embedding,
     silu_and_mul,
+    squared_relu,
     store_kv_cache,
+    xielu,
 )
 from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import (
@@ -81,15 +84,39 @@ def rms_norm_case(device: str, dtype: torch.dtype) -> None:
     _compare(lambda: rms_norm(heads, weight, 1e-6), dtype)
 
 
-def fused_add_rms_norm_case(device: str, dtype: torch.dtype) -> None:
-    x, residual = (_randn(5, 72, device=device, dtype=dtype) for _ in range(2))
-    weight = _randn(72, device=device, dtype=dtype)
+def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
+    """No norm, one and three of a sum, which are of either kind and type; norms and factors of what
+    is added, of the sum, and no sum at all; rows that are part of wider ones."""
+    x, residual = (_randn(5, 90, device=device, dtype=dtype)[:, :72] for _ in range(2))
+    weights = _randn(3, 72, device=device, dtype=dtype)
+    bias = torch.randn(72).to(device)
+    some = (Norm(weights[0]), Norm(bias, is_wide=True), Norm(weights[1]))
+    mean = Norm(bias, bias.flip(0), subtracts_mean=True)
+    unbiased = mean._replace(bias=None, is_wide=True)
+    scale = torch.rand(1).to(device, dtype)
+    cases: list[tuple[torch.Tensor | None, tuple[Norm, ...], dict[str, Any]]] = [
+        (residual, some[:1], {}),
+        (residual, some[:2], {"x_scale": 0.3}),
+        (residual, some, {"x_weight": weights[2], "total_scale": scale}),
+        (residual, some[:1], {"x_weight": weights[2], "residual_weight": weights[1]}),
+        (residual, (), {"x_weight": weights[2]}),
+        (residual, (mean,), {}),
+        (None, (mean,), {}),
+        (residual + 3.0, (unbiased, unbiased._replace(is_wide=False)), {}),
+    ]
+    for added, norms, options in cases:
 
-    def run(part: int) -> torch.Tensor:
-        return fused_add_rms_norm(x, residual, weight, 1e-5)[part]
+        def run(
+            part: int,
+            added: torch.Tensor | None = added,
+            norms: tuple[Norm, ...] = norms,
+            options: dict[str, Any] = options,
+        ) -> torch.Tensor:
+            outputs, total = fused_add_norm(x, added, norms, 1e-5, **options)
+            return [*outputs, total][part]
 
-    for part in (0, 1):
-        _compare(partial(run, part), dtype)
+        for part in range(len(norms) + 1):
+            _compare(partial(run, part), dtype)
 
 
 def rotary_case(device: str, dtype: torch.dtype) -> None:
@@ -119,6 +146,29 @@ def gelu_and_mul_case(device: str, dtype: torch.dtype) -> None:
 def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
     x = 9.0 * _randn(4, 2 * 1100, device=device, dtype=dtype)
     _compare(lambda: clamped_swiglu(x, 1.702, 7.0), dtype)
+
+
+def squared_relu_case(device: str, dtype: torch.dtype) -> None:
+    x = _randn(4, 2 * 1100, device=device, dtype=dtype)[:, :1100]
+    _compare(lambda: squared_relu(x), dtype)
+
+
+def xielu_case(device: str, dtype: torch.dtype) -> None:
+    """Elements of all sizes, near 0, where digits are lost, and beyond where the exponential is 0;
+    limits below 0 and at it."""
+    x = torch.cat((torch.linspace(-200, 9, 1000), -torch.logspace(-9, 1, 1100)))
+    x = x.view(3, 700).to(device, dtype)
+    for limit in (-1e-6, -0.7, 0.0):
+        numbers = torch.tensor([0.8, 1.3, 0.5, limit]).to(device)
+        _compare(partial(xielu, x, numbers), dtype)
+    falling = torch.tensor([0.8, 1.3, 0.0, 0.0]).to(device)
+    near = -torch.logspace(-2, 1, 50).view(1, 50).to(device, dtype)
+    wide = near.double()
+    expected = 1.3 * (torch.expm1(wide) - wide)
+    with registry.using("triton"):
+        ratio = xielu(near, falling).double() / expected
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=tolerance, atol=0)
 
 
 def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
@@ -328,7 +378,7 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
 
 
 def choose_experts_case(device: str, dtype: torch.dtype) -> None:
-    """Groups that are no power of two, biases, scores that are part of a wider row."""
+    """Groups that are no power of two, biases, factors, scores that are part of a wider row."""
     bias = torch.randn(60).to(device)
     for routing, own in (
         (Routing(num_chosen=4), None),
@@ -342,20 +392,15 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
     ):
         scores = torch.randn(7, 70).to(device)[:, :60]
         gate = torch.randn(7, 3).to(device)[:, 2:] if routing.num_always == 2 else None
+        factors = torch.rand(60).to(device) if routing.num_always else None
         with registry.using("torch"):
-            expected = choose_experts(scores, own, routing, gate)
+            expected = choose_experts(scores, own, routing, gate, factors)
         with registry.using("triton"):
-            actual = choose_experts(scores, own, routing, gate)
-            assert all(
-                map(
-                    torch.equal,
-                    choose_experts(scores[3:5], own, routing, None if gate is None else gate[3:5]),
-                    (
-                        actual.expert_ids[3:5],
-                        actual.weights[3:5],
-                    ),
-                )
-            )
+            actual = choose_experts(scores, own, routing, gate, factors)
+            part = None if gate is None else gate[3:5]
+            alone = choose_experts(scores[3:5], own, routing, part, factors)
+            assert torch.equal(alone.expert_ids, actual.expert_ids[3:5])
+            assert torch.equal(alone.weights, actual.weights[3:5])
             broken = choose_experts(torch.full_like(scores, float("nan")), own, routing)
         assert torch.equal(actual.expert_ids, expected.expert_ids), routing
         torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)
@@ -516,12 +561,14 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
         )
         return torch.cat((q, cache.view(-1, 1, 64)[positions[rows]]), dim=1)
 
+    numbers = torch.tensor([0.8, 1.3, 0.5, -1e-6]).to(device)
     ops: list[Callable[[slice], torch.Tensor]] = [
         lambda rows: rms_norm(x[rows], weight, 1e-6),
-        lambda rows: fused_add_rms_norm(x[rows], x[rows].flip(1), weight, 1e-6)[0],
+        lambda rows: fused_add_norm(x[rows], x[rows].flip(1), (Norm(weight),), 1e-6)[0][0],
         lambda rows: silu_and_mul(x[rows]),
         lambda rows: gelu_and_mul(x[rows]),
         lambda rows: clamped_swiglu(x[rows], 1.702, 0.5),
+        lambda rows: xielu(x[rows], numbers),
         lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
         rotated,
         prepared,
@@ -550,11 +597,13 @@ def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
 
 CASES: list[Case] = [
     rms_norm_case,
-    fused_add_rms_norm_case,
+    fused_add_norm_case,
     rotary_case,
     silu_and_mul_case,
     gelu_and_mul_case,
     clamped_swiglu_case,
+    squared_relu_case,
+    xielu_case,
     store_kv_cache_case,
     qk_norm_rope_store_case,
     prepare_latents_case,

@@ -1,0 +1,62 @@
+"""What stands between two blocks of a layer: a block's output goes to the residual, and the next
+ones read norms of the sum. One launch on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.fused_add_norm import reference
+from kernels.fused_add_norm.base import Norm
+from kernels.registry import registry
+
+MOST_NORMS = 3
+"""Of one sum: an MLP, a router and experts may each have their own."""
+
+_FUSED_ADD_NORM = registry.register(
+    "fused_add_norm",
+    reference.fused_add_norm,
+    triton="kernels.fused_add_norm.triton_kernel:fused_add_norm",
+)
+
+
+def fused_add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norms: Sequence[Norm],
+    eps: float,
+    *,
+    x_weight: torch.Tensor | None = None,
+    residual_weight: torch.Tensor | None = None,
+    x_scale: float = 1.0,
+    total_scale: torch.Tensor | None = None,
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Norms of x + residual, and the sum; the inputs stay as they are.
+
+    Each step rounds to the type of x, and norms are computed in fp32. A row's bits do not depend on
+    the others.
+
+    Args:
+        x: [T, H], a block's output.
+        residual: [T, H]; None where nothing is added: then the sum is x itself.
+        norms: of the sum, at most `MOST_NORMS`, all of one kind; LayerNorm alone has a bias, and
+            then there is one.
+        eps: added to mean squares.
+        x_weight: [H], of a root-mean-square norm of x before it is added; None for no norm.
+        residual_weight: [H], of such a norm of the residual.
+        x_scale: factor of x, before it is added.
+        total_scale: [1], factor of the sum that is returned, and not of what norms read; None for
+            1.
+    """
+    assert len(norms) <= MOST_NORMS, "the kernel has so many outputs"
+    assert len({norm.subtracts_mean for norm in norms}) <= 1, "one statistic serves all"
+    biased = [norm for norm in norms if norm.bias is not None]
+    assert not biased or len(norms) == 1, "one alone has a bias"
+    assert all(norm.subtracts_mean for norm in biased), "as LayerNorm alone has"
+    assert residual is not None or (x_weight is None and total_scale is None), "nothing is added"
+    run = _FUSED_ADD_NORM.select(x)
+    return run(x, residual, norms, eps, x_weight, residual_weight, x_scale, total_scale)
+
+
+__all__ = ["MOST_NORMS", "Norm", "fused_add_norm"]

@@ -1,0 +1,115 @@
+"""Triton: one program per row, which it reads once."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.fused_add_norm.base import Norm
+from kernels.rms_norm.triton_kernel import count_warps, normalise
+
+
+def fused_add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norms: Sequence[Norm],
+    eps: float,
+    x_weight: torch.Tensor | None,
+    residual_weight: torch.Tensor | None,
+    x_scale: float,
+    total_scale: torch.Tensor | None,
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Launch over tokens; x and residual have contiguous rows."""
+    num_tokens, width = x.shape
+    outs = tuple(
+        torch.empty(x.shape, dtype=torch.float32 if norm.is_wide else x.dtype, device=x.device)
+        for norm in norms
+    )
+    total = x
+    if residual is not None:
+        total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not num_tokens:
+        return outs, total
+    pairs = [(out, norm.weight) for out, norm in zip(outs, norms, strict=True)]
+    first, second, third = [*pairs, *[(x, x)] * (3 - len(pairs))]
+    bias = norms[0].bias if norms else None
+    _fused_add_norm_kernel[(num_tokens,)](
+        x, x if residual is None else residual, total,
+        x.stride(0), 0 if residual is None else residual.stride(0),
+        eps, x_scale, x if total_scale is None else total_scale,
+        x if x_weight is None else x_weight, x if residual_weight is None else residual_weight,
+        *first, x if bias is None else bias, *second, *third,
+        HAS_RESIDUAL=residual is not None, HAS_X_WEIGHT=x_weight is not None,
+        HAS_RESIDUAL_WEIGHT=residual_weight is not None, SCALES_X=x_scale != 1.0,
+        SCALES_TOTAL=total_scale is not None, NUM_NORMS=len(norms),
+        SUBTRACTS_MEAN=any(norm.subtracts_mean for norm in norms), HAS_BIAS=bias is not None,
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=count_warps(width),
+    )  # fmt: skip
+    return outs, total
+
+
+@triton.jit
+def _fused_add_norm_kernel(
+    x_ptr, residual_ptr, total_ptr, x_stride, residual_stride, eps, x_scale, total_scale_ptr,
+    x_weight_ptr, residual_weight_ptr,
+    out_ptr, weight_ptr, bias_ptr, second_out_ptr, second_weight_ptr, third_out_ptr,
+    third_weight_ptr,
+    HAS_RESIDUAL: tl.constexpr, HAS_X_WEIGHT: tl.constexpr, HAS_RESIDUAL_WEIGHT: tl.constexpr,
+    SCALES_X: tl.constexpr, SCALES_TOTAL: tl.constexpr, NUM_NORMS: tl.constexpr,
+    SUBTRACTS_MEAN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    place = token * WIDTH + column
+    total = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0)
+    if HAS_X_WEIGHT:
+        weight = tl.load(x_weight_ptr + column, mask=inside, other=0.0)
+        total = normalise(total, weight, eps, WIDTH)
+    if SCALES_X:
+        total = (total.to(tl.float32) * x_scale).to(total.dtype)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + token * residual_stride + column, mask=inside, other=0.0)
+        if HAS_RESIDUAL_WEIGHT:
+            weight = tl.load(residual_weight_ptr + column, mask=inside, other=0.0)
+            residual = normalise(residual, weight, eps, WIDTH)
+        # Rounded to the storage type before norms read it, as the unfused ops do.
+        total = (total.to(tl.float32) + residual.to(tl.float32)).to(total.dtype)
+        kept = total
+        if SCALES_TOTAL:
+            factor = tl.load(total_scale_ptr).to(tl.float32)
+            kept = (total.to(tl.float32) * factor).to(total.dtype)
+        tl.store(total_ptr + place, kept, mask=inside)
+    if NUM_NORMS > 0:
+        row = total.to(tl.float32)
+        if SUBTRACTS_MEAN:
+            row = tl.where(inside, row - tl.sum(row, axis=0) / WIDTH, 0.0)
+        row = row * (1.0 / tl.sqrt(tl.sum(row * row, axis=0) / WIDTH + eps))
+        if not SUBTRACTS_MEAN:
+            row = row.to(total.dtype).to(tl.float32)
+        _store(
+            out_ptr + place, row, weight_ptr + column, bias_ptr + column, inside, HAS_BIAS,
+            total.dtype,
+        )  # fmt: skip
+        if NUM_NORMS > 1:
+            weights = second_weight_ptr + column
+            _store(second_out_ptr + place, row, weights, weights, inside, False, total.dtype)
+        if NUM_NORMS > 2:
+            weights = third_weight_ptr + column
+            _store(third_out_ptr + place, row, weights, weights, inside, False, total.dtype)
+
+
+@triton.jit
+def _store(
+    target, row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """A normalised row times the weight, rounded to the type of the rows."""
+    result = row * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        result += tl.load(biases, mask=inside, other=0.0).to(tl.float32)
+    tl.store(target, result.to(DTYPE).to(target.dtype.element_ty), mask=inside)
