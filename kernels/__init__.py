@@ -28,7 +28,7 @@ from kernels.penalties import PenaltyRows, apply_penalties_, count_tokens_
 from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, Op, OpRegistry, registry
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
@@ -85,6 +85,7 @@ __all__ = [
     "qk_norm_rope_store",
     "registry",
     "rms_norm",
+    "rms_norm_pair",
     "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",

@@ -12,3 +12,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x_fp32 = x.float()
     inverse_rms = x_fp32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (x_fp32 * inverse_rms).to(x.dtype).mul_(weight)
+
+
+def rms_norm_pair(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One after the other."""
+    return rms_norm(first, weights[0], eps), rms_norm(second, weights[1], eps)

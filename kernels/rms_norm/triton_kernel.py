@@ -23,6 +23,26 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out
 
 
+def rms_norm_pair(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch over tokens and the two."""
+    outs = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (first, second))
+    num_tokens, widths = len(first), (first.shape[1], second.shape[1])
+    if num_tokens:
+        _rms_norm_pair_kernel[(num_tokens, 2)](
+            first, weights[0], outs[0], first.stride(0),
+            second, weights[1], outs[1], second.stride(0), eps,
+            WIDTH=widths[0], BLOCK=triton.next_power_of_2(widths[0]),
+            SECOND_WIDTH=widths[1], SECOND_BLOCK=triton.next_power_of_2(widths[1]),
+            num_warps=count_warps(max(widths)),
+        )  # fmt: skip
+    return outs[0], outs[1]
+
+
 def count_warps(width: int) -> int:
     """Of a program that has a row so wide."""
     if width <= 512:
@@ -38,11 +58,36 @@ def _rms_norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     row = token * tl.num_programs(1) + head
+    source = x_ptr + token * token_stride + head * head_stride
+    _normalise_row(source, weight_ptr, out_ptr + row * WIDTH, eps, WIDTH, BLOCK)
+
+
+@triton.jit
+def _rms_norm_pair_kernel(
+    x_ptr, weight_ptr, out_ptr, x_stride,
+    second_ptr, second_weight_ptr, second_out_ptr, second_stride, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    SECOND_WIDTH: tl.constexpr, SECOND_BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    if tl.program_id(1) == 0:
+        source, target = x_ptr + token * x_stride, out_ptr + token * WIDTH
+        _normalise_row(source, weight_ptr, target, eps, WIDTH, BLOCK)
+    else:
+        source = second_ptr + token * second_stride
+        target = second_out_ptr + token * SECOND_WIDTH
+        _normalise_row(source, second_weight_ptr, target, eps, SECOND_WIDTH, SECOND_BLOCK)
+
+
+@triton.jit
+def _normalise_row(
+    source, weight_ptr, target, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    x = tl.load(x_ptr + token * token_stride + head * head_stride + column, mask=inside, other=0.0)
+    x = tl.load(source + column, mask=inside, other=0.0)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    tl.store(out_ptr + row * WIDTH + column, normalise(x, weight, eps, WIDTH), mask=inside)
+    tl.store(target + column, normalise(x, weight, eps, WIDTH), mask=inside)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from kernels import OpRegistry, registry
 def test_every_op_has_a_triton_kernel() -> None:
     assert set(registry) == {
         "rms_norm",
+        "rms_norm_pair",
         "fused_add_norm",
         "rotary_embedding",
         "qk_norm_rope_store",

@@ -8,12 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from kernels import (
-    HeadNorms,
-    qk_norm_rope_store,
-    rms_norm,
-    silu_and_mul,
-)
+from kernels import HeadNorms, qk_norm_rope_store, rms_norm_pair, silu_and_mul
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext, KVCache
 from worker.models.kv_cache import KVCacheSpec, StateSpec
@@ -91,10 +86,10 @@ class WideQueryKeyNorm:
         self._names = (names.q_norm, names.k_norm)
         self._full = [config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim]
         self._starts = [group.rank * heads * config.head_dim, first_kv_head * config.head_dim]
-        self._weights = [
+        self._weights = tuple(
             torch.empty(count * config.head_dim, dtype=options.dtype, device=options.device)
             for count in (heads, kv_heads)
-        ]
+        )
         copies = max(1, group.world_size // config.num_kv_heads)
         self._factors = torch.tensor(
             [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
@@ -116,11 +111,9 @@ class WideQueryKeyNorm:
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys [T, heads, head_dim], normalised."""
         if self._options.group.world_size == 1:
-            first, second = (
-                rms_norm(x.flatten(1), weight, self._eps).view(x.shape)
-                for x, weight in zip((q, k), self._weights, strict=True)
-            )
-            return first, second
+            weights = self._weights[0], self._weights[1]
+            first, second = rms_norm_pair(q.flatten(1), k.flatten(1), weights, self._eps)
+            return first.view(q.shape), second.view(k.shape)
         squares = torch.stack([x.flatten(1).float().square().sum(-1) for x in (q, k)], dim=1)
         total = self._options.group.all_reduce(squares, fixed_order=self._options.batch_invariant)
         scales = (total * self._factors + self._eps).rsqrt()[:, :, None, None].unbind(1)

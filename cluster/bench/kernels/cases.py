@@ -99,6 +99,7 @@ def make_cases(
 
 _TOKEN_OPS = (
     "rms_norm",
+    "rms_norm_pair",
     "fused_add_norm",
     "rotary_embedding",
     "qk_norm_rope_store",
@@ -158,6 +159,11 @@ class _Maker:
         if name == "rms_norm":
             run = partial(kernels.rms_norm, x, weight, 1e-6)
             size = 2 * x.numel()
+        elif name == "rms_norm_pair":
+            sizes = s.q_heads * s.head_dim, s.kv_heads * s.head_dim
+            weights = self._randn(sizes[0]), self._randn(sizes[1])
+            run = partial(kernels.rms_norm_pair, q.flatten(1), k.flatten(1), weights, 1e-6)
+            size = 2 * (q.numel() + k.numel())
         elif name == "fused_add_norm":
             run = partial(kernels.fused_add_norm, x, x.clone(), (kernels.Norm(weight),), 1e-6)
             size = 4 * x.numel()
@@ -170,11 +176,9 @@ class _Maker:
             run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
         elif name in ("squared_relu", "xielu"):
-            ups = self._randn(rows, s.intermediate)
-            numbers = torch.ones(4, device=self._device)
+            ups, numbers = self._randn(rows, s.intermediate), torch.ones(4, device=self._device)
             run = partial(kernels.squared_relu, ups)
-            if name == "xielu":
-                run = partial(kernels.xielu, ups, numbers)
+            run = run if name == "squared_relu" else partial(kernels.xielu, ups, numbers)
             size = 2 * ups.numel()
         elif name == "prepare_latents":
             run = self._latents()

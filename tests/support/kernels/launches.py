@@ -39,6 +39,7 @@ from kernels import (
     prepare_latents,
     qk_norm_rope_store,
     rms_norm,
+    rms_norm_pair,
     rotary_embedding,
     sample_tokens,
     silu_and_mul,
@@ -78,6 +79,7 @@ def token_ops(dtype: torch.dtype) -> None:
     heads = torch.randn(5, 3, 40).to(dtype)
     caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
     rms_norm(x, weight, 1e-6)
+    rms_norm_pair(x, x[:, :64], (weight, weight[:64]), 1e-6)
     add_norms(x, weight)
     silu_and_mul(x)
     gelu_and_mul(x)

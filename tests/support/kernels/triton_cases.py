@@ -28,6 +28,7 @@ from kernels import (
     qk_norm_rope_store,
     registry,
     rms_norm,
+    rms_norm_pair,
     rotary_embedding,
     silu_and_mul,
     squared_relu,
@@ -82,6 +83,18 @@ def rms_norm_case(device: str, dtype: torch.dtype) -> None:
     heads = _randn(3, 6 * 32, device=device, dtype=dtype)[:, : 4 * 32].view(3, 4, 32)
     weight = _randn(32, device=device, dtype=dtype)
     _compare(lambda: rms_norm(heads, weight, 1e-6), dtype)
+
+
+def rms_norm_pair_case(device: str, dtype: torch.dtype) -> None:
+    """Parts of wider rows, one of them as wide as several of the other's blocks."""
+    first, second, _ = _randn(5, 380, device=device, dtype=dtype).split([300, 40, 40], dim=1)
+    weights = [_randn(size, device=device, dtype=dtype) for size in (300, 40)]
+
+    def run(part: int) -> torch.Tensor:
+        return rms_norm_pair(first, second, (weights[0], weights[1]), 1e-5)[part]
+
+    for part in (0, 1):
+        _compare(partial(run, part), dtype)
 
 
 def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
@@ -597,6 +610,7 @@ def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
 
 CASES: list[Case] = [
     rms_norm_case,
+    rms_norm_pair_case,
     fused_add_norm_case,
     rotary_case,
     silu_and_mul_case,
