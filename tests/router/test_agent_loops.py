@@ -15,6 +15,7 @@ import pytest
 from deploy.models.tokenizer import TOOL_TEMPLATE
 from tests.support.agents.loops import LOOPS
 from tests.support.agents.world import Asked, asked, made
+from tests.support.effort import IS_LONG
 from tests.support.paths import DEMO
 from tests.support.router.agent import agent_rig
 from tests.support.router.rig import Rig
@@ -49,7 +50,9 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
 def questions() -> list[Asked]:
     """Some of each kind: one and two calls, failing ones, none."""
     rng = random.Random(1)
-    return list({one.question: one for one in (asked(rng) for _ in range(16))}.values())
+    return list(
+        {one.question: one for one in (asked(rng) for _ in range(16 if IS_LONG else 8))}.values()
+    )
 
 
 def asked_of(rig: Rig, submit: Submit) -> str:
