@@ -103,7 +103,7 @@ def test_what_starts_is_called_off_when_the_load_is_gone() -> None:
 
 
 @pytest.mark.parametrize("start_s", STARTS_S)
-@pytest.mark.parametrize("seed", [101, 102])
+@pytest.mark.parametrize("seed", [101, pytest.param(102, marks=pytest.mark.long)])
 def test_a_day_takes_few_steps_and_nobody_waits_long(start_s: float, seed: int) -> None:
     """10 workers at night, 80 at noon; 40 % of noise from second to second, 20 % in swells."""
     step_s = 4.0

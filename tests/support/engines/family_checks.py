@@ -9,12 +9,16 @@ import numpy as np
 import torch
 
 from tests.support.checkpoints.specimen import VOCAB_SIZE, Model
+from tests.support.effort import IS_LONG
 from tests.support.engines.plan_driver import make_runner
 from worker.wire.sampling import SamplingParams
 
 NEAR_TIE = 1e-4
 LENGTHS = (3, 20, 37, 47, 62, 110)
-NUM_NEW = 20
+NUM_NEW = 20 if IS_LONG else 12
+"""Tokens per request: most end a page and begin the next."""
+NUM_SCARCE = 20
+"""Where pages are to run out while requests decode."""
 PAGE_SIZE, STEP_TOKENS = 8, 32
 """Where pages are scarce and prompts come in chunks."""
 SHARED_IN_PARTS = (
@@ -35,7 +39,14 @@ SHARED_IN_PARTS = (
 )
 """Families that between them have all that ranks share in parts: biases, fused tensors, experts,
 heads of several sizes, norms over all heads, latents."""
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+
+
+def greedy(num_new: int) -> SamplingParams:
+    """So many of the best tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=num_new, ignore_eos=True)
+
+
+GREEDY = greedy(NUM_NEW)
 
 
 @dataclass(frozen=True)
@@ -54,10 +65,12 @@ class Checkpoint:
                 self.known[key] = self.model(torch.tensor([tokens])).logits[0]
         return self.known[key]
 
-    def check(self, prompts: list[list[int]], outputs: list[list[int]]) -> None:
+    def check(
+        self, prompts: list[list[int]], outputs: list[list[int]], num_new: int = NUM_NEW
+    ) -> None:
         """Every token is the best after the same tokens, near ties aside."""
         for prompt, output in zip(prompts, outputs, strict=True):
-            assert len(output) == NUM_NEW
+            assert len(output) == num_new
             logits = self.expected(prompt + output[:-1])[len(prompt) - 1 :]
             best = logits.max(dim=-1).values
             chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
@@ -72,7 +85,7 @@ def make_prompts() -> list[list[int]]:
 def scarce_pages(folder: str) -> dict[str, int]:
     """Options with a block more than what the longest request takes alone, and chunks."""
     groups = make_runner(folder).hello().page_groups
-    least = groups.num_pages(LENGTHS[-1] + NUM_NEW, PAGE_SIZE, STEP_TOKENS)
+    least = groups.num_pages(LENGTHS[-1] + NUM_SCARCE, PAGE_SIZE, STEP_TOKENS)
     tokens = (-(-least // groups.num_groups) + 1) * PAGE_SIZE
     return {
         "page_size": PAGE_SIZE,

@@ -129,17 +129,21 @@ def add_norms(x: torch.Tensor, weight: torch.Tensor) -> None:
 
 
 def quantized_products(
-    dtype: torch.dtype, numbers: tuple[int, ...], *, blocks: tuple[int, ...] = (0,)
+    dtype: torch.dtype,
+    numbers: tuple[int, ...],
+    *,
+    blocks: tuple[int, ...] = (0,),
+    with_extras: bool = True,
 ) -> None:
     """Products with codes, of which so many features share a scale; 0 for blocks that are at odds
-    with tiles. Experts are met by so many tokens."""
+    with tiles. Experts are met by so many tokens; extras are those of `mix`."""
     codes: tuple[WeightCode, ...] = ("e4m3", "uint4", "e2m1")
     for code, block in itertools.product(codes, blocks):
         words, scaling = make_codes(64, 128, code=code)
         matmul_fixed_tiles(torch.randn(16, 128).to(dtype), words, None, _aligned(scaling, block))
         experts, _ = make_quantized_experts(4, code=code, hidden=128, inner=64, dtype=dtype)
         parts = (ExpertWeights(one.values, _aligned(one.scaling, block)) for one in experts)
-        mix(Experts(*parts), numbers, dtype)
+        mix(Experts(*parts), numbers, dtype, with_extras=with_extras)
 
 
 def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
@@ -148,12 +152,17 @@ def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
     return scaling._replace(block=block, offset=0) if block else scaling
 
 
-def mix(experts: Experts, numbers: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Each of so many tokens meets two of four experts."""
+def mix(
+    experts: Experts, numbers: tuple[int, ...], dtype: torch.dtype, *, with_extras: bool = True
+) -> None:
+    """Each of so many tokens meets two of four experts; then, as an extra, inputs are weighed and
+    something is added to what experts yield."""
     for number in numbers:
         choice = ExpertChoice(torch.zeros(number, 2).long(), torch.ones(number, 2))
         x = torch.randn(number, experts.down.values.shape[1]).to(dtype)
         fused_moe(x, experts, choice)
+    if not with_extras:
+        return
     gate = torch.ones(len(x), 1)
     fused_moe(x, experts, choice, beside=Beside(x, gate, first_idle=3), weighs_inputs=True)
 

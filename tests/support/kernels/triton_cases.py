@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -56,16 +56,16 @@ Case = Callable[[str, torch.dtype], None]
 
 
 def _compare(
-    run: Callable[[], torch.Tensor],
+    run: Callable[[], torch.Tensor | Sequence[torch.Tensor]],
     dtype: torch.dtype,
     tolerance: float = 2e-5,
     reference: Callable[[], torch.Tensor] | None = None,
 ) -> None:
+    """Of one output, or of each of several; their types, too."""
     with registry.using("torch"):
         expected = (reference or run)()
     with registry.using("triton"):
         actual = run()
-    assert actual.dtype == expected.dtype
     if dtype != torch.float32:
         tolerance = 2e-2
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
@@ -90,11 +90,7 @@ def rms_norm_pair_case(device: str, dtype: torch.dtype) -> None:
     first, second, _ = _randn(5, 380, device=device, dtype=dtype).split([300, 40, 40], dim=1)
     weights = [_randn(size, device=device, dtype=dtype) for size in (300, 40)]
 
-    def run(part: int) -> torch.Tensor:
-        return rms_norm_pair(first, second, (weights[0], weights[1]), 1e-5)[part]
-
-    for part in (0, 1):
-        _compare(partial(run, part), dtype)
+    _compare(lambda: rms_norm_pair(first, second, (weights[0], weights[1]), 1e-5), dtype)
 
 
 def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
@@ -120,16 +116,14 @@ def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
     for added, norms, options in cases:
 
         def run(
-            part: int,
             added: torch.Tensor | None = added,
             norms: tuple[Norm, ...] = norms,
             options: dict[str, Any] = options,
-        ) -> torch.Tensor:
+        ) -> tuple[torch.Tensor, ...]:
             outputs, total = fused_add_norm(x, added, norms, 1e-5, **options)
-            return [*outputs, total][part]
+            return (*outputs, total)
 
-        for part in range(len(norms) + 1):
-            _compare(partial(run, part), dtype)
+        _compare(run, dtype)
 
 
 def rotary_case(device: str, dtype: torch.dtype) -> None:
@@ -214,13 +208,12 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
         qkv = _randn(4, (num_q + 2 * num_k) * 40, device=device, dtype=dtype)
 
         def run(
-            output: str,
             qkv: torch.Tensor = qkv,
             sizes: tuple[int, ...] = (num_q, num_k, num_k),
             table: torch.Tensor | None = table,
             norms: HeadNorms | None = norms,
             scale: torch.Tensor | None = scale,
-        ) -> torch.Tensor:
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             q, k, v = qkv.clone().unflatten(1, (-1, 40)).split(sizes, dim=1)
             caches = torch.zeros(2, 4, 8, *v.shape[1:], device=device, dtype=dtype)
             q = qk_norm_rope_store(
@@ -230,10 +223,9 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
                 norms=norms,
                 query_scale=scale,
             )
-            return q if output == "q" else caches
+            return q, caches
 
-        for output in ("q", "caches"):
-            _compare(partial(run, output), dtype)
+        _compare(run, dtype)
 
 
 def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
@@ -245,11 +237,10 @@ def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
         row = _randn(4, num_heads * 32 + 44 + 20, device=device, dtype=dtype)
 
         def run(
-            output: str,
             row: torch.Tensor = row,
             num_heads: int = num_heads,
             scale: torch.Tensor | None = scale,
-        ) -> torch.Tensor:
+        ) -> tuple[torch.Tensor, ...]:
             q, latents, rotating = row.clone().split([num_heads * 32, 44, 20], dim=1)
             q = q.unflatten(1, (num_heads, 32))
             cache = torch.zeros(4, 8, 1, 64, device=device, dtype=dtype)
@@ -260,15 +251,9 @@ def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
                 cos_sin_cache=table,
                 query_scale=scale,
             )
-            results: dict[str, torch.Tensor] = {
-                "cache": cache,
-                "plain": q[..., :12],
-                "rotated": queries,
-            }
-            return results[output]
+            return cache, q[..., :12], queries
 
-        for output in ("cache", "plain", "rotated"):
-            _compare(partial(run, output), dtype)
+        _compare(run, dtype)
 
 
 def gumbel_case(device: str, dtype: torch.dtype) -> None:
@@ -497,11 +482,6 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(run(quantized), run(dequantized), rtol=close, atol=close)
 
 
-def _ngrams(pool: torch.Tensor, lookup: NgramLookup, output: int) -> torch.Tensor:
-    """Guesses or lengths."""
-    return draft_ngrams(pool, lookup)[output]
-
-
 def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
     """Rows that repeat themselves, that hardly do, that do not, and that have just begun."""
     pool = torch.stack(
@@ -523,8 +503,7 @@ def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
             longest=longest,
             num_tokens=1500,
         )
-        for output in (0, 1):
-            _compare(partial(_ngrams, pool, lookup, output), torch.float32, 0.0)
+        _compare(partial(draft_ngrams, pool, lookup), torch.float32, 0.0)
     lookup = replace(lookup, count=4, shortest=2, longest=12)
     drafts, lengths = draft_ngrams(pool, lookup)
     assert drafts[1].tolist() == [(1210 + ahead) % 7 for ahead in range(1, 5)]

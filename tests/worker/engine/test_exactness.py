@@ -15,6 +15,7 @@ import torch
 from _pytest.mark import ParameterSet
 
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.effort import IS_LONG
 from tests.support.engines.exactness import (
     ARCHITECTURES,
     GREEDY,
@@ -26,6 +27,7 @@ from tests.support.engines.exactness import (
 )
 
 pytestmark = pytest.mark.randomized  # with more tokens
+NUM_GREEDY = 20 if IS_LONG else 10
 FULL = "qwen3"
 """Whose bits are compared in `make test`; the others' are in `make check-long`. That every family's
 tokens are transformers' tokens stands in tests/worker/models/test_families.py."""
@@ -49,13 +51,13 @@ def long_but(short: object, values: Iterable[object]) -> list[ParameterSet]:
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
 @pytest.mark.parametrize("setting", ["batched", "alone", "chunked", "scarce", "tensor_parallel"])
 def test_greedy_equals_transformers(checkpoint: Checkpoint, setting: str) -> None:
-    settings = Settings(checkpoint.folder, [GREEDY] * 20)
+    settings = Settings(checkpoint.folder, [GREEDY] * NUM_GREEDY)
     if setting == "batched":
         results = list(settings.batched_then_cached())
     else:
         results = [getattr(settings, setting)()]
     for outputs in results:
-        assert_greedy_of_transformers(checkpoint.model, make_prompts(), outputs)
+        assert_greedy_of_transformers(checkpoint.model, make_prompts(NUM_GREEDY), outputs)
 
 
 @pytest.mark.parametrize("num_prompts", long_but(10, (10, 20)))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import (
     DRAFT,
@@ -25,7 +26,7 @@ from worker.rank.speculation.drafter import DraftedStep
 from worker.rank.speculation.verification import NO_ROW
 from worker.wire.sampling import SamplingParams
 
-NUM_PROMPTS = 27
+NUM_PROMPTS = (3 if IS_LONG else 2) * len(SETTINGS)
 
 
 def run(engine: Engine, count: int = NUM_PROMPTS) -> list[Outcome]:

@@ -114,7 +114,8 @@ def expected_logits(
     raw: torch.Tensor, prompt: list[int], output: list[int], sampling: SamplingParams
 ) -> torch.Tensor:
     """One row as the documentation of the parameters has it, token by token."""
-    row = raw.clone()
+    row = raw.tolist()
+    told = {*prompt, *output}
     allowed = sampling.allowed_token_ids
     bad = {
         word[-1]
@@ -126,13 +127,13 @@ def expected_logits(
         if token in bad or early or (allowed is not None and token not in allowed):
             row[token] = float("-inf")
         row[token] += (sampling.logit_bias or {}).get(token, 0.0)
-        if token in prompt or token in output:
+        if token in told:
             factor = sampling.repetition_penalty
             row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
         count = output.count(token)
         row[token] -= count * sampling.frequency_penalty
         row[token] -= (count > 0) * sampling.presence_penalty
-    return row
+    return torch.tensor(row)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

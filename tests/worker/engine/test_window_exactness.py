@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.exactness import (
     GREEDY,
@@ -22,6 +23,8 @@ from worker.rank.runner import ModelRunner
 
 pytestmark = pytest.mark.randomized  # with more tokens
 NUM_PROMPTS = 16
+FEWER = 16 if IS_LONG else 9
+"""Where no pages have to run out."""
 OTHERS = ("mistral-windows", "qwen2-window")
 NAME = "qwen3-windows"
 """Other families with windows go through tests/worker/models/test_families.py."""
@@ -67,13 +70,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, PreTraine
 )
 def test_greedy_equals_transformers(checkpoint: tuple[str, PreTrainedModel], setting: str) -> None:
     folder, model = checkpoint
-    settings = WindowSettings(folder)
+    number = NUM_PROMPTS if setting in ("scarce", "tensor_parallel") else FEWER
+    settings = WindowSettings(folder, params=[GREEDY] * number)
     if setting == "batched":
         results = list(settings.batched_then_cached())
     else:
         results = [getattr(settings, setting)()]
     for outputs in results:
-        assert_greedy_of_transformers(model, make_prompts(NUM_PROMPTS), outputs)
+        assert_greedy_of_transformers(model, make_prompts(number), outputs)
 
 
 @pytest.mark.long

@@ -21,10 +21,12 @@ from tests.support.engines.family_checks import (
     GREEDY,
     LENGTHS,
     NUM_NEW,
+    NUM_SCARCE,
     PAGE_SIZE,
     SHARED_IN_PARTS,
     STEP_TOKENS,
     Checkpoint,
+    greedy,
     make_prompts,
     scarce_pages,
 )
@@ -136,9 +138,9 @@ def test_alone(checkpoint: Checkpoint) -> None:
 def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     with Engine(str(checkpoint.folder), **scarce_pages(str(checkpoint.folder))) as engine:
-        outputs = engine.generate(prompts, GREEDY)
+        outputs = engine.generate(prompts, greedy(NUM_SCARCE))
         assert engine.num_preemptions > 0, "pages were not scarce"
-    checkpoint.check(prompts, outputs)
+    checkpoint.check(prompts, outputs, NUM_SCARCE)
 
 
 @pytest.mark.checks("TP 2", of=WITH_CLASS, against="transformers")

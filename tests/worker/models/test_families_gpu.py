@@ -12,8 +12,10 @@ from tests.support.checkpoints.families import SPECIMENS, write_specimen
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.family_checks import (
     GREEDY,
+    NUM_SCARCE,
     SHARED_IN_PARTS,
     Checkpoint,
+    greedy,
     make_prompts,
     scarce_pages,
 )
@@ -47,9 +49,9 @@ def test_batched_then_hitting_prefixes(checkpoint: Checkpoint) -> None:
 def test_chunks_and_scarce_pages(checkpoint: Checkpoint) -> None:
     prompts = make_prompts()
     with open_engine(checkpoint, **scarce_pages(str(checkpoint.folder))) as engine:
-        outputs = engine.generate(prompts, GREEDY)
+        outputs = engine.generate(prompts, greedy(NUM_SCARCE))
         assert engine.num_preemptions > 0, "pages were not scarce"
-    checkpoint.check(prompts, outputs)
+    checkpoint.check(prompts, outputs, NUM_SCARCE)
 
 
 @pytest.mark.parametrize("checkpoint", SHARED_IN_PARTS, indirect=True)

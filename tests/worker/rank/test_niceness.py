@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-SCRIPT = """
-import os, sys
-from pathlib import Path
+from tests.support.engines.forked_rank import RANK_FORKER
 from worker.rank import cpu
 
-cpu._AUTOGROUP_ENABLED, cpu._OWN_AUTOGROUP = Path(sys.argv[1]), Path(sys.argv[2])
-cpu.yield_cpu_to_others()
-print(os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0) == os.getpid())
-"""
+
+def yielding(enabled: Path, own: Path, leads_session: bool, told: Connection) -> None:
+    """Yields, and tells of it; in a process of its own, which stays as it is then."""
+    if leads_session:
+        os.setsid()
+    cpu._AUTOGROUP_ENABLED, cpu._OWN_AUTOGROUP = enabled, own
+    cpu.yield_cpu_to_others()
+    told.send((os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0) == os.getpid()))
 
 
-def told(enabled: Path, own: Path, *, leads_session: bool = False) -> list[str]:
+def told(enabled: Path, own: Path, *, leads_session: bool = False) -> tuple[int, bool]:
     """Niceness, and whether the process leads a session; of one that has yielded."""
-    command = [sys.executable, "-c", SCRIPT, str(enabled), str(own)]
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, start_new_session=leads_session
-    ).stdout.split()
+    mine, theirs = multiprocessing.Pipe(duplex=False)
+    process = RANK_FORKER.start(yielding, enabled, own, leads_session, theirs)
+    theirs.close()
+    found: tuple[int, bool] = mine.recv()
+    process.join()
+    return found
 
 
-def niceness() -> str:
-    return str(min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19))
+def niceness() -> int:
+    return min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
 
 
 @pytest.mark.parametrize("leads_session", [False, True])
 def test_sessions_that_share_cores_are_told(tmp_path: Path, leads_session: bool) -> None:
     enabled, own = tmp_path / "enabled", tmp_path / "autogroup"
     enabled.write_text("1\n")
-    assert told(enabled, own, leads_session=leads_session) == [niceness(), "True"]
-    assert own.read_text() == niceness()
+    assert told(enabled, own, leads_session=leads_session) == (niceness(), True)
+    assert own.read_text() == str(niceness())
 
 
 @pytest.mark.parametrize("content", ["0\n", None])
@@ -47,5 +51,5 @@ def test_it_stays_in_its_session_where_those_do_not_count(
     enabled, own = tmp_path / "enabled", tmp_path / "autogroup"
     if content is not None:
         enabled.write_text(content)
-    assert told(enabled, own) == [niceness(), "False"]
+    assert told(enabled, own) == (niceness(), False)
     assert not own.exists()
