@@ -23,7 +23,6 @@ from tests.support.cuda.warm_starts import (
     write_demo,
     write_model,
 )
-from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.engine_driver import Engine
 from worker.models.qwen3_next import GatedDeltaNet
 from worker.rank import warmup
@@ -215,7 +214,7 @@ def test_no_draft_of_other_models_needs_another_binary(model: str, tmp_path: Pat
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_no_block_needs_another_binary(eager: bool, num_ranks: int, tmp_path: Path) -> None:
-    own = {"kinds": PLAIN_KINDS, "engine": BlockEngine, "tensor_parallel_size": num_ranks}
+    own = {"kinds": PLAIN_KINDS, "grammars": True, "tensor_parallel_size": num_ranks}
     options = {"enforce_eager": eager, "max_model_len": 512, **own}
     assert new_variants(write_demo("deploy/models/demo-diffusion", tmp_path), **options) == []
 

@@ -12,7 +12,6 @@ from typing import Any
 from tests.support.cuda.counted import write_config
 from tests.support.cuda.turns import TurnsExecutor
 from tests.support.cuda.variants import noting_variants
-from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.worker.real_configs import RealConfig, load_corpus
 from worker.wire.sampling import SamplingParams
@@ -90,7 +89,6 @@ def new_variants(
     kinds: Sequence[dict[str, Any]] = KINDS,
     grammars: bool = False,
     brief: bool = False,
-    engine: type[Engine] = Engine,
     meddle: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> list[str]:
@@ -101,16 +99,16 @@ def new_variants(
         kinds: of requests.
         grammars: whether to follow some, too: the model needs a tokenizer.
         brief: whether requests that arrive one by one will do.
-        engine: that serves.
         meddle: called between start-up and service.
         options: of the engine. With `tensor_parallel_size` all ranks are here, and each has to
             have compiled its own.
     """
     with noting_variants() as variants:
+        kind: type[Engine] = Engine
         if "tensor_parallel_size" in options:
             own = {"executor_class": partial(TurnsExecutor, variants)}
-            engine = type("TurnsEngine", (engine,), own)
-        with engine(folder, **{**OPTIONS, **options}) as served:
+            kind = type("TurnsEngine", (Engine,), own)
+        with kind(folder, **{**OPTIONS, **options}) as served:
             known = set(variants.sites)
             assert known, "start-up has launched nothing"
             meddle()
@@ -152,10 +150,7 @@ def _ask(engine: Engine, lengths: Sequence[int], kinds: Sequence[dict[str, Any]]
     """Serves requests whose prompts repeat themselves, so that there is something to draft."""
     pairs = [_request(engine, *one) for one in zip(lengths, kinds, strict=True)]
     prompts, asked = [prompt for prompt, _ in pairs], [params for _, params in pairs]
-    if isinstance(engine, BlockEngine):
-        engine.serve(prompts, asked)
-    else:
-        engine.outcomes(prompts, asked)
+    engine.outcomes(prompts, asked)
 
 
 def _request(
