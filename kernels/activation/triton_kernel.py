@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import cdiv
+
 _BLOCK = 1024
 _SERIES_FROM = tl.constexpr(-0.25)
 """Above it exp(x) - 1 would lose digits, and seven terms of its series, to 0, lose none."""
@@ -27,7 +29,7 @@ def _activate(x: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
     num_tokens, width = x.shape
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:
-        grid = (num_tokens, triton.cdiv(width, _BLOCK))
+        grid = (num_tokens, cdiv(width, _BLOCK))
         _activation_kernel[grid](
             x, out, x if numbers is None else numbers, x.stride(0),
             IS_XIELU=numbers is not None, WIDTH=width, BLOCK=_BLOCK,

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import torch
-import triton
 
 from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
 from kernels.attention.triton_config import (
@@ -23,6 +22,7 @@ from kernels.attention.triton_kernel import attend
 from kernels.attention.triton_latent import attend_to_latents, count_arrivals
 from kernels.attention.triton_schedule import AttentionRows, Schedule, make_schedule
 from kernels.registry import registry
+from kernels.tiles import next_power_of_2
 
 
 def create(settings: AttentionSettings) -> TritonAttention:
@@ -122,7 +122,7 @@ class _Step:
         """In one piece; in batch-invariant mode in several where partial outputs, which grow with
         the number of queries, would take too much memory."""
         num_queries, num_q_heads, head_dim = q.shape
-        group = triton.next_power_of_2(num_q_heads // num_kv_heads)
+        group = next_power_of_2(num_q_heads // num_kv_heads)
         rows, query_lens = self.rows, self.metadata.query_lens_host
         queries, num_tiles = 1, num_queries
         if rows.query_start is None:

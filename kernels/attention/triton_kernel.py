@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.attention.triton_schedule import _ITEM_WIDTH, Schedule
+from kernels.tiles import next_power_of_2
 
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -57,8 +58,8 @@ def attend(
         RAGGED=rows.query_start is not None, INDIRECT=rows.page_rows is not None,
         HAS_SINKS=sinks is not None, CAP=cap, WINDOW=rows.window, CHUNKED=rows.is_chunked,
         BLOCK_SIZE=rows.block_size, NUM_KV_HEADS=num_kv_heads, GROUP=group,
-        GROUP_WIDTH=triton.next_power_of_2(group), PAGE_SIZE=page_size, HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(max(16, head_dim)),
+        GROUP_WIDTH=next_power_of_2(group), PAGE_SIZE=page_size, HEAD_DIM=head_dim,
+        BLOCK_D=next_power_of_2(max(16, head_dim)),
         QUERIES=schedule.queries, BLOCK_M=blocks.rows, BLOCK_N=blocks.keys,
         PRECISION=dot_precision(q.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip

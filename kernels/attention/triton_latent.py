@@ -16,6 +16,7 @@ from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_config import dot_precision, latent_blocks
 from kernels.attention.triton_kernel import LOG2E
 from kernels.attention.triton_schedule import TARGET_PROGRAMS
+from kernels.tiles import cdiv, next_power_of_2
 
 _MAX_SPLITS = 32
 """Of a decode's keys."""
@@ -51,7 +52,7 @@ def attend_to_latents(
     is_decode = metadata.query_start is None
     blocks = latent_blocks(value_dim, q.dtype, is_decode=is_decode)
     longest = 1 if is_decode else max(metadata.query_lens_host)
-    num_blocks = triton.cdiv(longest * num_heads, blocks.rows)
+    num_blocks = cdiv(longest * num_heads, blocks.rows)
     num_rows, num_splits = metadata.page_table.shape[0], 1
     partial, lse = out, out
     if is_decode:
@@ -66,8 +67,8 @@ def attend_to_latents(
         metadata.page_table.stride(0), scale,
         IS_DECODE=is_decode, NUM_HEADS=num_heads, PAGE_SIZE=metadata.page_size,
         VALUE_DIM=value_dim, ROTARY_DIM=head_dim - value_dim,
-        BLOCK_V=triton.next_power_of_2(max(16, value_dim)),
-        BLOCK_R=triton.next_power_of_2(max(16, head_dim - value_dim)),
+        BLOCK_V=next_power_of_2(max(16, value_dim)),
+        BLOCK_R=next_power_of_2(max(16, head_dim - value_dim)),
         BLOCK_M=blocks.rows, BLOCK_N=blocks.keys, PRECISION=dot_precision(q.dtype),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
@@ -83,7 +84,7 @@ def count_arrivals(q: torch.Tensor, value_dim: int, num_rows: int) -> torch.Tens
         num_rows: of the step.
     """
     rows = latent_blocks(value_dim, q.dtype, is_decode=True).rows
-    size = num_rows * triton.cdiv(q.shape[1], rows)
+    size = num_rows * cdiv(q.shape[1], rows)
     return torch.zeros(size, dtype=torch.int32, device=q.device)
 
 

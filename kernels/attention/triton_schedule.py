@@ -20,6 +20,7 @@ from kernels.attention.triton_config import (
     MAX_INVARIANT_SPLITS,
     AttentionBlocks,
 )
+from kernels.tiles import cdiv
 
 TARGET_PROGRAMS = 512
 """Programs of decodes that fill a large GPU, four a multiprocessor; of extends half."""
@@ -105,7 +106,7 @@ def make_schedule(
         batch_invariant: whether a row's keys are split by their own number alone.
     """
     least = INVARIANT_SPLIT_TOKENS if batch_invariant else blocks.least_split
-    most_splits = max(1, triton.cdiv(most_visible, least))
+    most_splits = max(1, cdiv(most_visible, least))
     programs = TARGET_PROGRAMS if rows.query_start is None else TARGET_PROGRAMS // 2
     target = max(1, programs // num_kv_heads)
     if batch_invariant:
@@ -119,7 +120,7 @@ def make_schedule(
     items = torch.empty(num_items, _ITEM_WIDTH, dtype=torch.int32, device=device)
     arrived = torch.empty(num_items, num_kv_heads, dtype=torch.int32, device=device)
     size = 32
-    _schedule_kernel[(triton.cdiv(num_items, size),)](
+    _schedule_kernel[(cdiv(num_items, size),)](
         items, arrived, rows.seq_lens,
         rows.seq_lens if rows.query_start is None else rows.query_start,
         num_rows, num_items, target,

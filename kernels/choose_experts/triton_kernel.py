@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.choose_experts.base import ExpertChoice, Routing
+from kernels.tiles import next_power_of_2
 
 
 def choose_experts(
@@ -28,7 +29,7 @@ def choose_experts(
     has_groups = routing.num_chosen_groups < routing.num_groups
     groups = routing.num_groups if has_groups else 1
     size = num_experts // groups
-    blocks = triton.next_power_of_2(groups), triton.next_power_of_2(size)
+    blocks = next_power_of_2(groups), next_power_of_2(size)
     _choose_kernel[(num_tokens,)](
         scores, scores if bias is None else bias, expert_ids, weights,
         scores.stride(0), routing.scale,
@@ -39,7 +40,7 @@ def choose_experts(
         NUM_SUMMED=min(routing.num_summed, size), NUM_CHOSEN=routing.num_chosen,
         NUM_TAKEN=num_taken, HAS_GATE=gate is not None, HAS_FACTORS=factors is not None,
         NORMALIZE=routing.normalize, BLOCK_GROUPS=blocks[0], BLOCK_SIZE=blocks[1],
-        BLOCK_CHOSEN=triton.next_power_of_2(num_taken),
+        BLOCK_CHOSEN=next_power_of_2(num_taken),
         num_warps=1 if blocks[0] * blocks[1] <= 256 else 4,
     )  # fmt: skip
     return ExpertChoice(expert_ids, weights)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.draft_ngrams.base import NgramLookup
+from kernels.tiles import next_power_of_2
 
 _BLOCK = 1024
 _LEAST_COUNT = 16
@@ -25,7 +26,7 @@ def draft_ngrams(
         _draft_kernel[shape[:1]](
             token_pool, lookup.slots, lookup.newest, drafts, lengths, token_pool.stride(0),
             lookup.count, lookup.num_tokens, SHORTEST=lookup.shortest, LONGEST=lookup.longest,
-            COUNT=triton.next_power_of_2(max(_LEAST_COUNT, lookup.count)), BLOCK=_BLOCK,
+            COUNT=next_power_of_2(max(_LEAST_COUNT, lookup.count)), BLOCK=_BLOCK,
             num_warps=4,
         )  # fmt: skip
     return drafts, lengths

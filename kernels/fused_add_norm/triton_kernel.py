@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from kernels.fused_add_norm.base import Norm
-from kernels.rms_norm.triton_kernel import count_warps, normalise
+from kernels.rms_norm.triton_kernel import normalise
+from kernels.tiles import count_warps, next_power_of_2
 
 
 def fused_add_norm(
@@ -47,7 +48,7 @@ def fused_add_norm(
         HAS_RESIDUAL_WEIGHT=residual_weight is not None, SCALES_X=x_scale != 1.0,
         SCALES_TOTAL=total_scale is not None, NUM_NORMS=len(norms),
         SUBTRACTS_MEAN=any(norm.subtracts_mean for norm in norms), HAS_BIAS=bias is not None,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=count_warps(width),
+        WIDTH=width, BLOCK=next_power_of_2(width), num_warps=count_warps(width),
     )  # fmt: skip
     return outs, total
 

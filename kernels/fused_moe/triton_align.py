@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import next_power_of_2
+
 _BLOCK = 1024
 
 
@@ -33,7 +35,7 @@ def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, r
     experts = torch.empty(num_tiles, dtype=torch.int32, device=device)
     _align_kernel[(num_experts,)](
         expert_ids, pairs, experts, num_pairs, num_tiles, first_expert,
-        NUM_EXPERTS=num_experts, BINS=triton.next_power_of_2(num_experts + 1), ROWS=rows,
+        NUM_EXPERTS=num_experts, BINS=next_power_of_2(num_experts + 1), ROWS=rows,
         BLOCK=_BLOCK,
     )  # fmt: skip
     return Tiles(pairs, experts)

@@ -19,6 +19,7 @@ from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts, Ex
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.linear.base import HALF_BYTES, BlockScales
 from kernels.linear.triton_kernel import quantized_depth, scaled_weights, scales_by_tile
+from kernels.tiles import cdiv
 
 _SUM_BLOCK = 1024
 """Columns of a program that adds up."""
@@ -74,7 +75,7 @@ def fused_moe(
     parts = _multiply(activate(inner), experts.down, tiles, second_bias, factors[1], num_pairs, 1)
     out = torch.empty_like(x)
     size, shared, gate = x.shape[1], beside.shared, beside.gate
-    _sum_kernel[(num_tokens, triton.cdiv(size, _SUM_BLOCK))](
+    _sum_kernel[(num_tokens, cdiv(size, _SUM_BLOCK))](
         parts, choice.expert_ids, out, size, first_expert,
         x if shared is None else shared, x.stride(0) if shared is None else shared.stride(0),
         choice.weights if gate is None else gate, 0 if gate is None else gate.stride(0),
@@ -118,7 +119,7 @@ def _multiply(
     if scaling is not None:
         step = quantized_depth(scaling, depth, step)
     out = torch.empty(num_pairs, size, dtype=x.dtype, device=x.device)
-    _multiply_kernel[(num_tiles * triton.cdiv(size, columns),)](
+    _multiply_kernel[(num_tiles * cdiv(size, columns),)](
         x, values, out, tiles.pairs, tiles.experts, x if bias is None else bias,
         x if factors is None else factors, num_pairs, size, depth,
         x.stride(0), values.stride(0), values.stride(1),

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.gelu_and_mul.reference import CUBIC, SLOPE
+from kernels.tiles import cdiv
 
 _BLOCK = 1024
 
@@ -17,7 +18,7 @@ def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
     num_tokens, width = x.shape[0], x.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:
-        grid = (num_tokens, triton.cdiv(width, _BLOCK))
+        grid = (num_tokens, cdiv(width, _BLOCK))
         _gelu_and_mul_kernel[grid](
             x, out, x.stride(0), CUBIC=CUBIC, SLOPE=SLOPE, WIDTH=width, BLOCK=_BLOCK
         )

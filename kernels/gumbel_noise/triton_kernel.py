@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.gumbel_noise import constants
+from kernels.tiles import cdiv
 
 _BLOCK = 1024
 
@@ -23,7 +24,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     rows = seeds.shape[0]
     noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds.device)
     if rows:
-        grid = (rows, triton.cdiv(vocab_size, _BLOCK))
+        grid = (rows, cdiv(vocab_size, _BLOCK))
         _gumbel_kernel[grid](seeds, positions, noise, vocab_size, BLOCK=_BLOCK)
     return noise
 
@@ -32,7 +33,7 @@ def hash_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> 
     """The hash before it becomes noise, [B, vocab_size] int32 (to compare implementations)."""
     rows = seeds.shape[0]
     bits = torch.empty(rows, vocab_size, dtype=torch.int32, device=seeds.device)
-    grid = (rows, triton.cdiv(vocab_size, _BLOCK))
+    grid = (rows, cdiv(vocab_size, _BLOCK))
     _hash_kernel[grid](seeds, positions, bits, vocab_size, BLOCK=_BLOCK)
     return bits
 

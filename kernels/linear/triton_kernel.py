@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.linear.base import HALF_BYTES, BlockScales
+from kernels.tiles import cdiv
 
 
 class _Tiles(NamedTuple):
@@ -53,7 +54,7 @@ def matmul_fixed_tiles(
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     if rows == 0:
         return out
-    num_tiles = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns)
+    num_tiles = cdiv(rows, tiles.rows) * cdiv(columns, tiles.columns)
     _matmul_kernel[(min(num_tiles, _num_programs(x.device)),)](
         x, weight, bias if bias is not None else weight, out, rows, columns, depth,
         x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.penalties.base import PenaltyRows
+from kernels.tiles import cdiv
 
 _BLOCK = 4096
 
@@ -29,7 +30,7 @@ def apply_penalties_(
     assert counts.shape == in_prompt.shape, "one count per flag"
     if num_rows == 0:
         return
-    _penalty_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
+    _penalty_kernel[(num_rows, cdiv(vocab_size, _BLOCK))](
         logits, in_prompt, counts, token_pool, rows.rows, rows.slots, rows.ends, rows.num_drafts,
         rows.frequency, rows.presence, rows.repetition,
         vocab_size, logits.stride(0), counts.stride(0), token_pool.stride(0),

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels.prepare_latents.base import LatentRows
 from kernels.rms_norm.triton_kernel import normalise
+from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 16
 """Of a program, at most: enough that a prompt's programs are few, while a token's are several."""
@@ -30,15 +31,15 @@ def prepare_latents(
         return
     value_dim, half = rows.latents.shape[1], rows.rotating.shape[1] // 2
     plain = query_dim - 2 * half
-    heads = min(_HEADS, triton.next_power_of_2(num_heads))
-    _prepare_latents_kernel[(num_tokens, triton.cdiv(num_heads, heads) + 1)](
+    heads = min(_HEADS, next_power_of_2(num_heads))
+    _prepare_latents_kernel[(num_tokens, cdiv(num_heads, heads) + 1)](
         q, queries, rows.latents, rows.rotating, rows.weight, rows.eps, cache, slot_mapping,
         positions, cos_sin_cache, q if query_scale is None else query_scale,
         q.stride(0), q.stride(1), rows.latents.stride(0), rows.rotating.stride(0),
         cos_sin_cache.stride(0),
         NUM_HEADS=num_heads, HEADS=heads, PLAIN=plain, VALUE_DIM=value_dim, HALF=half,
-        HAS_SCALE=query_scale is not None, BLOCK_PLAIN=triton.next_power_of_2(plain),
-        BLOCK_V=triton.next_power_of_2(value_dim), BLOCK_HALF=triton.next_power_of_2(half),
+        HAS_SCALE=query_scale is not None, BLOCK_PLAIN=next_power_of_2(plain),
+        BLOCK_V=next_power_of_2(value_dim), BLOCK_HALF=next_power_of_2(half),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.qk_norm_rope_store.base import HeadNorms
+from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
 """Of a program, at most: enough that a prompt's programs are few, while a token's are several."""
@@ -33,9 +34,9 @@ def qk_norm_rope_store(
     rotates = cos_sin_cache is not None
     # Whatever does not rotate may be halved anywhere.
     half = width // 2 if cos_sin_cache is None else cos_sin_cache.shape[1] // 2
-    heads = min(_HEADS, triton.next_power_of_2(max(num_q, num_k)))
-    q_blocks = triton.cdiv(num_q, heads)
-    _prepare_kernel[(num_tokens, q_blocks + triton.cdiv(num_k, heads))](
+    heads = min(_HEADS, next_power_of_2(max(num_q, num_k)))
+    q_blocks = cdiv(num_q, heads)
+    _prepare_kernel[(num_tokens, q_blocks + cdiv(num_k, heads))](
         q, k, v, *caches, slot_mapping, positions, q if cos_sin_cache is None else cos_sin_cache,
         q if norms is None else norms.q, q if norms is None else norms.k,
         0.0 if norms is None else norms.eps,
@@ -45,8 +46,8 @@ def qk_norm_rope_store(
         NUM_Q=num_q, NUM_K=num_k, Q_BLOCKS=q_blocks, HEADS=heads, WIDTH=width, HALF=half,
         ROTATES=rotates, NORM=0 if norms is None else 1 + norms.after_rotation,
         OF_VALUES=norms is not None and norms.of_values, HAS_SCALE=query_scale is not None,
-        BLOCK=triton.next_power_of_2(width), BLOCK_HALF=triton.next_power_of_2(half),
-        BLOCK_REST=triton.next_power_of_2(max(1, width - 2 * half)),
+        BLOCK=next_power_of_2(width), BLOCK_HALF=next_power_of_2(half),
+        BLOCK_REST=next_power_of_2(max(1, width - 2 * half)),
     )  # fmt: skip
     return q
 

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import count_warps, next_power_of_2
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Launch over (tokens, heads); [T, H] counts as one head."""
@@ -18,7 +20,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     head_stride = x.stride(1) if x.dim() == 3 else 0
     _rms_norm_kernel[(num_tokens, num_heads)](
         x, weight, out, x.stride(0), head_stride, eps,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=count_warps(width),
+        WIDTH=width, BLOCK=next_power_of_2(width), num_warps=count_warps(width),
     )  # fmt: skip
     return out
 
@@ -36,18 +38,11 @@ def rms_norm_pair(
         _rms_norm_pair_kernel[(num_tokens, 2)](
             first, weights[0], outs[0], first.stride(0),
             second, weights[1], outs[1], second.stride(0), eps,
-            WIDTH=widths[0], BLOCK=triton.next_power_of_2(widths[0]),
-            SECOND_WIDTH=widths[1], SECOND_BLOCK=triton.next_power_of_2(widths[1]),
+            WIDTH=widths[0], BLOCK=next_power_of_2(widths[0]),
+            SECOND_WIDTH=widths[1], SECOND_BLOCK=next_power_of_2(widths[1]),
             num_warps=count_warps(max(widths)),
         )  # fmt: skip
     return outs[0], outs[1]
-
-
-def count_warps(width: int) -> int:
-    """Of a program that has a row so wide."""
-    if width <= 512:
-        return 1
-    return 4 if width <= 2048 else 8
 
 
 @triton.jit

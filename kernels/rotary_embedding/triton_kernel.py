@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import next_power_of_2
+
 
 def rotary_embedding(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
@@ -20,9 +22,9 @@ def rotary_embedding(
         q, k, positions, cos_sin_cache,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos_sin_cache.stride(0),
         NUM_Q=q.shape[1], NUM_K=k.shape[1], HALF=half,
-        BLOCK_Q=triton.next_power_of_2(q.shape[1]),
-        BLOCK_K=triton.next_power_of_2(k.shape[1]),
-        BLOCK_HALF=triton.next_power_of_2(half),
+        BLOCK_Q=next_power_of_2(q.shape[1]),
+        BLOCK_K=next_power_of_2(k.shape[1]),
+        BLOCK_HALF=next_power_of_2(half),
     )  # fmt: skip
 
 

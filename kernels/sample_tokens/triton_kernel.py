@@ -15,6 +15,7 @@ from kernels.gumbel_noise.triton_kernel import noise_of
 from kernels.sample_tokens import base
 from kernels.sample_tokens.base import SamplingParameters, TokenCells
 from kernels.sample_tokens.triton_threshold import CHUNK, find_thresholds
+from kernels.tiles import cdiv, next_power_of_2
 
 _GREEDY_BELOW = tl.constexpr(base.GREEDY_BELOW)
 
@@ -34,7 +35,7 @@ def sample_tokens(
         out = torch.empty(rows, dtype=torch.int64, device=device)
     if rows == 0:
         return out
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    num_chunks = cdiv(vocab_size, CHUNK)
     best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
     token = torch.empty(rows, num_chunks, dtype=torch.int32, device=device)
     thresholds = find_thresholds(logits, parameters) if parameters.filters else None
@@ -46,7 +47,7 @@ def sample_tokens(
     )  # fmt: skip
     _pick_kernel[(rows,)](
         best, token, out, *((token, out) if cells is None else cells), num_chunks,
-        HAS_CELLS=cells is not None, BLOCK=triton.next_power_of_2(num_chunks), num_warps=1,
+        HAS_CELLS=cells is not None, BLOCK=next_power_of_2(num_chunks), num_warps=1,
     )  # fmt: skip
     return out
 

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from kernels.sample_tokens import base, thresholds
 from kernels.sample_tokens.base import SamplingParameters
+from kernels.tiles import cdiv, next_power_of_2
 
 CHUNK = 4096
 """Tokens of one program."""
@@ -40,7 +41,7 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
     """fp32 [R], of the logits over temperature; -inf where nothing is dropped."""
     rows, vocab_size = logits.shape
     device = logits.device
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    num_chunks = cdiv(vocab_size, CHUNK)
     result = torch.empty(rows, dtype=torch.float32, device=device)
     chunk_best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
     counts = torch.empty(rows, NUM_BUCKETS, dtype=torch.int32, device=device)
@@ -56,7 +57,7 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
         "HAS_MIN_P": parameters.log_min_p is not None,
     }
     shape = (vocab_size, logits.stride(0), num_chunks)
-    chunk_block = triton.next_power_of_2(num_chunks)
+    chunk_block = next_power_of_2(num_chunks)
     grid = (rows, num_chunks)
     blocks = {"CHUNK": CHUNK, "CHUNKS_BLOCK": chunk_block}
     _chunk_best_kernel[grid](

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import cdiv
+
 _BLOCK = 1024
 
 
@@ -15,7 +17,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     num_tokens, width = x.shape[0], x.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:
-        grid = (num_tokens, triton.cdiv(width, _BLOCK))
+        grid = (num_tokens, cdiv(width, _BLOCK))
         _silu_and_mul_kernel[grid](x, out, x.stride(0), WIDTH=width, BLOCK=_BLOCK)
     return out
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.step_inputs.base import StepRows, StepTensors
+from kernels.tiles import cdiv
 
 _BLOCK = 512
 
@@ -23,7 +24,7 @@ def write_table_rows_(
     assert token_pool.is_contiguous(), "cells count row after row"
     assert page_table.is_contiguous(), "cells count row after row"
     if segments.shape[0] and longest:
-        _write_kernel[(segments.shape[0], triton.cdiv(longest, _BLOCK))](
+        _write_kernel[(segments.shape[0], cdiv(longest, _BLOCK))](
             token_pool, page_table, segments, values, BLOCK=_BLOCK, num_warps=2
         )
 
@@ -33,7 +34,7 @@ def gather_step_inputs(
 ) -> None:
     """Launch over (rows, blocks of tokens and of pages)."""
     num_rows = len(rows.slots)
-    num_blocks = triton.cdiv(max(rows.longest_query, rows.num_pages), _BLOCK)
+    num_blocks = cdiv(max(rows.longest_query, rows.num_pages), _BLOCK)
     if num_rows and num_blocks:
         _gather_kernel[(num_rows, num_blocks)](
             token_pool, page_table, rows.slots, rows.starts, rows.query_start,

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import next_power_of_2
+
 
 def store_kv_cache(
     k: torch.Tensor,
@@ -24,7 +26,7 @@ def store_kv_cache(
     width = num_kv_heads * head_dim
     _store_kernel[(num_tokens,)](
         k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0),
-        WIDTH=width, BLOCK=triton.next_power_of_2(width),
+        WIDTH=width, BLOCK=next_power_of_2(width),
     )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import cdiv
+
 _BLOCK = 4096
 
 
@@ -25,7 +27,7 @@ def apply_token_bitmask(
     num_rows = bitmask.shape[0] if given is None else given.shape[0]
     if num_rows == 0:
         return
-    _bitmask_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
+    _bitmask_kernel[(num_rows, cdiv(vocab_size, _BLOCK))](
         logits, bitmask, bitmask if rows is None else rows,
         bitmask if mask_rows is None else mask_rows,
         vocab_size, logits.stride(0), bitmask.stride(0),

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.tiles import cdiv
 from kernels.token_edits import base
 from kernels.token_edits.base import EditRows, TokenEdits
 
@@ -24,7 +25,7 @@ def apply_token_edits_(
     assert token_pool.is_contiguous(), "cells count row after row"
     num_edits, longest = edits.before.shape[1:]
     if rows.rows.shape[0]:
-        _edit_kernel[(rows.rows.shape[0], triton.cdiv(num_edits, _BLOCK))](
+        _edit_kernel[(rows.rows.shape[0], cdiv(num_edits, _BLOCK))](
             logits, edits.tokens, edits.values, edits.before, token_pool,
             rows.rows, rows.slots, rows.cells, rows.num_output,
             logits.stride(0), num_edits, longest, BLOCK=_BLOCK, num_warps=4,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.sample_tokens import thresholds
+from kernels.tiles import cdiv, next_power_of_2
 from kernels.token_scores.base import TokenScores
 
 _CHUNK = 4096
@@ -25,7 +26,7 @@ def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     rows, vocab_size = logits.shape
     device = logits.device
-    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    num_chunks = cdiv(vocab_size, _CHUNK)
     own, best = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
     weight, rank = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
     chunk_best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
@@ -36,7 +37,7 @@ def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
         )
         _weigh_kernel[(rows, num_chunks)](
             logits, chunk_best, best, weight, *shape,
-            CHUNK=_CHUNK, CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), num_warps=8,
+            CHUNK=_CHUNK, CHUNKS_BLOCK=next_power_of_2(num_chunks), num_warps=8,
         )  # fmt: skip
     return TokenScores(own=own, best=best, weight=weight, rank=rank)
 
