@@ -19,6 +19,8 @@ TEST_TIMEOUT_S = 1800
 
 
 OWN_RAY = ("test_late_starts.py", "test_nodes.py", "test_whole_experts.py")
+SCALES = "test_autoscaling.py"
+"""It wants as many workers of the second model as there may be; others want one."""
 LAST = "test_proxy_loss.py"
 """It kills the common fleet, whose idle processes would slow down all that comes after it."""
 
@@ -67,10 +69,15 @@ def installed_demo(installed: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def fleet(tiny_chat_model: Path, installed: Path, installed_demo: Path) -> Iterator[RunningFleet]:
+def fleet(
+    request: pytest.FixtureRequest, tiny_chat_model: Path, installed: Path, installed_demo: Path
+) -> Iterator[RunningFleet]:
     folder = tiny_chat_model.parent
     config = folder / "fleet.yaml"
-    config.write_text(yaml.safe_dump({"models": models_of(tiny_chat_model, installed_demo)}))
+    # All of them start for a single request, too, and each takes some CPU seconds.
+    is_scaled = any(item.path.name == SCALES for item in request.session.items)
+    models = models_of(tiny_chat_model, installed_demo, max_elastic=3 if is_scaled else 1)
+    config.write_text(yaml.safe_dump({"models": models}))
     fleet = start_fleet(folder, "--config", str(config), installed=installed)
     try:
         fleet.wait_ready(num_workers=2)

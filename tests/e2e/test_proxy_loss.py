@@ -17,8 +17,10 @@ from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wai
 from tests.support.fleet.running_fleet import API_KEY, MODEL, RunningFleet, parent_of
 from tests.system.checks import is_whole
 
-LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=200, pause_s=0.2)
+LOAD = ClientOptions(num_clients=4, num_idle_clients=0, long_output_len=100, pause_s=0.5)
 """Half a minute of it, while Serve replaces a manager: pauses leave processors to other tests."""
+PROBE_S = 0.05
+"""Between two questions, each on a new connection."""
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 
@@ -33,7 +35,7 @@ def test_killed_haproxy_is_back(fleet: RunningFleet) -> None:
     victims = Victims(fleet.processes)
     [haproxy] = victims.find(HAPROXY)
     guard = parent_of(haproxy)
-    with Probe(f"{fleet.base_url}/health") as probe, load_on(fleet) as load:
+    with Probe(f"{fleet.base_url}/health", PROBE_S) as probe, load_on(fleet) as load:
         load.wait_for(10)
         began = victims.kill(HAPROXY)
         probe.wait_answer(began)
@@ -45,7 +47,7 @@ def test_killed_haproxy_is_back(fleet: RunningFleet) -> None:
 
 def test_no_request_fails_where_the_manager_is_killed(fleet: RunningFleet) -> None:
     victims = Victims(fleet.processes)
-    with Probe(f"{fleet.base_url}/health") as probe, load_on(fleet) as load:
+    with Probe(f"{fleet.base_url}/health", PROBE_S) as probe, load_on(fleet) as load:
         load.wait_for(10)
         victims.kill(MANAGER)
         victims.wait_replaced()

@@ -183,8 +183,8 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def models_of(tiny: Path, demo: Path | str) -> list[dict[str, object]]:
-    """What the fleet serves; the second model's delays are those of a test."""
+def models_of(tiny: Path, demo: Path | str, max_elastic: int = 3) -> list[dict[str, object]]:
+    """What the fleet serves; the second model, of at most so many workers, has a test's delays."""
     common = {"device": "cpu", "kv_cache_tokens": 8192}
     return [
         {
@@ -201,9 +201,9 @@ def models_of(tiny: Path, demo: Path | str) -> list[dict[str, object]]:
             "served_model_name": ELASTIC,
             "max_num_seqs": 2,
             "min_workers": 0,
-            "max_workers": 3,
+            "max_workers": max_elastic,
             # Clients that wait for their answers ask for no more than there is, and on a busy
-            # machine that is little: any load that lasts wants all three workers.
+            # machine that is little: any load that lasts wants all of the workers.
             "target_load": 0.01,
             "upscale_delay_s": 0.5,
             "downscale_delay_s": 1.5,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.engines.forked_rank import RANK_FORKER, ForkedRank
 from tests.support.worker.played_engine import Gateway, submit
 from worker.config import EngineConfig
+from worker.core.loop import serve_engine
 from worker.front.server import WorkerFrontend
 from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
 from worker.wire.sampling import SamplingParams
@@ -24,32 +23,22 @@ from worker.wire.sampling import SamplingParams
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 600.0
-COORDINATOR = """
-import sys, msgspec
-from worker.config import EngineConfig
-from worker.core.loop import serve_engine
-
-serve_engine(msgspec.json.decode(sys.argv[2], type=EngineConfig), sys.argv[1])
-"""
 
 
 @asynccontextmanager
 async def ranks(front: WorkerFrontend, config: EngineConfig) -> AsyncIterator[EngineInfo]:
-    """All ranks of an epoch, as WorkerGroup starts them but without Ray."""
-    directory, options = front.open(), msgspec.json.encode(config).decode()
-    commands = [["-c", COORDINATOR, directory, options]]
-    for rank in range(1, config.tensor_parallel_size):
-        commands.append(["-m", "worker.rank.main", str(rank), directory, options])
-    processes = [
-        subprocess.Popen([sys.executable, *command], cwd=ROOT, stdin=subprocess.PIPE)
-        for command in commands
-    ]
+    """All ranks of an epoch, as WorkerGroup starts them but without Ray, and forked."""
+    directory = front.open()
+    first = RANK_FORKER.start(serve_engine, config, directory)
+    others = [ForkedRank(rank, config, directory) for rank in range(1, config.tensor_parallel_size)]
     try:
         yield await front.wait_ready()
     finally:
-        for process in processes:
+        for process in (first, *others):
             process.kill()
-            await asyncio.to_thread(process.wait)
+        await asyncio.to_thread(first.join)
+        for other in others:
+            await asyncio.to_thread(other.wait)
 
 
 async def first_token(gateway: Gateway, request_id: str) -> None:
@@ -112,7 +101,7 @@ async def test_a_stopped_process_is_given_up_and_ended(
 
 
 def _living(info: EngineInfo) -> list[int]:
-    """Those that have not ended; this process has yet to collect its own children."""
+    """Those that have not ended, whether or not their parents have collected them."""
     living = []
     for pid in info.processes.values():
         try:
