@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.engines.forked_rank import forking_ranks
 from worker.core.executor import RankFailure
 from worker.llm import LLM, SamplingParams, StructuredOutputsParams
 
@@ -20,7 +21,9 @@ OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
 
 @pytest.fixture(scope="module")
 def llm(tiny_chat_model: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_chat_model), **OPTIONS) as llm:
+    with forking_ranks():  # those below that end are started as ever
+        llm = LLM(str(tiny_chat_model), **OPTIONS)
+    with llm:
         yield llm
 
 

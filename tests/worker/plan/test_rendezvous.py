@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import worker.llm
+from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 from worker.core.executor import Executor
 from worker.core.executor_factory import create_executor
@@ -106,7 +107,7 @@ def test_a_model_over_two_nodes_generates_what_one_rank_does(
         return executor
 
     prompts = ["a prompt of a few words", "another one"]
-    with LLM(str(tiny_chat_model), **OPTIONS) as llm:
+    with forking_ranks(), LLM(str(tiny_chat_model), **OPTIONS) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
     monkeypatch.setattr(worker.llm, "create_executor", on_two_nodes)
     with LLM(str(tiny_chat_model), tensor_parallel_size=2, **OPTIONS) as llm:
