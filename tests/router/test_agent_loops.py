@@ -22,6 +22,7 @@ from tests.support.router.rig import Rig
 from worker.wire.messages import Submit
 from worker.wire.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.randomized  # with more questions
 END = 2
 OFFICIAL = ("openai", "openai_streamed", "anthropic", "responses")
 RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)

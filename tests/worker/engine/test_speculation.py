@@ -27,6 +27,7 @@ from worker.rank.speculation.drafter import DraftedStep
 from worker.rank.speculation.verification import NO_ROW
 from worker.wire.sampling import SamplingParams
 
+pytestmark = pytest.mark.randomized  # with more prompts
 NUM_PROMPTS = (3 if IS_LONG else 2) * len(SETTINGS)
 
 

@@ -37,6 +37,7 @@ from worker.models.tensor_parallel import TensorParallelGroup
 from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
+pytestmark = pytest.mark.randomized  # with more tokens
 FOUND = 1e-2
 """Difference of logits, which are about 5, from which on a mutation counts as found."""
 WITH_EXPERTS = (

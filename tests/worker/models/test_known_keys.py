@@ -16,6 +16,7 @@ from tests.support.worker.real_configs import load_corpus, verdict
 from worker.models.config import ModelConfig
 from worker.models.families import FAMILIES
 
+pytestmark = pytest.mark.randomized  # with more values
 CONFIGS = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Llama4": "Llama4Text"}
 CLASSES: dict[str, tuple[Any, Any]] = {
     f"{name}ForCausalLM": (
