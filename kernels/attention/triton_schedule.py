@@ -184,9 +184,8 @@ def _schedule_kernel(
     begun = tl.full((), 0, tl.int32)
     partials = tl.full((), 0, tl.int32)
     own_row = tl.full((ITEMS,), -1, tl.int32)
-    place = tl.full((ITEMS,), 0, tl.int32)
-    tiles_of = tl.full((ITEMS,), 1, tl.int32)
-    splits_of = tl.full((ITEMS,), 1, tl.int32)
+    tile = tl.full((ITEMS,), 0, tl.int32)
+    split = tl.full((ITEMS,), 0, tl.int32)
     length_of = tl.full((ITEMS,), 0, tl.int32)
     partial = tl.full((ITEMS,), 0, tl.int32)
     for first in range(0, num_rows, ROWS):
@@ -207,9 +206,10 @@ def _schedule_kernel(
         found = tl.sum(mine.to(tl.int32), axis=1) > 0
         within = item - _pick(mine, start)
         own_row = tl.where(found, _pick(mine, row), own_row)
-        place = tl.where(found, within, place)
-        tiles_of = tl.where(found, _pick(mine, tiles), tiles_of)
-        splits_of = tl.where(found, _pick(mine, splits), splits_of)
+        own_splits = tl.maximum(_pick(mine, splits), 1)
+        # A row's last tile sees most keys: it begins first, so that none begins as others end.
+        tile = tl.where(found, _pick(mine, tiles) - 1 - within // own_splits, tile)
+        split = tl.where(found, within % own_splits, split)
         length = tl.maximum(tl.cdiv(tl.cdiv(keys, splits), KEYS), 1) * KEYS
         length_of = tl.where(found, _pick(mine, length), length_of)
         partial = tl.where(found, _pick(mine, first_partial) + within, partial)
@@ -219,9 +219,8 @@ def _schedule_kernel(
     cell = items_ptr + item * _WIDTH
     exists = item < num_items
     tl.store(cell, own_row, mask=exists)
-    # The last tile of a row sees most keys: it begins first, so that none begins as others end.
-    tl.store(cell + 1, tiles_of - 1 - place // splits_of, mask=exists)
-    tl.store(cell + 2, place % splits_of, mask=exists)
+    tl.store(cell + 1, tile, mask=exists)
+    tl.store(cell + 2, split, mask=exists)
     tl.store(cell + 3, length_of, mask=exists)
     tl.store(cell + 4, partial, mask=exists)
     for head in range(NUM_KV_HEADS):

@@ -90,14 +90,7 @@ def _choose_kernel(
         ids = tl.where(choice == number, own, ids)
         weights = tl.where(choice == number, weight, weights)
         ranking = tl.where(is_own, float("-inf"), ranking)
-    if SCORING == "softmax of chosen":
-        weights = tl.exp(weights - tl.max(weights, axis=0))
-        weights = weights / tl.sum(weights, axis=0)
-    elif SCORING == "sigmoid of chosen":
-        weights = 1.0 / (1.0 + tl.exp(-weights))
-    elif NORMALIZE:
-        total = tl.sum(tl.where(choice < NUM_CHOSEN, weights, 0.0), axis=0)
-        weights = weights / (total + 1e-20)
+    weights = _scored(weights, choice, SCORING, NORMALIZE, NUM_CHOSEN)
     weights *= scale
     if HAS_FACTORS:
         weights *= tl.load(factors_ptr + ids, mask=choice < NUM_CHOSEN, other=0.0)
@@ -110,6 +103,22 @@ def _choose_kernel(
     cell = token * NUM_TAKEN + choice
     tl.store(ids_ptr + cell, ids.to(tl.int64), mask=choice < NUM_TAKEN)
     tl.store(weights_ptr + cell, weights, mask=choice < NUM_TAKEN)
+
+
+@triton.jit
+def _scored(
+    weights, choice, SCORING: tl.constexpr, NORMALIZE: tl.constexpr, NUM_CHOSEN: tl.constexpr
+):  # fmt: skip
+    """Weights of those that were chosen, where their scores are theirs alone, or add up to 1."""
+    if SCORING == "softmax of chosen":
+        weights = tl.exp(weights - tl.max(weights, axis=0))
+        weights = weights / tl.sum(weights, axis=0)
+    elif SCORING == "sigmoid of chosen":
+        weights = 1.0 / (1.0 + tl.exp(-weights))
+    elif NORMALIZE:
+        total = tl.sum(tl.where(choice < NUM_CHOSEN, weights, 0.0), axis=0)
+        weights = weights / (total + 1e-20)
+    return weights
 
 
 @triton.jit
