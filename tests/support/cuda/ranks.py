@@ -163,6 +163,7 @@ class ThreadedExecutor(RanksHere):
         self._world = world
         self._meeting = Meeting(world, 2)
         self._pool = ThreadPoolExecutor(1)
+        self._has_ended = False
         self._device = world.rank()
         self._pool.submit(self._device.__enter__).result()
 
@@ -181,11 +182,14 @@ class ThreadedExecutor(RanksHere):
         return [own, other.result(_TIMEOUT_S)]
 
     def close(self) -> None:
+        if self._has_ended:  # one of them failed
+            return
         # Ranks from 1 on need not have waited for their last steps: nothing allocates after them.
         self._world.is_over = True
         super().close()
         self._end()
 
     def _end(self) -> None:
+        self._has_ended = True
         self._pool.submit(self._device.__exit__, None, None, None).result()
         self._pool.shutdown()
