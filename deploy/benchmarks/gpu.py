@@ -29,7 +29,8 @@ from typing import Any
 
 from cluster.bench.kernels.shapes import SHAPES
 
-TOKENIZER = Path(__file__).parents[1] / "models" / "demo"
+ROOT = Path(__file__).parents[2]
+TOKENIZER = ROOT / "deploy" / "models" / "demo"
 """Of prompts for weights that are random anyway."""
 SERVERS_START_S = 900.0
 _POLL_S = 1.0
@@ -175,7 +176,7 @@ def run_steps(steps: Sequence[Step], out: Path) -> dict[str, Any]:
 def run_step(step: Step) -> dict[str, Any]:
     """What became of a step: its status is ok, missed (a goal), failed or hung."""
     began = time.monotonic()
-    found: dict[str, Any] = {"command": " ".join(step.command)}
+    found: dict[str, Any] = {"command": as_typed(step.command)}
     try:
         with contextlib.ExitStack() as at_last:
             for server in step.servers:
@@ -186,6 +187,13 @@ def run_step(step: Step) -> dict[str, Any]:
     except Exception as error:  # whatever it is, the other steps are measured
         found |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
     return found | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def as_typed(command: Sequence[str]) -> str:
+    """A command as a reader of the report would type it in the project's folder: without the
+    machine's own folders."""
+    words = ["python" if word == sys.executable else word for word in command]
+    return " ".join(words).replace(f"{ROOT}/", "").replace(f"{tempfile.gettempdir()}/", "")
 
 
 def _measure(step: Step) -> dict[str, Any]:
