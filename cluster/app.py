@@ -30,7 +30,7 @@ from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.config import EngineConfig
 from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
-from worker.memory import freeze_gc, keep_freed_memory
+from worker.memory import freeze_gc, keep_freed_memory, trim_regularly
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.wire.log import log_as
 from worker.wire.tracing import create_tracing
@@ -91,6 +91,7 @@ class GatewayReplica:
         # Requests come as soon as this returns: one that replaces another knows its workers then.
         await self._gateway.wait_ready(KNOW_WORKERS_S)
         freeze_gc()
+        trim_regularly()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where a model's workers follow the load: what there is for them to do."""

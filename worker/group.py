@@ -29,7 +29,7 @@ from worker.front.attach import AttachServer
 from worker.front.pulse import Pulse
 from worker.front.server import WorkerFrontend
 from worker.front.traces import WorkerTraces
-from worker.memory import freeze_gc
+from worker.memory import freeze_gc, trim_regularly
 from worker.metrics.collector import WorkerCollector, WorkerView
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
@@ -143,6 +143,7 @@ class WorkerGroup:
         await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
         freeze_gc()
+        trim_regularly()
 
     async def attach(
         self, gateway_id: str, worker_id: str, node_id: str = ""

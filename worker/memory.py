@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Options of glibc's mallopt."""
@@ -12,6 +13,9 @@ _THRESHOLDS = (700, 5, 500)
 """Python's are (700, 10, 10). Collections of what is young stay short and frequent. Full ones walk
 all that is under way, some 230 objects per request: 120 ms beside 600 requests, every few seconds.
 They are rare, since what ends here leaves nothing that only they would find; tests see to it."""
+_TRIM_S = 60.0
+"""Between two trims. One took 8 to 18 ms where 20,000 blocks of 48 MiB had just been freed and
+1 ms where none had, and holds up no thread but one that allocates from the same arena."""
 
 
 def freeze_gc() -> None:
@@ -50,3 +54,19 @@ def release_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def trim_regularly(every_s: float = _TRIM_S) -> None:
+    """Gives the system freed memory again and again, on a thread that lives as long as the process.
+
+    By itself malloc gives back only what lies above the last block in use. Under steady load, where
+    blocks of all sizes come and go, what it keeps below grows for an hour, while what is in use
+    stays as it is: in ten minutes of a worker's front from 4.4 to 5.4 MiB beside 29.0 in use.
+    """
+
+    def run() -> None:
+        while not never.wait(every_s):
+            release_freed_memory()
+
+    never = threading.Event()
+    threading.Thread(target=run, name="trim", daemon=True).start()

@@ -66,3 +66,25 @@ def test_what_large_bodies_took_is_given_back() -> None:
     )
     assert bounded <= 3 * 4 + 4
     assert usual > 4 * bounded, "without it there would be nothing to bound"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+def test_what_is_freed_between_blocks_in_use_is_given_back() -> None:
+    script = (
+        "import sys, time, worker.memory\n"
+        "from pathlib import Path\n"
+        "def mib():\n"
+        "    return int(Path('/proc/self/statm').read_text().split()[1]) * 4096 / 2**20\n"
+        "blocks = [bytes(4_000) for _ in range(10_000)]\n"
+        "full = mib()\n"
+        "for number in range(len(blocks)):\n"
+        "    if number % 10:\n"
+        "        blocks[number] = b''\n"
+        "assert mib() > full - 4, 'malloc gives it back by itself'\n"
+        "worker.memory.trim_regularly(every_s=0.05)\n"
+        "deadline = time.monotonic() + 30\n"
+        "while mib() > full - 20:\n"
+        "    assert time.monotonic() < deadline, 'malloc keeps it'\n"
+        "    time.sleep(0.05)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
