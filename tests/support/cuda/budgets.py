@@ -1,8 +1,7 @@
 """Most launches that a captured step of each family may take.
 
 The counts are those of today's sources: who needs fewer lowers them, who needs more says why. What
-torch does in one operation counts as one launch, though a sort, say, is several of a device's. Of
-models with latents the first layer sets counters for all layers, one launch that may be in its row.
+torch does in one operation counts as one launch, though a sort, say, is several of a device's.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ BUDGETS = {
     "LlamaForCausalLM": Budget("meta-llama/Llama-3.1-8B-Instruct", 9),
     "MiMoForCausalLM": Budget("XiaomiMiMo/MiMo-7B-Base", 9),
     "MiniCPMForCausalLM": Budget("openbmb/MiniCPM-2B-sft-bf16", 9, 7, 6, 11),
-    "LongcatFlashForCausalLM": Budget("meituan-longcat/LongCat-Flash-Chat", 21, 5),
+    "LongcatFlashForCausalLM": Budget("meituan-longcat/LongCat-Flash-Chat", 20, 5),
     "MiniMaxM2ForCausalLM": Budget("MiniMaxAI/MiniMax-M2.5", 14),
     "Ministral3ForCausalLM": Budget("mistralai/Ministral-3-8B-Base-2512", 9),
     "MinistralForCausalLM": Budget("a Ministral-8B in transformers' own class", 9),
     "MistralForCausalLM": Budget("mistralai/Mistral-7B-v0.1", 9),
-    "Mistral4ForCausalLM": Budget("mistralai/Mistral-Small-4-119B-2603", 18, 5),
+    "Mistral4ForCausalLM": Budget("mistralai/Mistral-Small-4-119B-2603", 17, 5),
     "MixtralForCausalLM": Budget("mistralai/Mixtral-8x7B-v0.1", 13),
     "NemotronForCausalLM": Budget("nvidia/Minitron-8B-Base", 9),
     "Olmo2ForCausalLM": Budget("allenai/OLMo-2-1124-7B", 10),
