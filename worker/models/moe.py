@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from kernels import (
+    SILU,
+    Activation,
     Beside,
     ExpertChoice,
     Experts,
@@ -19,7 +21,6 @@ from kernels import (
     linear,
     pack_linear_weight,
     registry,
-    silu_and_mul,
 )
 from worker.models.checkpoint import find_shape
 from worker.models.config import ModelConfig
@@ -84,7 +85,7 @@ class RoutedExperts:
         names: what a checkpoint calls the parts.
         num_shared: how many experts as large as these the one is that every token takes, where it
             is held behind them.
-        activate: what gates and ups [rows, 2 * size] come to, [rows, size].
+        activation: what gates and ups come to.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ class RoutedExperts:
         names: MoeNames,
         *,
         num_shared: int = 0,
-        activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
+        activation: Activation = SILU,
     ) -> None:
         self._moe, self._names, self._options = moe, names, options
-        self._activate = activate
+        self._activation = activation
         self._hidden_size = config.hidden_size
         hidden_size = config.hidden_size
         self._share = share = share_experts(moe, options)
@@ -217,7 +218,7 @@ class RoutedExperts:
         out = fused_moe(
             *(hidden, self._experts, choice),
             beside=beside,
-            activate=self._activate,
+            activation=self._activation,
             first_expert=self._share.first,
             weighs_inputs=weighs_inputs,
             batch_invariant=self._options.batch_invariant,
