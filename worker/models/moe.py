@@ -300,16 +300,36 @@ class MoeMLP:
 
     def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
+        choice, gate = self._choose(hidden, wide)
+        if self._shared is None:
+            return self.run(hidden, choice)
+        return self.run(hidden, choice, self._shared.forward_share(hidden), gate)
+
+    def choose(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> ExpertChoice:
+        """The experts of each token of [T, hidden]; the router reads `wide`, the same in fp32."""
+        return self._choose(hidden, wide)[0]
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        choice: ExpertChoice,
+        shared: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], the sum of what its experts yield and of `shared`, of which
+        each rank has a share, as far as its gate is open."""
+        first_idle = self._moe.num_experts if self._moe.num_idle else None
+        beside = Beside(shared=shared, gate=gate, first_idle=first_idle)
+        return self._experts.forward(hidden, choice, beside=beside)
+
+    def _choose(
+        self, hidden: torch.Tensor, wide: torch.Tensor | None
+    ) -> tuple[ExpertChoice, torch.Tensor | None]:
+        """Each token's experts, and the gate of what every token takes."""
         scores = linear(hidden.float() if wide is None else wide, self._packed_router)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
-        choice = choose_experts(scores[:, :count], self._bias, self._routing, gate)
-        beside = Beside(
-            shared=None if self._shared is None else self._shared.forward_share(hidden),
-            gate=None if self._shared is None else gate,
-            first_idle=self._moe.num_experts if self._moe.num_idle else None,
-        )
-        return self._experts.forward(hidden, choice, beside=beside)
+        return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate
 
 
 def _num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:

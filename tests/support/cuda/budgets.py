@@ -61,7 +61,7 @@ BUDGETS = {
     "LlamaForCausalLM": Budget("meta-llama/Llama-3.1-8B-Instruct", 9),
     "MiMoForCausalLM": Budget("XiaomiMiMo/MiMo-7B-Base", 9),
     "MiniCPMForCausalLM": Budget("openbmb/MiniCPM-2B-sft-bf16", 9, 7, 6, 11),
-    "LongcatFlashForCausalLM": Budget("meituan-longcat/LongCat-Flash-Chat", 19, 5),
+    "LongcatFlashForCausalLM": Budget("meituan-longcat/LongCat-Flash-Chat", 17, 5),
     "MiniMaxM2ForCausalLM": Budget("MiniMaxAI/MiniMax-M2.5", 13),
     "Ministral3ForCausalLM": Budget("mistralai/Ministral-3-8B-Base-2512", 9),
     "MinistralForCausalLM": Budget("a Ministral-8B in transformers' own class", 9),
