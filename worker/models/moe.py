@@ -250,7 +250,7 @@ class MoeMLP:
         self._moe = moe
         self._names = names
         self._options = options
-        num_shared = _num_joined(config, moe, options)
+        num_shared = num_joined(config, moe, options)
         self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
         self._routing = replace(routing_of(moe), num_always=num_shared)
         # Routing is decided in fp32: it must not depend on how activations are rounded.
@@ -332,7 +332,7 @@ class MoeMLP:
         return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate
 
 
-def _num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
+def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
     """How many experts as large as the others the one is that every token takes, where it is to be
     computed with them: on CUDA that saves the launches of an MLP. 0 where it is computed apart,
     since it is of another size or format, or shared out otherwise."""

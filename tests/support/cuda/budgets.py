@@ -57,7 +57,7 @@ BUDGETS = {
     "InternLMForCausalLM": Budget("internlm/internlm-chat-7b", 9),
     "IQuestCoderForCausalLM": Budget("IQuestLab/IQuest-Coder-V1-40B-Instruct", 9),
     "LLaDA2MoeModelLM": Budget("inclusionAI/LLaDA2.0-mini", 12, 8, 0, 0),
-    "Llama4ForCausalLM": Budget("meta-llama/Llama-4-Scout-17B-16E-Instruct", 15),
+    "Llama4ForCausalLM": Budget("meta-llama/Llama-4-Scout-17B-16E-Instruct", 12),
     "LlamaForCausalLM": Budget("meta-llama/Llama-3.1-8B-Instruct", 9),
     "MiMoForCausalLM": Budget("XiaomiMiMo/MiMo-7B-Base", 9),
     "MiniCPMForCausalLM": Budget("openbmb/MiniCPM-2B-sft-bf16", 9, 7, 6, 11),
