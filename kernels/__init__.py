@@ -6,6 +6,9 @@ from kernels.clamped_swiglu import clamped_swiglu
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
 from kernels.fused_add_norm import Norm, fused_add_norm
 from kernels.fused_moe import (
+    GELU,
+    SILU,
+    Activation,
     Beside,
     ExpertBiases,
     Experts,
@@ -39,6 +42,9 @@ from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
 
 __all__ = [
+    "GELU",
+    "SILU",
+    "Activation",
     "Backend",
     "Beside",
     "BlockScales",

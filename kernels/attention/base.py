@@ -41,6 +41,10 @@ class AttentionSettings:
     """Whether layers have attention sinks."""
     has_latents: bool = False
     """Whether values are the leading dimensions of keys, which all heads share."""
+    most_decodes: int = 0
+    """Rows of a decode, at most; where there are latents."""
+    num_heads: int = 0
+    """Heads of a query, at most; where there are latents."""
     head_dims: tuple[int, ...] = ()
     """Dimensions of keys: more than one number where layers differ."""
 

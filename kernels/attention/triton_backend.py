@@ -40,7 +40,13 @@ def create(settings: AttentionSettings) -> TritonAttention:
             f"--attention-backend triton takes heads of at most {MAX_HEAD_DIM} dimensions, this "
             f"model's have {max(settings.head_dims)}: use torch"
         )
-    return TritonAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
+    arrived = None
+    if settings.has_latents:
+        sizes = settings.most_decodes, settings.num_heads
+        arrived = count_arrivals(*sizes, settings.device)
+    return TritonAttention(
+        batch_invariant=settings.batch_invariant, cap=settings.cap, arrived=arrived
+    )
 
 
 class TritonAttention(CapturableBackend):
@@ -53,12 +59,19 @@ class TritonAttention(CapturableBackend):
         batch_invariant: whether each query is computed as a decode, in splits that follow from its
             own keys alone.
         cap: of scores, as `AttentionSettings` has it.
+        arrived: `count_arrivals` where it attends to latents; its steps run one after another.
     """
 
     needs_exact_lengths = False
 
-    def __init__(self, *, batch_invariant: bool = False, cap: float = 0.0) -> None:
-        self._batch_invariant, self._cap = batch_invariant, cap
+    def __init__(
+        self,
+        *,
+        batch_invariant: bool = False,
+        cap: float = 0.0,
+        arrived: torch.Tensor | None = None,
+    ) -> None:
+        self._batch_invariant, self._cap, self._arrived = batch_invariant, cap, arrived
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
         """Finds what each query sees, of extends that are batch-invariant."""
@@ -73,7 +86,7 @@ class TritonAttention(CapturableBackend):
                 is_chunked=metadata.is_chunked,
                 block_size=metadata.block_size,
             )
-        return _Step(metadata, rows, self._batch_invariant, self._cap)
+        return _Step(metadata, rows, self._batch_invariant, self._cap, self._arrived)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
         """A captured step is any other."""
@@ -91,11 +104,11 @@ class _Step:
     rows: AttentionRows
     batch_invariant: bool
     cap: float
+    arrived: torch.Tensor | None
+    """The backend's counters, of attention to latents."""
     pieces: list[tuple[slice, Schedule]] = field(default_factory=list)
     """Queries, and which program attends to what; the first layer, which knows numbers of heads,
     lists it for all layers."""
-    arrived: torch.Tensor | None = None
-    """How many programs of a tile have done their part, of decodes that attend to latents."""
 
     def forward(
         self,
@@ -107,9 +120,8 @@ class _Step:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if v_cache.shape[3] != k_cache.shape[3]:
-            value_dim, num_rows = v_cache.shape[3], self.metadata.page_table.shape[0]
-            if self.arrived is None and self.metadata.query_start is None:
-                self.arrived = count_arrivals(q, value_dim, num_rows)
+            assert self.arrived is not None, "settings say whether there are latents"
+            value_dim = v_cache.shape[3]
             return attend_to_latents(q, k_cache, value_dim, self.metadata, scale, self.arrived)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not self.pieces and q.shape[0]:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.base import AttentionMetadata
-from kernels.attention.triton_config import dot_precision, latent_blocks
+from kernels.attention.triton_config import MIN_DOT_ROWS, dot_precision, latent_blocks
 from kernels.attention.triton_kernel import LOG2E
 from kernels.attention.triton_schedule import TARGET_PROGRAMS
 from kernels.tiles import cdiv, next_power_of_2
@@ -30,7 +30,7 @@ def attend_to_latents(
     value_dim: int,
     metadata: AttentionMetadata,
     scale: float,
-    arrived: torch.Tensor | None,
+    arrived: torch.Tensor,
 ) -> torch.Tensor:
     """Launch for all rows of a step, of which all are causal: [T, heads, value_dim].
 
@@ -40,7 +40,7 @@ def attend_to_latents(
         value_dim: leading dimensions of D that are the values.
         metadata: of the rows.
         scale: factor of the products of queries and keys.
-        arrived: of decodes, the step's `count_arrivals`, for all its layers.
+        arrived: the backend's `count_arrivals`.
     """
     assert q.is_contiguous(), "pairs of queries and heads are counted through"
     assert metadata.block_size == 1, "latents are of causal rows"
@@ -56,12 +56,12 @@ def attend_to_latents(
     num_rows, num_splits = metadata.page_table.shape[0], 1
     partial, lse = out, out
     if is_decode:
-        assert arrived is not None, "programs of decodes count each other"
+        assert num_rows * num_blocks <= len(arrived), "each tile has a counter of its own"
         num_splits = _count_splits(num_rows * num_blocks, metadata.max_seq_len, blocks.least_split)
         partial = out.new_empty(num_rows, num_heads, num_splits, value_dim, dtype=torch.float32)
         lse = partial.new_empty(partial.shape[:3])
     _latent_kernel[(num_blocks, num_rows, num_splits)](
-        q, cache, out, partial, lse, lse if arrived is None else arrived,
+        q, cache, out, partial, lse, arrived,
         metadata.page_table, metadata.seq_lens,
         metadata.seq_lens if metadata.query_start is None else metadata.query_start,
         metadata.page_table.stride(0), scale,
@@ -75,17 +75,19 @@ def attend_to_latents(
     return out
 
 
-def count_arrivals(q: torch.Tensor, value_dim: int, num_rows: int) -> torch.Tensor:
-    """Zeros, by which programs of decodes count each other, and which they leave as zeros.
+def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch.Tensor:
+    """Counters by which the programs of a decode's tile know the last of them.
+
+    They are zeros between launches, since that last program sets its tile's back: so one tensor,
+    which never moves, serves all layers and steps of a stream, captured ones too.
 
     Args:
-        q: as `attend_to_latents` takes it.
-        value_dim: likewise.
-        num_rows: of the step.
+        num_rows: of a decode, at most.
+        num_heads: of a query, at most.
+        device: where they lie.
     """
-    rows = latent_blocks(value_dim, q.dtype, is_decode=True).rows
-    size = num_rows * cdiv(q.shape[1], rows)
-    return torch.zeros(size, dtype=torch.int32, device=q.device)
+    size = num_rows * cdiv(num_heads, MIN_DOT_ROWS)
+    return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 def _count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:

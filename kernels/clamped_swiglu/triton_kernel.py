@@ -33,8 +33,14 @@ def _clamped_swiglu_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     raw = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0)
-    gate = tl.minimum(raw.to(tl.float32), LIMIT)
-    up = tl.load(x_ptr + token * x_stride + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-    result = (up + 1.0) * gate / (1.0 + tl.exp(-ALPHA * gate))
+    up = tl.load(x_ptr + token * x_stride + WIDTH + column, mask=inside, other=0.0)
+    result = clamped_swiglu_of(raw.to(tl.float32), up.to(tl.float32), ALPHA, LIMIT)
     tl.store(out_ptr + token * WIDTH + column, result.to(raw.dtype), mask=inside)
+
+
+@triton.jit
+def clamped_swiglu_of(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """(u + 1) * g * sigmoid(alpha * g), of fp32, where both are clamped before."""
+    gate = tl.minimum(gate, LIMIT)
+    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    return (up + 1.0) * gate / (1.0 + tl.exp(-ALPHA * gate))

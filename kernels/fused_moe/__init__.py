@@ -7,6 +7,8 @@ import torch
 from kernels.choose_experts.base import ExpertChoice
 from kernels.fused_moe import reference
 from kernels.fused_moe.base import (
+    GELU,
+    SILU,
     Activation,
     Beside,
     ExpertBiases,
@@ -15,7 +17,6 @@ from kernels.fused_moe.base import (
     pack_quantized_experts,
 )
 from kernels.registry import registry
-from kernels.silu_and_mul import silu_and_mul
 
 _FUSED_MOE = registry.register(
     "fused_moe",
@@ -31,12 +32,13 @@ def fused_moe(
     *,
     biases: ExpertBiases | None = None,
     beside: Beside = Beside(),  # noqa: B008  # a tuple
-    activate: Activation = silu_and_mul,
+    activation: Activation = SILU,
     first_expert: int = 0,
     weighs_inputs: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)).
+    """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)), or of another
+    function of gates and ups, which are rounded before, as is what it comes to.
 
     x is [T, H], and so is the result, in the type of `x`. Quantized weights come to what the
     dequantized ones come to, bit for bit.
@@ -47,7 +49,7 @@ def fused_moe(
         choice: each token's experts.
         biases: of both products; None where there are none.
         beside: what is added to the sum.
-        activate: what gates and ups [rows, 2 * I] come to, [rows, I].
+        activation: what gates and ups come to.
         first_expert: the number that a choice has for the first of these experts; whoever is none
             of them yields nothing.
         weighs_inputs: whether what an expert reads is weighted, and not what it yields; then there
@@ -55,11 +57,14 @@ def fused_moe(
         batch_invariant: whether a token's bits do not depend on the others.
     """
     assert biases is None or not weighs_inputs, "biases are not weighted"
-    options = (biases, beside, activate, first_expert, weighs_inputs, batch_invariant)
+    options = (biases, beside, activation, first_expert, weighs_inputs, batch_invariant)
     return _FUSED_MOE.select(x)(x, experts, choice, *options)
 
 
 __all__ = [
+    "GELU",
+    "SILU",
+    "Activation",
     "Beside",
     "ExpertBiases",
     "ExpertChoice",

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.clamped_swiglu import clamped_swiglu
+from kernels.gelu_and_mul import gelu_and_mul
 from kernels.linear import BlockScales, dequantize
 from kernels.registry import registry
+from kernels.silu_and_mul import silu_and_mul
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+
+class Activation(NamedTuple):
+    """What an expert makes of its gates and ups."""
+
+    kind: Literal["silu", "gelu", "clamped"] = "silu"
+    """As `silu_and_mul`, `gelu_and_mul` or `clamped_swiglu` does."""
+    alpha: float = 0.0
+    """Of the last of these."""
+    limit: float = 0.0
+    """Likewise."""
+
+    def of(self, both: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * I], the gates first, to [T, I]."""
+        if self.kind == "clamped":
+            return clamped_swiglu(both, self.alpha, self.limit)
+        return (silu_and_mul if self.kind == "silu" else gelu_and_mul)(both)
+
+
+SILU, GELU = Activation("silu"), Activation("gelu")
 
 
 class ExpertWeights(NamedTuple):

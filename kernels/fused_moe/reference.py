@@ -18,7 +18,7 @@ def fused_moe(
     choice: ExpertChoice,
     biases: ExpertBiases | None,
     beside: Beside,
-    activate: Activation,
+    activation: Activation,
     first_expert: int,
     weighs_inputs: bool,
     batch_invariant: bool,
@@ -43,7 +43,7 @@ def fused_moe(
         padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(tokens) % _TILE))
         first, second = (None, None) if biases is None else (bias[number] for bias in biases)
         parts = [
-            linear(activate(linear(tile, gate_up, first)), down, second)
+            linear(activation.of(linear(tile, gate_up, first)), down, second)
             for tile in padded.view(-1, _TILE, x.shape[1]).unbind()
         ]
         result = torch.cat(parts)[: len(tokens)].float()

@@ -1,7 +1,7 @@
 """Triton: pairs of token and expert in tiles of rows of one expert each.
 
-Four launches beside the activation: tiles, both products, the sum of each token's experts and what
-is added to it. Biases and the experts' weights are applied where a product ends.
+Four launches: tiles, both products, the sum of each token's experts and what is added to it.
+Biases, the experts' weights and what is made of gates and ups are applied where a product ends.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -15,10 +15,13 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.choose_experts.base import ExpertChoice
+from kernels.clamped_swiglu.triton_kernel import clamped_swiglu_of
 from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts, ExpertWeights
 from kernels.fused_moe.triton_align import Tiles, align_pairs
+from kernels.gelu_and_mul.triton_kernel import gelu_times
 from kernels.linear.base import HALF_BYTES, BlockScales
 from kernels.linear.triton_kernel import quantized_depth, scaled_weights, scales_by_tile
+from kernels.silu_and_mul.triton_kernel import silu_times
 from kernels.tiles import cdiv
 
 _SUM_BLOCK = 1024
@@ -55,7 +58,7 @@ def fused_moe(
     choice: ExpertChoice,
     biases: ExpertBiases | None,
     beside: Beside,
-    activate: Activation,
+    activation: Activation,
     first_expert: int,
     weighs_inputs: bool,
     batch_invariant: bool,
@@ -71,8 +74,9 @@ def fused_moe(
     first_bias, second_bias = (None, None) if biases is None else biases
     # What an expert reads may as well be weighted where its first product ends.
     factors = (choice.weights, None) if weighs_inputs else (None, choice.weights)
-    inner = _multiply(x, experts.gate_up, tiles, first_bias, factors[0], num_pairs, num_choices)
-    parts = _multiply(activate(inner), experts.down, tiles, second_bias, factors[1], num_pairs, 1)
+    first = experts.gate_up, tiles, first_bias, factors[0], activation
+    second = experts.down, tiles, second_bias, factors[1], None
+    parts = _multiply(_multiply(x, *first, num_pairs, num_choices), *second, num_pairs, 1)
     out = torch.empty_like(x)
     size, shared, gate = x.shape[1], beside.shared, beside.gate
     _sum_kernel[(num_tokens, cdiv(size, _SUM_BLOCK))](
@@ -106,19 +110,22 @@ def _multiply(
     tiles: Tiles,
     bias: torch.Tensor | None,
     factors: torch.Tensor | None,
+    activation: Activation | None,
     num_pairs: int,
     pairs_per_row: int,
 ) -> torch.Tensor:
     """[pairs, N]: row pair // pairs_per_row of `x` times its expert's weight [N, K] transposed,
-    plus the expert's bias, times the pair's factor. Rows of experts that are not here are not
-    written."""
+    plus the expert's bias, times the pair's factor; or [pairs, N / 2], what these gates and ups
+    come to. Rows of experts that are not here are not written."""
     values, scaling = weights
     (_, size, _), depth = values.shape, x.shape[1]
     num_tiles = len(tiles.experts)
     rows, columns, step, warps, stages = _sizes(len(tiles.pairs) // num_tiles, x.dtype, scaling)
     if scaling is not None:
         step = quantized_depth(scaling, depth, step)
-    out = torch.empty(num_pairs, size, dtype=x.dtype, device=x.device)
+    width = size if activation is None else size // 2
+    kind, alpha, limit = ("", 0.0, 0.0) if activation is None else activation
+    out = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     _multiply_kernel[(num_tiles * cdiv(size, columns),)](
         x, values, out, tiles.pairs, tiles.experts, x if bias is None else bias,
         x if factors is None else factors, num_pairs, size, depth,
@@ -134,6 +141,7 @@ def _multiply(
         CODE="" if scaling is None else scaling.code,
         PER_BYTE=2 if scaling is not None and scaling.code in HALF_BYTES else 1,
         HAS_ZEROS=scaling is not None and scaling.zeros is not None,
+        ACTIVATION=kind, ALPHA=alpha, LIMIT=limit,
         PAIRS_PER_ROW=pairs_per_row, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=step,
         PRECISION=dot_precision(x.dtype), num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -148,7 +156,8 @@ def _multiply_kernel(
     scale_ptr, scale_expert_stride, scale_row_stride, scale_offset, zero_ptr,
     HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr,
     SCALE_BLOCK: tl.constexpr, BY_TILE: tl.constexpr, CODE: tl.constexpr, PER_BYTE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, PAIRS_PER_ROW: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # Neighbouring programs share a tile's rows, and an expert's tiles follow one another.
@@ -159,8 +168,12 @@ def _multiply_kernel(
         return
     pair = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     exists = pair < num_pairs
-    column = (tl.program_id(0) % num_columns) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = (tl.program_id(0) % num_columns) * BLOCK_N
+    column = first + tl.arange(0, BLOCK_N)
     inside = column < size
+    if ACTIVATION != "":
+        # A gate and its up are neighbours, which one thread has of the products.
+        column = column // 2 + (column % 2) * (size // 2)
     x_row = x_ptr + (pair // PAIRS_PER_ROW)[:, None] * x_stride
     weight_row = weight_ptr + expert * expert_stride + column[None, :] * row_stride
     scale_row = expert * scale_expert_stride + column * scale_row_stride
@@ -186,11 +199,32 @@ def _multiply_kernel(
         total += bias.to(tl.float32)[None, :]
     if HAS_FACTORS:
         total *= tl.load(factors_ptr + pair, mask=exists, other=0.0)[:, None]
+    if ACTIVATION != "":
+        total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
+        gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
+        total = _activated(gate, up, ACTIVATION, ALPHA, LIMIT)
+        size = size // 2
+        column = first // 2 + tl.arange(0, BLOCK_N // 2)
+        inside = column < size
     tl.store(
         out_ptr + pair[:, None] * size + column[None, :],
         total.to(out_ptr.dtype.element_ty),
         mask=exists[:, None] & inside[None, :],
     )
+
+
+@triton.jit
+def _activated(
+    gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
+):  # fmt: skip
+    if ACTIVATION == "silu":
+        result = silu_times(gate, up)
+    elif ACTIVATION == "gelu":
+        result = gelu_times(gate, up)
+    else:
+        tl.static_assert(ACTIVATION == "clamped")
+        result = clamped_swiglu_of(gate, up, ALPHA, LIMIT)
+    return result
 
 
 @triton.jit(do_not_specialize=["first_expert"])

@@ -11,6 +11,7 @@ from kernels.gelu_and_mul.reference import CUBIC, SLOPE
 from kernels.tiles import cdiv
 
 _BLOCK = 1024
+_CUBIC, _SLOPE = tl.constexpr(CUBIC), tl.constexpr(SLOPE)
 
 
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -19,22 +20,23 @@ def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:
         grid = (num_tokens, cdiv(width, _BLOCK))
-        _gelu_and_mul_kernel[grid](
-            x, out, x.stride(0), CUBIC=CUBIC, SLOPE=SLOPE, WIDTH=width, BLOCK=_BLOCK
-        )
+        _gelu_and_mul_kernel[grid](x, out, x.stride(0), WIDTH=width, BLOCK=_BLOCK)
     return out
 
 
 @triton.jit
-def _gelu_and_mul_kernel(
-    x_ptr, out_ptr, x_stride, CUBIC: tl.constexpr, SLOPE: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _gelu_and_mul_kernel(x_ptr, out_ptr, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     gate = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + token * x_stride + WIDTH + column, mask=inside, other=0.0)
-    slope = SLOPE * gate * (1.0 + CUBIC * gate * gate)
-    result = gate / (1.0 + tl.exp(-slope)) * up.to(tl.float32)
+    result = gelu_times(gate, up.to(tl.float32))
     tl.store(out_ptr + token * WIDTH + column, result.to(up.dtype), mask=inside)
+
+
+@triton.jit
+def gelu_times(gate, up):
+    """gelu(gate) * up, of fp32."""
+    slope = _SLOPE * gate * (1.0 + _CUBIC * gate * gate)
+    return gate / (1.0 + tl.exp(-slope)) * up

@@ -29,5 +29,11 @@ def _silu_and_mul_kernel(x_ptr, out_ptr, x_stride, WIDTH: tl.constexpr, BLOCK: t
     inside = column < WIDTH
     gate = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + token * x_stride + WIDTH + column, mask=inside, other=0.0)
-    result = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
+    result = silu_times(gate, up.to(tl.float32))
     tl.store(out_ptr + token * WIDTH + column, result.to(up.dtype), mask=inside)
+
+
+@triton.jit
+def silu_times(gate, up):
+    """silu(gate) * up, of fp32."""
+    return gate / (1.0 + tl.exp(-gate)) * up

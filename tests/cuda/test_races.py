@@ -16,7 +16,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from kernels.attention.triton_backend import TritonAttention
 from tests.support.checkpoints.dense import write_checkpoint
+from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.sdar import write_sdar
 from tests.support.cuda.clocks import Event, Lane
 from tests.support.cuda.ranks import NcclGroup
@@ -151,6 +153,37 @@ def test_blocks_do_not_race(tmp_path: Path) -> None:
     served = on_cuda(checkpoint, given, asked, warms_up=True, **own)
     assert served.findings == []
     assert served.tokens == on_cpu(checkpoint, given, asked, **own)
+
+
+@pytest.fixture(scope="module")
+def folder_of_latents(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("deepseek")
+    write_specimen("deepseek-v2-lite", folder)
+    return str(folder)
+
+
+def of_latents(count: int) -> list[list[int]]:
+    return [[token % 97 for token in prompt] for prompt in prompts(count)]
+
+
+def test_attention_to_latents_does_not_race(folder_of_latents: str) -> None:
+    """Its programs count each other in one tensor, which all steps and graphs share."""
+    given, asked = of_latents(6), params(6)
+    served = on_cuda(folder_of_latents, given, asked)
+    assert (served.findings, served.waits) == ([], [])
+    assert served.tokens == on_cpu(folder_of_latents, given, asked)
+
+
+def test_graphs_on_counters_that_are_gone_are_found(folder_of_latents: str) -> None:
+    def replace_counters(runner: ModelRunner) -> None:
+        backend = runner._attention
+        assert isinstance(backend, TritonAttention)
+        assert backend._arrived is not None
+        backend._arrived = backend._arrived.clone()
+
+    options = {"meddle": replace_counters, "cudagraph_capture_sizes": (1,)}
+    served = on_cuda(folder_of_latents, [[1]], params(1, 3), **options)
+    assert any("gone" in finding for finding in served.findings), served.findings
 
 
 def test_two_ranks_do_not_race(folder: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from kernels import ExpertBiases, Routing, choose_experts, clamped_swiglu
-from kernels.fused_moe import Beside, ExpertChoice, Experts, fused_moe
+from kernels.fused_moe import Activation, Beside, ExpertChoice, Experts, fused_moe
 from tests.support.kernels.experts import make_experts, make_quantized_experts
 
 
@@ -42,8 +40,8 @@ def test_biases_and_another_activation() -> None:
     every = torch.einsum("eti,ehi->eth", inner, experts.down.values) + biases.down[:, None]
     tokens = torch.arange(37).unsqueeze(1)
     expected = (every[choice.expert_ids, tokens] * choice.weights.unsqueeze(2)).sum(1)
-    activate = partial(clamped_swiglu, alpha=1.702, limit=0.5)
-    out = fused_moe(x, experts, choice, biases=biases, activate=activate)
+    activation = Activation("clamped", 1.702, 0.5)
+    out = fused_moe(x, experts, choice, biases=biases, activation=activation)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 

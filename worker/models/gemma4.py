@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kernels import (
+    GELU,
     ExpertChoice,
     Norm,
     PackedLinear,
     choose_experts,
     fused_add_norm,
-    gelu_and_mul,
     linear,
     pack_linear_weight,
 )
@@ -92,9 +92,7 @@ class ParallelExperts:
         is_stacked = model.config.quantization is None
         names = MoeNames(stacked=StackedNames() if is_stacked else None)
         self._router = Gemma4Router(model, moe)
-        self._experts = RoutedExperts(
-            *(model.config, moe, model.options, names), activate=gelu_and_mul
-        )
+        self._experts = RoutedExperts(*(model.config, moe, model.options, names), activation=GELU)
         self._norm_names = (
             "post_feedforward_layernorm_1",
             "pre_feedforward_layernorm_2",

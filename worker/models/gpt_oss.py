@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import ClassVar
 
 import torch
 
 from kernels import (
+    Activation,
     BlockScales,
     ExpertBiases,
     Experts,
@@ -16,7 +16,6 @@ from kernels import (
     PackedLinear,
     Routing,
     choose_experts,
-    clamped_swiglu,
     fused_moe,
     linear,
     pack_linear_weight,
@@ -59,7 +58,7 @@ class GptOssMoe:
         config: of the model.
         moe: its experts.
         options: of the rank.
-        activation: alpha and limit of `clamped_swiglu`.
+        activation: alpha and limit of what clamps gates and ups.
     """
 
     reads_wide: ClassVar[bool] = True
@@ -74,7 +73,7 @@ class GptOssMoe:
         self._moe, self._options = moe, options
         self._routing = Routing(num_chosen=moe.num_chosen, scoring="softmax of chosen")
         self._share = share = share_experts(moe, options)
-        self._activate = partial(clamped_swiglu, alpha=activation[0], limit=activation[1])
+        self._activation = Activation("clamped", *activation)
         count, hidden = moe.num_experts, config.hidden_size
         quantization = config.quantization
         is_mxfp4 = quantization is not None and isinstance(quantization.weights, GptOssMxfp4Config)
@@ -136,7 +135,7 @@ class GptOssMoe:
         out = fused_moe(
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),
             biases=self._biases,
-            activate=self._activate,
+            activation=self._activation,
             first_expert=self._share.first,
             batch_invariant=self._options.batch_invariant,
         )

@@ -16,7 +16,7 @@ from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.llama import LlamaLayer
-from worker.models.moe import MoeNames, RoutedExperts, StackedNames
+from worker.models.moe import MoeNames, RoutedExperts, StackedNames, num_joined
 from worker.models.moe_config import MoeConfig
 
 
@@ -33,12 +33,16 @@ class Llama4Moe:
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
         self._options = options
-        self._routing = Routing(num_chosen=moe.num_chosen, scoring="sigmoid of chosen")
-        names = MoeNames()
-        if config.quantization is None:
-            names = MoeNames(stacked=StackedNames(is_transposed=True))
-        self._experts = RoutedExperts(config, moe, options, names)
-        self._shared = GatedMLP(config, options, moe.shared_size)
+        num_shared = num_joined(config, moe, options)
+        self._routing = Routing(
+            num_chosen=moe.num_chosen, scoring="sigmoid of chosen", num_always=num_shared
+        )
+        stacked = StackedNames(is_transposed=True) if config.quantization is None else None
+        names = MoeNames(shared="shared_expert", stacked=stacked)
+        self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
+        self._shared: GatedMLP | None = None
+        if not num_shared:
+            self._shared = GatedMLP(config, options, moe.shared_size)
         # Routing is decided in fp32: it must not depend on how activations are rounded.
         self._router: torch.Tensor | None = torch.empty(
             moe.num_experts, config.hidden_size, dtype=torch.float32, device=options.device
@@ -54,7 +58,8 @@ class Llama4Moe:
             full_shape=tuple(self._router.shape),
         )
         yield from self._experts.weight_slots(prefix)
-        yield from self._shared.weight_slots(f"{prefix}shared_expert.")
+        if self._shared is not None:
+            yield from self._shared.weight_slots(f"{prefix}shared_expert.")
 
     def pack(self) -> None:
         """Packs the router and the experts after loading."""
@@ -63,13 +68,16 @@ class Llama4Moe:
         self._packed_router = pack_linear_weight(self._router, batch_invariant=invariant)
         self._router = None
         self._experts.pack()
-        self._shared.pack()
+        if self._shared is not None:
+            self._shared.pack()
 
     def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
         scores = linear(hidden.float() if wide is None else wide, self._packed_router)
         choice = choose_experts(scores, None, self._routing)
-        beside = Beside(shared=self._shared.forward_share(hidden))
+        beside = Beside()
+        if self._shared is not None:
+            beside = Beside(shared=self._shared.forward_share(hidden))
         return self._experts.forward(hidden, choice, beside=beside, weighs_inputs=True)
 
 

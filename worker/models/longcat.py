@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from kernels import ExpertChoice
 from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.deepseek import LatentAttention
@@ -50,7 +51,8 @@ class ScaledLatentAttention(LatentAttention):
 
 
 class FirstHalf(PreNormLayer):
-    """Its experts see what its MLP sees, and what they yield is added behind the second half."""
+    """Its experts read what its MLP reads, and what they yield is added behind the second half:
+    they are chosen here and run there, where the sum of experts takes in that half's MLP."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.0", "post_attention_layernorm.0")
 
@@ -62,8 +64,8 @@ class FirstHalf(PreNormLayer):
         mlp = GatedMLP(model.config, model.options)
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
         self._reads_wide = self.experts.reads_wide
-        self.shortcut: torch.Tensor | None = None
-        """What the experts yielded [T, hidden], until the second half takes it."""
+        self.chosen: tuple[torch.Tensor, ExpertChoice] | None = None
+        """What the experts read [T, hidden] and who does, until the second half takes it."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the layer; `prefix` ends with a dot."""
@@ -77,19 +79,19 @@ class FirstHalf(PreNormLayer):
 
     def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden], normalised, to [T, hidden]."""
-        self.shortcut = self.experts.forward(hidden, wide)
+        self.chosen = hidden, self.experts.choose(hidden, wide)
         return super().feed_forward(hidden)
 
 
 class SecondHalf(PreNormLayer):
-    """Adds what the experts of the first half yielded."""
+    """Its MLP, and the experts that the first half chose."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.1", "post_attention_layernorm.1")
 
     def __init__(self, model: DecoderModel, index: int, first: FirstHalf) -> None:
         attention = ScaledLatentAttention(model, index)
-        mlp = GatedMLP(model.config, model.options)
-        super().__init__(model, attention, mlp, mixer_name="self_attn.1", mlp_name="mlps.1")
+        self._dense = GatedMLP(model.config, model.options)
+        super().__init__(model, attention, self._dense, mixer_name="self_attn.1", mlp_name="mlps.1")
         self._first = first
 
     def forward(
@@ -102,7 +104,15 @@ class SecondHalf(PreNormLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The block's output and the residual that it is still to be added to; where no layer
         follows, those of the tokens `read` [S]."""
-        hidden, residual = super().forward(hidden, residual, positions, ctx, read)
-        shortcut, self._first.shortcut = self._first.shortcut, None
-        assert shortcut is not None, "the first half went before"
-        return hidden + (shortcut if read is None else shortcut.index_select(0, read)), residual
+        if read is not None:
+            assert self._first.chosen is not None, "the first half went before"
+            inputs, choice = self._first.chosen
+            own = ExpertChoice(*(part.index_select(0, read) for part in choice))
+            self._first.chosen = inputs.index_select(0, read), own
+        return super().forward(hidden, residual, positions, ctx, read)
+
+    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden], normalised, to [T, hidden]."""
+        chosen, self._first.chosen = self._first.chosen, None
+        assert chosen is not None, "the first half went before"
+        return self._first.experts.run(*chosen, self._dense.forward_share(hidden))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from kernels import (
+    SILU,
+    Activation,
     Beside,
     ExpertChoice,
     Experts,
@@ -19,7 +21,6 @@ from kernels import (
     linear,
     pack_linear_weight,
     registry,
-    silu_and_mul,
 )
 from worker.models.checkpoint import find_shape
 from worker.models.config import ModelConfig
@@ -84,7 +85,7 @@ class RoutedExperts:
         names: what a checkpoint calls the parts.
         num_shared: how many experts as large as these the one is that every token takes, where it
             is held behind them.
-        activate: what gates and ups [rows, 2 * size] come to, [rows, size].
+        activation: what gates and ups come to.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ class RoutedExperts:
         names: MoeNames,
         *,
         num_shared: int = 0,
-        activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
+        activation: Activation = SILU,
     ) -> None:
         self._moe, self._names, self._options = moe, names, options
-        self._activate = activate
+        self._activation = activation
         self._hidden_size = config.hidden_size
         hidden_size = config.hidden_size
         self._share = share = share_experts(moe, options)
@@ -217,7 +218,7 @@ class RoutedExperts:
         out = fused_moe(
             *(hidden, self._experts, choice),
             beside=beside,
-            activate=self._activate,
+            activation=self._activation,
             first_expert=self._share.first,
             weighs_inputs=weighs_inputs,
             batch_invariant=self._options.batch_invariant,
@@ -249,7 +250,7 @@ class MoeMLP:
         self._moe = moe
         self._names = names
         self._options = options
-        num_shared = _num_joined(config, moe, options)
+        num_shared = num_joined(config, moe, options)
         self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
         self._routing = replace(routing_of(moe), num_always=num_shared)
         # Routing is decided in fp32: it must not depend on how activations are rounded.
@@ -299,19 +300,39 @@ class MoeMLP:
 
     def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
+        choice, gate = self._choose(hidden, wide)
+        if self._shared is None:
+            return self.run(hidden, choice)
+        return self.run(hidden, choice, self._shared.forward_share(hidden), gate)
+
+    def choose(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> ExpertChoice:
+        """The experts of each token of [T, hidden]; the router reads `wide`, the same in fp32."""
+        return self._choose(hidden, wide)[0]
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        choice: ExpertChoice,
+        shared: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], the sum of what its experts yield and of `shared`, of which
+        each rank has a share, as far as its gate is open."""
+        first_idle = self._moe.num_experts if self._moe.num_idle else None
+        beside = Beside(shared=shared, gate=gate, first_idle=first_idle)
+        return self._experts.forward(hidden, choice, beside=beside)
+
+    def _choose(
+        self, hidden: torch.Tensor, wide: torch.Tensor | None
+    ) -> tuple[ExpertChoice, torch.Tensor | None]:
+        """Each token's experts, and the gate of what every token takes."""
         scores = linear(hidden.float() if wide is None else wide, self._packed_router)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
-        choice = choose_experts(scores[:, :count], self._bias, self._routing, gate)
-        beside = Beside(
-            shared=None if self._shared is None else self._shared.forward_share(hidden),
-            gate=None if self._shared is None else gate,
-            first_idle=self._moe.num_experts if self._moe.num_idle else None,
-        )
-        return self._experts.forward(hidden, choice, beside=beside)
+        return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate
 
 
-def _num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
+def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
     """How many experts as large as the others the one is that every token takes, where it is to be
     computed with them: on CUDA that saves the launches of an MLP. 0 where it is computed apart,
     since it is of another size or format, or shared out otherwise."""

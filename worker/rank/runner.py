@@ -126,6 +126,8 @@ class ModelRunner:
                 cap=model.attention_cap,
                 has_sinks=model.has_sinks,
                 has_latents=model.mla is not None,
+                most_decodes=config.max_num_seqs,
+                num_heads=model.num_heads,
                 head_dims=model.head_dims,
             ),
         )

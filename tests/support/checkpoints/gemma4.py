@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from kernels import (
+    Activation,
     HeadNorms,
     Norm,
     fused_add_norm,
     qk_norm_rope_store,
     rms_norm,
-    silu_and_mul,
 )
 from tests.support.checkpoints.mutations import (
     NO_EMBEDDING_SCALE,
@@ -135,7 +135,7 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             "scale of embeddings": NO_EMBEDDING_SCALE,
             "activation": SILU,
             "activation of experts": Patch(
-                target="worker.models.gemma4:gelu_and_mul", value=silu_and_mul
+                target="worker.models.gemma4:GELU", value=Activation("silu")
             ),
             "norms of heads": NO_HEAD_NORMS,
             "norm of values": Patch(

@@ -244,7 +244,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
                 value=LatentAttention.pack,
             ),
             "shortcut": Patch(
-                target="worker.models.longcat:SecondHalf.forward", value=PreNormLayer.forward
+                target="worker.models.longcat:SecondHalf.feed_forward",
+                value=PreNormLayer.feed_forward,
             ),
             "idle experts": Patch(target="worker.models.moe:Beside", value=_with_nothing_idle),
             "bias of the router": NO_ROUTER_BIAS,

@@ -32,6 +32,7 @@ _WINDOWS = Patch(
 def _without_shared_expert(
     self: Llama4Moe, hidden: torch.Tensor, *wide: torch.Tensor
 ) -> torch.Tensor:
+    assert self._shared is not None, "on CPU it is computed apart"
     return _MOE(self, hidden, *wide) - self._shared.forward(hidden)
 
 

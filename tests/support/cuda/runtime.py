@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 import torch
 
-from kernels.attention import triton_backend
+from kernels.attention import AttentionMetadata, triton_backend
 from kernels.attention.triton_config import AttentionBlocks
 from kernels.attention.triton_schedule import AttentionRows, Schedule
 from kernels.registry import Op
@@ -39,6 +39,8 @@ def pretended_cuda(*, warms_up: bool = False) -> Iterator[World]:
             triton_backend, "make_schedule", _as_launch(world, "make_schedule", _schedule)
         )
         patch.setattr(triton_backend, "attend", _as_launch(world, "attend", _attend_rows))
+        to_latents = _as_launch(world, "attend_to_latents", _attend_to_latents)
+        patch.setattr(triton_backend, "attend_to_latents", to_latents)
         if not warms_up:
             patch.setattr(runner, "warm_up", lambda *_, **__: None)
         try:
@@ -169,6 +171,32 @@ def _attend_rows(
         pages = rows.page_table[row if rows.page_rows is None else int(rows.page_rows[row])]
         keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
         out[start:stop] = _attend(q[start:stop], keys, values, hidden, scale, cap, sinks)
+
+
+def _attend_to_latents(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    value_dim: int,
+    metadata: AttentionMetadata,
+    scale: float,
+    arrived: torch.Tensor,
+) -> torch.Tensor:
+    """The same, of keys whose leading dimensions are the values. Counters of decodes have to be as
+    the launch before left them."""
+    if metadata.query_start is None:
+        assert not arrived.any(), "programs of another launch were counted"
+        arrived.add_(1)
+        arrived.zero_()
+    rows = AttentionRows(
+        page_table=metadata.page_table,
+        seq_lens=metadata.seq_lens,
+        query_start=metadata.query_start,
+    )
+    out = q.new_empty(*q.shape[:2], value_dim)
+    blocks = AttentionBlocks(1, 1, 1, 1, 1)
+    schedule = _schedule(rows, blocks=blocks, queries=1)
+    _attend_rows(q, cache, cache[..., :value_dim], out, schedule, scale, 0.0, None)
+    return out
 
 
 def _gather(cache: torch.Tensor, pages: torch.Tensor, first: int, stop: int) -> torch.Tensor:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 
 from kernels import (
+    GELU,
+    Activation,
     Beside,
     BlockScales,
     EditRows,
@@ -156,7 +158,7 @@ def mix(
     experts: Experts, numbers: tuple[int, ...], dtype: torch.dtype, *, with_extras: bool = True
 ) -> None:
     """Each of so many tokens meets two of four experts; then, as an extra, inputs are weighed and
-    something is added to what experts yield."""
+    something is added to what experts yield, and other functions are taken of gates."""
     for number in numbers:
         choice = ExpertChoice(torch.zeros(number, 2).long(), torch.ones(number, 2))
         x = torch.randn(number, experts.down.values.shape[1]).to(dtype)
@@ -165,6 +167,8 @@ def mix(
         return
     gate = torch.ones(len(x), 1)
     fused_moe(x, experts, choice, beside=Beside(x, gate, first_idle=3), weighs_inputs=True)
+    for activation in (GELU, Activation("clamped", 1.702, 7.0)):
+        fused_moe(x, experts, choice, activation=activation)
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:

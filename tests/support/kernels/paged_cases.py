@@ -13,6 +13,9 @@ from kernels.attention import (
     create_attention_backend,
 )
 
+MOST_HEADS = 16
+"""Of queries that attend to latents."""
+
 
 @dataclass
 class Paged:
@@ -84,7 +87,7 @@ class Paged:
     ) -> torch.Tensor:
         """By the backend that is chosen for the cache's device."""
         return self.attend(
-            q, self._backend(batch_invariant), self.decodes(window, is_chunked=is_chunked)
+            q, self.backend(batch_invariant), self.decodes(window, is_chunked=is_chunked)
         )
 
     def extend(
@@ -98,11 +101,12 @@ class Paged:
         is_chunked: bool = False,
     ) -> torch.Tensor:
         """By the backend that is chosen for the cache's device."""
-        backend = self._backend(batch_invariant, block_size)
+        backend = self.backend(batch_invariant, block_size)
         metadata = self.extends(query_lens, block_size, window, is_chunked=is_chunked)
         return self.attend(q, backend, metadata)
 
-    def _backend(self, batch_invariant: bool, block_size: int = 1) -> AttentionBackend:
+    def backend(self, batch_invariant: bool = False, block_size: int = 1) -> AttentionBackend:
+        """The one that is chosen for the cache's device."""
         settings = AttentionSettings(
             device=self.k_cache.device,
             dtype=self.k_cache.dtype,
@@ -112,6 +116,8 @@ class Paged:
             cap=self.cap,
             has_sinks=self.sinks is not None,
             has_latents=self.v_cache.shape != self.k_cache.shape,
+            most_decodes=len(self.lens),
+            num_heads=MOST_HEADS,
         )
         return create_attention_backend("auto", settings)
 

@@ -35,8 +35,11 @@ from kernels import (
     store_kv_cache,
     xielu,
 )
+from kernels.attention.triton_backend import TritonAttention
 from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import (
+    GELU,
+    Activation,
     Beside,
     ExpertBiases,
     ExpertChoice,
@@ -355,6 +358,25 @@ def latent_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(case.extend, q, query_lens), dtype)
 
 
+def latent_steps_case(device: str, dtype: torch.dtype) -> None:
+    """Steps of one backend, one after another: each leaves counters as the next expects them."""
+    lens = [1, 300, 90, 700, 129]
+    case = make_paged(lens, num_kv_heads=1, head_dim=48, value_dim=32, device=device, dtype=dtype)
+    q = _randn(len(lens), 16, 48, device=device, dtype=dtype)
+    with registry.using("triton"):
+        backend = case.backend()
+        assert isinstance(backend, TritonAttention)
+        whole = case.attend(q, backend, case.decodes())
+        for rows in (slice(1, 4), slice(3, 5), slice(0, 5)):
+            part = replace(case, lens=lens[rows], page_table=case.page_table[rows])
+            found = part.attend(q[rows], backend, part.decodes())
+            torch.testing.assert_close(found, whole[rows], rtol=2e-2, atol=2e-2)
+    arrived = backend._arrived
+    assert arrived is not None
+    assert not arrived.any()
+    torch.testing.assert_close(whole.double(), naive_decode(case, q), rtol=2e-2, atol=2e-2)
+
+
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
     """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
     tile = extend_blocks(32, dtype, 2, 999).rows // 2
@@ -461,13 +483,13 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         own: dict[str, Any] = {"device": device, "dtype": dtype}
         options: dict[str, Any] = {
             "biases": ExpertBiases(_randn(num_experts, 96, **own), _randn(num_experts, 72, **own)),
-            "activate": partial(clamped_swiglu, alpha=1.702, limit=0.5),
+            "activation": Activation("clamped", 1.702, 0.5),
         }
         choice = ExpertChoice(expert_ids, weights)
         _compare(partial(fused_moe, x, plain, choice, **options), dtype)
         upper = Experts(*(ExpertWeights(one.values[2:]) for one in plain))
         _compare(partial(fused_moe, x, upper, choice, first_expert=2), dtype)
-        _compare(partial(fused_moe, x, plain, choice, weighs_inputs=True), dtype)
+        _compare(partial(fused_moe, x, plain, choice, weighs_inputs=True, activation=GELU), dtype)
         shared = _randn(num_tokens, 72, **own)
         gate = torch.randn(num_tokens, 3, device=device)[:, 2:]
         for beside in (Beside(shared), Beside(shared, gate), Beside(shared, first_idle=1)):
@@ -607,6 +629,7 @@ CASES: list[Case] = [
     empty_row_case,
     *SCHEDULE_CASES,
     latent_case,
+    latent_steps_case,
     block_extend_case,
     choose_experts_case,
     align_case,

@@ -73,6 +73,8 @@ class DeviceDraftModel:
                 cap=model_config.attention_cap,
                 has_sinks=model_config.has_sinks,
                 has_latents=model_config.mla is not None,
+                most_decodes=config.max_num_seqs,
+                num_heads=model_config.num_heads,
             ),
         )
         self.model: DecoderModel = build_model(model_config, options, max_model_len)
