@@ -391,7 +391,8 @@ def _reading(
         is_thinking = dialect.opens_thought(end, begun)
         if use.form is not None or _has_form(body):
             # Where no thought can come before it, all of the text has that form.
-            has_ended = begun or end.endswith(thoughts.closing)
+            unasked = dialect.has_opened_thoughts and body.add_generation_prompt is not False
+            has_ended = begun or end.endswith(thoughts.closing) or unasked
             if dialect.thought_tokens is None or (has_ended and not is_thinking):
                 thoughts, is_thinking = None, False
     if use.format is None and thoughts is None:

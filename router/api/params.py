@@ -10,6 +10,7 @@ import msgspec
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
 from router.api.structured import structured_outputs
 from router.errors import bad_request
+from router.replies import THINKING_SWITCHES
 from router.tokens.encoder import ChatPrompt
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.diffusion import DiffusionParams
@@ -33,8 +34,6 @@ RESERVED_TEMPLATE_NAMES = (
     "tokenize",
     "self",
 )
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates let a model think: Qwen's and GLM's, DeepSeek's and Granite's."""
 _MADE_HERE = frozenset(
     ("max_tokens", "logprobs", "prompt_logprobs", "structured_outputs", "diffusion")
 )

@@ -1,6 +1,6 @@
 """What models write besides plain answers: thoughts, and calls of functions."""
 
-from router.replies.dialect import Dialect, check_parsers, dialect_of
+from router.replies.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
 from router.replies.formats import FORMATS, Properties, ToolFormat
 from router.replies.harmony import HarmonyReader, num_thought_tokens
 from router.replies.json_text import closed
@@ -16,6 +16,7 @@ from router.replies.reader import (
 
 __all__ = [
     "FORMATS",
+    "THINKING_SWITCHES",
     "THOUGHTS",
     "Call",
     "CallArguments",

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.replies.formats import FORMATS, Properties, ToolFormat, format_of
 from router.replies.harmony import FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyReader
 from router.replies.reader import THOUGHTS, ReplyReader, ThoughtFormat, thoughts_of
+from worker.wire.chat_template import ChatTemplate
 from worker.wire.structured import ThoughtTokens
 from worker.wire.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+_ANY = ({"role": "user", "content": "Hello"},)
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates let a model think: Qwen's and GLM's, DeepSeek's and Granite's."""
 NONE = "none"
 """As the name of a parser: there is none, whatever the template holds."""
 
@@ -30,6 +35,8 @@ class Dialect:
     """Of thoughts; None where there are none."""
     thought_tokens: ThoughtTokens | None = None
     """What begins and ends them; None where these are no tokens of their own."""
+    has_opened_thoughts: bool = False
+    """Whether the template begins the thought itself where one is asked for."""
     special: frozenset[str] = frozenset()
     """Markers that are special tokens: they must not be left out of the text."""
 
@@ -131,9 +138,22 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
         forced=tools if tools is not None and can_force else FORMATS["json"],
         thoughts=thoughts,
         thought_tokens=None if thoughts is None else _thought_tokens(thoughts, tokenizer),
+        has_opened_thoughts=thoughts is not None and _opens(tokenizer.chat_template, thoughts),
         special=special,
         stop_token_ids=_ids_of(STOPS, tokenizer) if is_harmony else (),
     )
+
+
+def _opens(template: ChatTemplate | None, thoughts: ThoughtFormat) -> bool:
+    """Whether a prompt for which thinking is switched on ends within a thought."""
+    if template is None:
+        return False
+    switches: dict[str, Any] = dict.fromkeys(THINKING_SWITCHES, True)
+    try:
+        prompt = template.render(_ANY, **switches)
+    except ValueError:  # it wants other messages
+        return False
+    return prompt.rstrip().endswith(thoughts.opening)
 
 
 def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTokens | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from worker.wire.tokenizer import Tokenizer, load_tokenizer
 
 NOW = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+CLOSED = "{% else %}{{ '<think>\n\n</think>\n\n' }}"
+"""By which the template says that there is no thought."""
 FORMS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"structured_outputs": {"regex": "[{] ?}"}},
@@ -41,6 +45,20 @@ def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Toke
     backend.add_tokens([AddedToken("<think>"), AddedToken("</think>")])
     backend.save(str(folder / "tokenizer.json"))
     return folder, load_tokenizer(str(folder))
+
+
+@asynccontextmanager
+async def edited(folder: Path, copy: Path, old: str, new: str) -> AsyncIterator[Rig]:
+    """A gateway of the model with another template."""
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    template = copy / "chat_template.jinja"
+    source = template.read_text()
+    assert old in source
+    template.write_text(source.replace(old, new))
+    rig = agent_rig(copy, load_tokenizer(str(copy)))
+    await rig.start()
+    yield rig
+    await rig.stop()
 
 
 @pytest.fixture
@@ -101,6 +119,33 @@ async def test_a_thought_may_begin_where_the_prompt_has_said_nothing_of_it(think
     thought = thought_of(thinker)
     assert thought is not None
     assert not thought.is_open
+
+
+async def test_no_thought_where_the_template_would_have_begun_one(
+    thinking_model: tuple[Path, Tokenizer], tmp_path: Path
+) -> None:
+    async with edited(thinking_model[0], tmp_path, CLOSED, "{# </think> #}") as rig:
+        rig.answer = "{}"
+        assert await message_of(rig, **FORMS[0]) == {"role": "assistant", "content": "{}"}
+        assert thought_of(rig) is None
+        rig.answer = "hm</think>{}"
+        message = await message_of(rig, reasoning_effort="high", **FORMS[0])
+        assert (message["reasoning"], message["content"]) == ("hm", "{}")
+        thought = thought_of(rig)
+        assert thought is not None
+        assert thought.is_open
+
+
+async def test_a_model_that_begins_thoughts_itself_may(
+    thinking_model: tuple[Path, Tokenizer], tmp_path: Path
+) -> None:
+    async with edited(thinking_model[0], tmp_path, "{{ '<think>\n' }}", "") as rig:
+        rig.answer = "<think>hm</think>{}"
+        message = await message_of(rig, reasoning_effort="high", **FORMS[0])
+        assert (message["reasoning"], message["content"]) == ("hm", "{}")
+        thought = thought_of(rig)
+        assert thought is not None
+        assert not thought.is_open
 
 
 async def test_markers_that_are_no_tokens_leave_no_room_for_thoughts(agent: Rig) -> None:
