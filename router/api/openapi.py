@@ -140,7 +140,8 @@ def openapi_document(root_path: str = "") -> bytes:
 def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if may_stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # Some readers take a schema for that of the stream, others for that of each event.
+        content["text/event-stream"] = {}
     shape = "AnthropicError" if path.startswith(ANTHROPIC_PATH) else "Error"
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name=shape)}}}
     responses: dict[str, Any] = {"200": {"description": summary, "content": content}}
