@@ -82,7 +82,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 """Kinds of JSON values, and the keys that have them: "false" in quotes would count as true. Keys
 that stand nowhere here are checked by their family's default, where that is a bool or a float."""
-_KINDS_OF_DEFAULTS = {bool: "true or false", float: "a number"}
+_KINDS_OF_DEFAULTS: Mapping[type, str] = {bool: "true or false", float: "a number"}
 """Not of whole numbers: ids of tokens may be lists, a pattern of layers may be letters."""
 
 _MOST_LAYERS = 10_000
