@@ -76,6 +76,8 @@ REFUSED = {
     "context_length": "say --max-model-len",
     "chunked_prefill_size": "say --max-num-batched-tokens",
     "max_running_requests": "say --max-num-seqs",
+    "scheduling_policy": "a request's priority always counts; for the order of equally urgent ones "
+    "say --schedule-policy",
     "swap_space": "say --host-cache-gib",
     "tokenizer_mode": "tokenizers are read from tokenizer.json, the fast form alone",
     "model_path": "say the model without a flag: rayfleet serve MODEL",

@@ -117,8 +117,9 @@ class EngineConfig(SchedulingOptions):
     batch_invariant: bool = False
     """Bitwise the same output whatever else runs, at a cost in speed."""
     attention_backend: AttentionBackendName = "auto"
-    """Who attends on CUDA: auto is triton; flashinfer and flash (FlashAttention) where they are
-    installed. On CPU --cpu-backend decides; auto and torch are the same."""
+    """Who attends. On CUDA auto is triton; flashinfer and flash (FlashAttention) have to be
+    installed. On CPU auto leaves it to --cpu-backend; with any other, torch runs steps, since the
+    compiled library attends by itself."""
     overlap_depth: int = 1
     """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
     step_timeout_s: float = 10.0
@@ -214,6 +215,11 @@ class EngineConfig(SchedulingOptions):
                 f"--attention-backend {self.attention_backend} is not batch-invariant; "
                 "use auto, or --no-batch-invariant"
             )
+        if self.cpu_backend == "native" and self.attention_backend != "auto":
+            raise ValueError(
+                "--cpu-backend native attends by itself: leave out --attention-backend "
+                f"{self.attention_backend}"
+            )
         if self.overlap_depth not in (0, 1):
             raise ValueError(f"--overlap-depth must be 0 or 1, got {self.overlap_depth}")
         if any(size < 1 for size in self.cudagraph_capture_sizes):
@@ -221,6 +227,11 @@ class EngineConfig(SchedulingOptions):
         for name in ("cpu_threads", "host_cache_gib", "step_timeout_s"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
+
+    @property
+    def cpu_steps(self) -> CPUBackend:
+        """Who runs steps on CPU: torch where a backend for attention was named."""
+        return "torch" if self.attention_backend != "auto" else self.cpu_backend
 
     @property
     def checkpoint(self) -> str:

@@ -129,6 +129,7 @@ def test_help_on_what_there_is_not_names_the_groups(capsys: pytest.CaptureFixtur
         ("-dp=2", "say --num-workers"),
         ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
         ("--enable-auto-tool-choice", "it is always on"),
+        ("--scheduling-policy=priority", "say --schedule-policy"),
         ("--swap-space=4", "say --host-cache-gib"),
     ],
 )

@@ -37,7 +37,10 @@ def count(architecture: str, folder: Path, num_layers: int = NUM_LAYERS, **optio
 
 def test_every_family_has_a_budget() -> None:
     captured = {name for name, family in FAMILIES.items() if family.linear_layers is None}
-    assert set(BUDGETS) == captured, "steps of those with states are launched kernel by kernel"
+    assert set(BUDGETS) == captured, (
+        "tests/support/cuda/budgets.py has a row for each family but those with states, which are "
+        "launched kernel by kernel"
+    )
 
 
 @pytest.mark.checks("cuda", of=BUDGETS, against="a budget of launches")

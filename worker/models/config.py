@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,10 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         """,
     ),
 }
-"""Kinds of JSON values, and the keys that have them: "false" in quotes would count as true."""
+"""Kinds of JSON values, and the keys that have them: "false" in quotes would count as true. Keys
+that stand nowhere here are checked by their family's default, where that is a bool or a float."""
+_KINDS_OF_DEFAULTS: Mapping[type, str] = {bool: "true or false", float: "a number"}
+"""Not of whole numbers: ids of tokens may be lists, a pattern of layers may be letters."""
 
 _MOST_LAYERS = 10_000
 """Eighty times as deep as any released model. What is said of each layer is then at most some
@@ -159,6 +162,7 @@ class ModelConfig:
         raw, tensors = read_text_part(_unlisted(raw))
         _check_kinds(raw)
         architecture, family = find_family(raw)
+        _check_kinds_of_defaults(raw, family)
         family.refuse_unknown(raw)
         refuse_files(folder)
         merged = _with_defaults(raw, family)
@@ -290,13 +294,22 @@ def _stored_dtype(raw: RawConfig) -> str | None:
 
 
 def _check_kinds(raw: RawConfig) -> None:
-    for kind, (types, keys) in _KINDS.items():
-        for key in keys.split():
-            value = raw.get(key)
-            if value is not None and not _is_one(value, types):
-                raise ValueError(
-                    f"{key} in config.json must be {kind}, got {value!r:.80}: repair it"
-                )
+    for kind, (_, keys) in _KINDS.items():
+        _check_kind(raw, keys.split(), kind)
+
+
+def _check_kinds_of_defaults(raw: RawConfig, family: ModelFamily) -> None:
+    for key, default in family.defaults.items():
+        if type(default) in _KINDS_OF_DEFAULTS:
+            _check_kind(raw, [key], _KINDS_OF_DEFAULTS[type(default)])
+
+
+def _check_kind(raw: RawConfig, keys: Iterable[str], kind: str) -> None:
+    types, _ = _KINDS[kind]
+    for key in keys:
+        value = raw.get(key)
+        if value is not None and not _is_one(value, types):
+            raise ValueError(f"{key} in config.json must be {kind}, got {value!r:.80}: repair it")
 
 
 def _unlisted(raw: RawConfig) -> RawConfig:

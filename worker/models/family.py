@@ -91,7 +91,8 @@ class ModelFamily:
     """Module in `worker.models` and class, "llama:LlamaForCausalLM": a name, since readers of the
     configuration have no torch."""
     defaults: Mapping[str, object]
-    """What a missing key means, as in transformers' configuration class. These keys are known."""
+    """What a missing key means, as in transformers' configuration class. These keys are known, and
+    one whose default is a bool or a float has to be of that kind in config.json."""
     needed: tuple[str, ...] = ()
     """Keys that config.json has to give, since what a missing one means is not supported."""
     own: tuple[str, ...] = ()

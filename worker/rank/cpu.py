@@ -76,7 +76,7 @@ def native_options(
 
     By default all cores are divided: short steps take fewer threads anyway.
     """
-    if device.type != "cpu" or config.cpu_backend == "torch":
+    if device.type != "cpu" or config.cpu_steps == "torch":
         return None
     return NativeOptions(
         page_size=config.page_size,

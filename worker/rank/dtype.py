@@ -47,7 +47,7 @@ def resolve_dtype(
         return _DTYPES[wanted]
     if stored != "bfloat16" or config.batch_invariant:
         return torch.float32
-    is_quick, why = prefers_bf16(config.cpu_backend)
+    is_quick, why = prefers_bf16(config.cpu_steps)
     votes = group.all_reduce(torch.tensor([float(is_quick)]))
     if is_quick and int(votes) < group.world_size:
         is_quick, why = False, "another rank's processor is not quicker with bfloat16"

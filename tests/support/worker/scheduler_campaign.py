@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.support.worker.fake_device import SALT_SEEDS, Harness, make_submit
+from worker.core.scheduler.policy import ORDERS, POLICIES
 from worker.wire.admission import AdmissionChange
 from worker.wire.messages import Submit
 from worker.wire.slo import Slo
@@ -101,8 +102,8 @@ class Campaign:
         self.harness.scheduler.set_admission(
             AdmissionChange(
                 {
-                    "schedule_policy": rng.choice(["fcfs", "lpm"]),
-                    "prefill_admission_policy": rng.choice(["fifo", "pack"]),
+                    "schedule_policy": rng.choice([*ORDERS]),
+                    "prefill_admission_policy": rng.choice([*POLICIES]),
                     "prefill_admission_lookahead": rng.choice([1, 4, 64]),
                     "prefill_force_fifo_every": rng.choice([0, 1, 3]),
                     "prefill_max_tokens": rng.choice([0, 1, 7]),

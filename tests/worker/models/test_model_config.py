@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from worker.models.checkpoint import block_hash_salt, resolve_checkpoint, weight_files
 from worker.models.config import ModelConfig, load_model_config
+from worker.models.families import FAMILIES
 from worker.wire.retry import may_heal
 
 BASE: dict[str, Any] = {
@@ -24,6 +26,9 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "vocab_size": 100,
 }
+
+
+GRANITE = {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
 
 
 @pytest.fixture
@@ -173,6 +178,27 @@ def test_refusals_name_the_key(folder: Path, changes: dict[str, Any]) -> None:
         name = "partial_rotary_factor"
     with pytest.raises(ValueError, match=name):
         load(folder, **changes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("residual_multiplier", True, "a number"),
+        ("embedding_multiplier", "12", "a number"),
+        ("logits_scaling", -8.0, "a number"),
+        ("a_switch", "false", "true or false"),
+        ("a_switch", 0, "true or false"),
+    ],
+)
+def test_a_key_is_of_the_kind_of_its_default(
+    folder: Path, key: str, value: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    granite = FAMILIES["GraniteForCausalLM"]
+    switched = replace(granite, defaults={**granite.defaults, "a_switch": True})
+    monkeypatch.setitem(FAMILIES, "GraniteForCausalLM", switched)
+    load(folder, **GRANITE, **{key: None})
+    with pytest.raises(ValueError, match=f"{key} in config.json must be {kind}"):
+        load(folder, **GRANITE, **{key: value})
 
 
 @pytest.mark.parametrize(

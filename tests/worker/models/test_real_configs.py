@@ -44,7 +44,7 @@ def test_a_refusal_names_what_is_there_and_a_remedy(real: RealConfig) -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_each_family_has_a_real_model(architecture: str) -> None:
     read = (EXPECTED[real.name]["accepted"]["architecture"] for real in ACCEPTED)
-    assert architecture in read
+    assert architecture in read, "write its config.json down: tests/worker/models/configs/README.md"
 
 
 def other_values(value: Any) -> list[Any]:

@@ -144,6 +144,14 @@ def test_bfloat16(folder: str) -> None:
     assert error < 0.05 * plain.logits[0].abs().max()
 
 
+def test_a_named_attention_backend_attends_on_cpu_too(folder: str) -> None:
+    """The compiled library attends by itself, so that the name would say nothing."""
+    assert make_runner(folder).model.native is not None
+    assert make_runner(folder, attention_backend="torch").model.native is None
+    with pytest.raises(ValueError, match="leave out --attention-backend torch"):
+        make_runner(folder, cpu_backend="native", attention_backend="torch")
+
+
 def test_a_required_library_must_fit_the_model(folder: str) -> None:
     with pytest.raises(ValueError, match=r"--cpu-backend native .* page size \(8\)"):
         make_runner(folder, cpu_backend="native", page_size=8)

@@ -13,6 +13,7 @@ from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.logits_params import logits_params
 from worker.core.scheduler.page_claims import num_still_needed
 from worker.core.scheduler.policy import (
+    ORDERS,
     POLICIES,
     AdmissionPolicy,
     AdmissionRound,
@@ -32,8 +33,6 @@ COUNTED_ROUNDS = 16
 """Rounds for which a look-up in the prefix cache is taken to hold: the cache changes slowly."""
 LEVEL = 2
 """Ranks of a level."""
-LPM_MAX_QUEUE = 128
-"""Where more than so many wait, lpm is fcfs: to order them all would take longer than it gains."""
 MAX_DISPLACING = 8
 """Waiting requests that fifo tries where there is no free slot."""
 
@@ -192,16 +191,18 @@ class Admission:
     ) -> tuple[list[Request], list[Item]]:
         """The requests that the round tries, in the order of the queue."""
         options = self.options
-        by_prefix = options.schedule_policy == "lpm" and len(self._queue) <= LPM_MAX_QUEUE
-        if by_prefix or not policy.stops:
+        order = ORDERS[options.schedule_policy]
+        if order is not None and len(self._queue) > order.max_queue:
+            order = None
+        if order is not None or not policy.stops:
             count = options.prefill_admission_lookahead
         else:
             count = max(self._cache.num_free_slots, MAX_DISPLACING)
         requests = self._queue.window(count)
-        if by_prefix:
-            requests = _lpm_order(requests, [self.cost(request) for request in requests])
+        if order is not None:
+            requests = [requests[index] for index in order.order(list(map(self._item, requests)))]
         if not policy.stops and self._is_shared(requests):
-            waiting = [Item(self.cost(request), _rank(request)) for request in requests]
+            waiting = list(map(self._item, requests))
             turns = InTurn(policy).arrange(waiting, [request.tenant for request in requests])
             requests = [requests[index] for index in turns]
         if starves is not None:
@@ -209,12 +210,15 @@ class Admission:
         items: list[Item] = []
         left = headroom.tokens
         for request in requests:
-            items.append(Item(self.cost(request), _rank(request)))
+            items.append(self._item(request))
             if not self._deduplication.is_being_computed(request):
                 left -= min(items[-1].cost, headroom.most)
             if policy.stops and left <= 0:
                 break  # those behind would not get any tokens
         return requests, items
+
+    def _item(self, request: Request) -> Item:
+        return Item(self.cost(request), _rank(request), len(request.token_ids))
 
     def _is_shared(self, requests: Sequence[Request]) -> bool:
         """Whether there are several tenants to be fair to among `requests`."""
@@ -297,20 +301,6 @@ class Admission:
 def _rank(request: Request) -> int:
     """Order among waiting requests: by level, within it first those that have run already."""
     return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
-
-
-def _lpm_order(requests: Sequence[Request], costs: Sequence[int]) -> list[Request]:
-    """Longest prefix match: the more of its tokens are cached, the earlier; ties as they come.
-
-    Args:
-        requests: in the order of the queue.
-        costs: tokens of each that are not cached.
-    """
-    order = sorted(
-        range(len(requests)),
-        key=lambda i: (-_rank(requests[i]), costs[i] - len(requests[i].token_ids), i),
-    )
-    return [requests[index] for index in order]
 
 
 def _admit(request: Request, lease: Lease) -> Admit:

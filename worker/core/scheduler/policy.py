@@ -1,14 +1,15 @@
-"""What an admission policy decides: in which order a round tries requests, and when it ends."""
+"""What two flags decide. `--schedule-policy`: the order of the queue among equally urgent requests;
+`--prefill-admission-policy`: in which order a round tries them, and when it ends."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from worker.wire.admission import AdmissionPolicyName
+from worker.wire.admission import AdmissionPolicyName, SchedulePolicy
 
 
 class Item(NamedTuple):
@@ -18,6 +19,35 @@ class Item(NamedTuple):
     """Prompt tokens to compute: those that are cached cost nothing."""
     level: int
     """Urgency; a round tries no less urgent one before a more urgent one."""
+    num_tokens: int
+    """All tokens that are known of it, cached or not: its prompt, and what it has generated where
+    it was preempted."""
+
+
+class QueueOrder(NamedTuple):
+    """An order of equally urgent requests, other than first come, first served.
+
+    To add one: its entry in `ORDERS`, and its name in `worker.wire.admission`.
+    """
+
+    key: Callable[[Item], float]
+    """The least goes first; ties as they come."""
+    max_queue: int
+    """Where more wait, all go as they come: to order them would take longer than it gains."""
+
+    def order(self, items: Sequence[Item]) -> list[int]:
+        """Indices in the order of the queue; levels descend."""
+        return sorted(range(len(items)), key=lambda i: (-items[i].level, self.key(items[i]), i))
+
+
+ORDERS: Final[Mapping[SchedulePolicy, QueueOrder | None]] = MappingProxyType(
+    {
+        "fcfs": None,
+        "lpm": QueueOrder(key=lambda item: item.cost - item.num_tokens, max_queue=128),
+    }
+)
+"""By the name that `--schedule-policy` has for it. lpm puts those first of which most tokens are
+cached; its bound is SGLang's."""
 
 
 class AdmissionPolicy(Protocol):
@@ -220,7 +250,7 @@ class AdmissionRound:
 
     def report(self, outcome: Outcome) -> None:
         """What came of trying the one that `next` named."""
-        cost, level = self._items[self._tried]
+        cost, level, _ = self._items[self._tried]
         if self._num_alone:
             if outcome is Outcome.ENTERED:
                 self._lengths[self._tried] = self._num_alone

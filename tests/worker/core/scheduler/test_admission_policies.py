@@ -14,6 +14,7 @@ from tests.support.effort import cases
 from tests.support.worker.fake_device import Harness, make_submit
 from worker.core.scheduler.budget import StepBudget
 from worker.core.scheduler.policy import (
+    ORDERS,
     POLICIES,
     AdmissionPolicy,
     AdmissionRound,
@@ -24,7 +25,7 @@ from worker.core.scheduler.policy import (
     StepHeadroom,
 )
 from worker.core.scheduler.starvation_guard import MAX_PASSES
-from worker.wire.admission import AdmissionChange, AdmissionPolicyName
+from worker.wire.admission import AdmissionChange, AdmissionPolicyName, SchedulePolicy
 
 LEVEL = 4
 
@@ -36,7 +37,7 @@ def admit(
     headroom = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).headroom(
         [], max_requests
     )
-    return list(play(policy, [Item(cost, LEVEL) for cost in costs], headroom))
+    return list(play(policy, [Item(cost, LEVEL, cost) for cost in costs], headroom))
 
 
 def play(policy: AdmissionPolicy, items: list[Item], headroom: StepHeadroom) -> dict[int, int]:
@@ -137,8 +138,8 @@ def test_fifo_admits_the_longest_beginning_that_fits(
 def test_nobody_gets_in_before_a_more_urgent_one_that_lacks_pages(
     items: list[tuple[int, int]], max_tokens: int, lacking: set[int]
 ) -> None:
-    ordered = [Item(*item) for item in sorted(items, key=lambda item: -item[1])]
-    for policy in (Fifo(), Pack()):
+    ordered = [Item(*item, item[0]) for item in sorted(items, key=lambda item: -item[1])]
+    for policy in POLICIES.values():
         budget = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False)
         round_ = AdmissionRound(policy, ordered, budget.headroom([], 99))
         refused = []
@@ -331,10 +332,11 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
 
 def test_room_of_its_own_goes_to_the_first_of_the_most_urgent() -> None:
     headroom = StepBudget(50, 0, max_prefill_tokens=4, chunked=False).headroom([], 9)
-    items = [Item(20, 9), Item(20, 9), Item(1, 4)]
+    items = [Item(20, 9, 20), Item(20, 9, 20), Item(1, 4, 1)]
     assert play(Pack(), items, headroom) == {0: 20}
     assert isinstance(headroom, StepHeadroom)
 
 
 def test_each_name_has_its_policy() -> None:
     assert set(POLICIES) == set(get_args(AdmissionPolicyName))
+    assert set(ORDERS) == set(get_args(SchedulePolicy))
