@@ -40,7 +40,11 @@ def create(settings: AttentionSettings) -> TritonAttention:
             f"--attention-backend triton takes heads of at most {MAX_HEAD_DIM} dimensions, this "
             f"model's have {max(settings.head_dims)}: use torch"
         )
-    return TritonAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
+    return TritonAttention(
+        batch_invariant=settings.batch_invariant,
+        cap=settings.cap,
+        has_latents=settings.has_latents,
+    )
 
 
 class TritonAttention(CapturableBackend):
@@ -53,12 +57,17 @@ class TritonAttention(CapturableBackend):
         batch_invariant: whether each query is computed as a decode, in splits that follow from its
             own keys alone.
         cap: of scores, as `AttentionSettings` has it.
+        has_latents: likewise.
     """
 
     needs_exact_lengths = False
 
-    def __init__(self, *, batch_invariant: bool = False, cap: float = 0.0) -> None:
+    def __init__(
+        self, *, batch_invariant: bool = False, cap: float = 0.0, has_latents: bool = False
+    ) -> None:
         self._batch_invariant, self._cap = batch_invariant, cap
+        # Those would launch programs for each row's most queries, or each query's most keys.
+        self.captures_ragged = not (batch_invariant or has_latents)
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
         """Finds what each query sees, of extends that are batch-invariant."""
@@ -128,9 +137,13 @@ class _Step:
         if rows.query_start is None:
             blocks = decode_blocks(head_dim, q.dtype, group)
         else:
-            blocks = extend_blocks(head_dim, q.dtype, group, sum(query_lens) / len(query_lens))
+            num_rows = rows.seq_lens.shape[0]
+            blocks = extend_blocks(head_dim, q.dtype, group, num_queries / num_rows)
             queries = blocks.rows // group
-            num_tiles = sum(-(-length // queries) for length in query_lens)
+            if query_lens:
+                num_tiles = sum(-(-length // queries) for length in query_lens)
+            else:  # each row's last tile may have a single query
+                num_tiles = min(num_queries, (num_queries + num_rows * (queries - 1)) // queries)
         most_visible = self.metadata.max_seq_len
         if rows.window:
             most_visible = min(most_visible, rows.window + queries - 1)
