@@ -132,12 +132,13 @@ class EngineConfig(SchedulingOptions):
     cpu_threads: int = 0
     """Most compute threads per rank on CPU; 0 divides the cores among the ranks."""
     enforce_eager: bool = False
-    """Launch every kernel by itself instead of replaying CUDA graphs of decode steps, or of
-    passes over running blocks."""
+    """Launch every kernel by itself instead of replaying CUDA graphs of decode steps, of small
+    steps with prompts or drafts, or of passes over running blocks."""
     cudagraph_capture_sizes: tuple[int, ...] = ()
-    """Numbers of rows that decode steps are captured for (CUDA), or of blocks that passes of a
-    block-diffusion model are; none takes 1, 2, 4, 8, 16 and so on up to --max-num-seqs, of blocks
-    up to twice that."""
+    """Numbers of tokens that steps are captured for (CUDA): decode steps, up to --max-num-seqs, and
+    steps with prompts or drafts, up to --max-num-batched-tokens; or of blocks that passes of a
+    block-diffusion model are. None takes 1, 2, 4, 8, 16 and so on: of decodes up to 512, with
+    prompts up to 512 of a large model and 2048 of a small one, of blocks up to two a request."""
     load_format: LoadFormat = "auto"
     """auto reads the checkpoint's safetensors; dummy draws random weights, for measuring speed."""
 

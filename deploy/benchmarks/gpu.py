@@ -41,6 +41,8 @@ _KILL_S = 10.0
 
 DENSE: Mapping[str, Any] = {**SHAPES["qwen3-8b"], "max_position_embeddings": 131072}
 """Qwen3-8B's dimensions, and room for long requests."""
+SMALL: Mapping[str, Any] = SHAPES["qwen3-0.6b"]
+"""Qwen3-0.6B's dimensions: the host is the slower unless graphs are replayed."""
 EXPERTS: Mapping[str, Any] = {
     **SHAPES["qwen3-8b"],
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -88,8 +90,9 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     """
     bench = [python, "-m", "cluster.bench"]
     cuda = ["--device", "cuda", "--json"]
-    dense, experts = (
-        write_model(folder / name, config) for name, config in (("8b", DENSE), ("30b-a3b", EXPERTS))
+    dense, experts, small = (
+        write_model(folder / name, config)
+        for name, config in (("8b", DENSE), ("30b-a3b", EXPERTS), ("0.6b", SMALL))
     )
     roofline = [*bench, "roofline", *cuda]
     long = ["--models", dense, "--running", "1", "--input-len", "100000"]
@@ -108,6 +111,11 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
             command=[*offline, dense, *mixed, "--num-prompts", "512", "--max-num-seqs", "256"],
         ),
     ]
+    for name, options in (("", []), ("-eager", ["--enforce-eager"])):
+        # Short prompts join decodes in nearly every step: what launching kernel by kernel costs.
+        short = ["--input-len", "256", "--output-len", "64", "--num-prompts", "512", *options]
+        command = [*offline, small, *short, "--max-num-seqs", "64"]
+        steps.append(Step(name=f"mixed-0.6b{name}", command=command))
     for running in (1, 32, 256):
         load = ["--input-len", "512", "--output-len", "128", "--num-prompts", str(2 * running)]
         command = [*offline, experts, *load, "--max-num-seqs", str(running)]

@@ -104,7 +104,10 @@ class AttentionMetadata:
     query_start: torch.Tensor | None = None
     """[B + 1] int32: where each row's queries begin among all; None of decodes."""
     query_lens_host: Sequence[int] = ()
-    """[B]; empty of decodes."""
+    """[B]; empty of decodes, and with `num_queries`."""
+    num_queries: int = 0
+    """Of all extends together, where the device alone knows how many each row has, which may then
+    be none; else 0."""
     page_size: int
     """Tokens of a page."""
     block_size: int = 1
@@ -120,7 +123,7 @@ class AttentionMetadata:
         assert rows == len(self.seq_lens_host), f"{rows} page rows, {len(self.seq_lens_host)} rows"
         room = columns * self.page_size
         assert room >= self.max_seq_len, f"{room} tokens in a page row, {self.max_seq_len} needed"
-        if self.query_start is None:
+        if self.query_start is None or self.num_queries:
             return
         lengths = list(zip(self.query_lens_host, self.seq_lens_host, strict=True))
         assert all(0 < query <= seq for query, seq in lengths), (
@@ -196,6 +199,10 @@ class AttentionBackend(ABC):
 
 class CapturableBackend(AttentionBackend):
     """A backend whose steps may be captured in CUDA graphs."""
+
+    captures_ragged: bool = False
+    """Whether it captures extends of which the device alone knows how many queries each row has.
+    Such steps are replayed as they are, without `prepare_for_replay`."""
 
     @abstractmethod
     def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:

@@ -72,6 +72,8 @@ class TritonAttention(CapturableBackend):
         arrived: torch.Tensor | None = None,
     ) -> None:
         self._batch_invariant, self._cap, self._arrived = batch_invariant, cap, arrived
+        # Those would launch programs for each row's most queries, or each query's most keys.
+        self.captures_ragged = not batch_invariant and arrived is None
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
         """Finds what each query sees, of extends that are batch-invariant."""
@@ -140,9 +142,13 @@ class _Step:
         if rows.query_start is None:
             blocks = decode_blocks(head_dim, q.dtype, group)
         else:
-            blocks = extend_blocks(head_dim, q.dtype, group, sum(query_lens) / len(query_lens))
+            num_rows = rows.seq_lens.shape[0]
+            blocks = extend_blocks(head_dim, q.dtype, group, num_queries / num_rows)
             queries = blocks.rows // group
-            num_tiles = sum(-(-length // queries) for length in query_lens)
+            if query_lens:
+                num_tiles = sum(-(-length // queries) for length in query_lens)
+            else:  # each row's last tile may have a single query
+                num_tiles = min(num_queries, (num_queries + num_rows * (queries - 1)) // queries)
         most_visible = self.metadata.max_seq_len
         if rows.window:
             most_visible = min(most_visible, rows.window + queries - 1)

@@ -57,6 +57,19 @@ def test_steps_stay_within_their_budgets(architecture: str, tmp_path: Path) -> N
     assert counts.filtered <= budget.filtered
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    [name if name == SHORT[1] else pytest.param(name, marks=pytest.mark.long) for name in BUDGETS],
+)
+def test_steps_of_any_lengths_launch_no_more_than_decodes(
+    architecture: str, tmp_path: Path
+) -> None:
+    """But that of the numbers of tokens at which rows begin, which takes another type."""
+    counts = count(architecture, tmp_path)
+    if counts.ragged:
+        assert counts.ragged <= counts.rest + NUM_LAYERS * counts.layer + 1
+
+
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
 def test_whole_experts_take_no_launch_more(architecture: str, tmp_path: Path) -> None:
     """Kernels pass over what chooses experts of other ranks."""

@@ -23,7 +23,7 @@ def python(script: str) -> list[str]:
 
 def test_every_command_is_one(tmp_path: Path) -> None:
     steps = gpu.make_steps("python", tmp_path, "vllm")
-    assert len({step.name for step in steps}) == len(steps) == 12
+    assert len({step.name for step in steps}) == len(steps) == 14
     parser = argparse.ArgumentParser()
     add_commands(parser.add_subparsers(dest="bench", required=True))
     for step in steps:

@@ -1,6 +1,9 @@
 """One step's rows as tensors. Eager steps and captured graphs read the same ones: a step that runs
 on a graph is padded with rows of the tables' dummy slot, and that is all the difference.
 
+    size             rows of one token (or block) each, up to so many
+    size, num_tokens rows of any lengths, up to so many rows and tokens
+
     Plan ──build──> Batch ──gather──> tokens, positions, pages ──forward──> hidden states
                       └──sampling──────────────────────────────sample──> tokens in the pool
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +101,9 @@ class Batch:
     """Prompt positions whose next tokens are scored."""
     size: int | None
     """Rows of the graph that the step runs on; None for none."""
+    num_tokens: int = 0
+    """Tokens of that graph where its rows are of any lengths, which the device alone knows; else
+    0."""
     read_tokens: torch.Tensor | None = None
     """[S] int64, ascending: of the step's tokens, those whose hidden states the forward pass is to
     yield; None for all T."""
@@ -124,6 +130,7 @@ class BatchBuilder:
         *,
         uploader: Uploader | None = None,
         size: int | None = None,
+        num_tokens: int = 0,
         speculative: SpeculativeRows | None = None,
     ) -> Batch | None:
         """Applies the Plan's writes and makes its batch; None for a Plan without rows.
@@ -132,6 +139,7 @@ class BatchBuilder:
             plan: the step.
             uploader: takes to the device what is staged.
             size: rows of the graph that it is to run on (of a block-diffusion model: blocks).
+            num_tokens: tokens of that graph, where its rows are of any lengths; else 0.
             speculative: the rows that are, where they have drafts to verify.
         """
         tables, staging = self._tables, Staging()
@@ -143,18 +151,28 @@ class BatchBuilder:
             staging.add(writes)
         table = plan_table(plan)
         processed = tables.sampling.gather(table)
-        batch = _StagedBatch(tables, table, processed, size, staging, self._is_native)
+        graph = _GraphSize(size, num_tokens)
+        batch = _StagedBatch(tables, table, processed, graph, staging, self._is_native)
         staged = staging.send(uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
         finished = batch.finish(staged, speculative)
         return replace(finished, state_stores=plan.state_stores) if plan.state_stores else finished
 
-    def build_padding(self, size: int) -> Batch:
-        """A batch of dummy rows alone, for a graph of so many rows to be captured on."""
+    def build_padding(self, size: int, num_tokens: int = 0) -> Batch:
+        """A batch of dummy rows alone, for a graph of so many rows, and tokens as in Batch, to be
+        captured on."""
         staging, none = Staging(), np.zeros((0, 4), dtype=np.int64)
-        batch = _StagedBatch(self._tables, none, None, size, staging, self._is_native)
+        graph = _GraphSize(size, num_tokens)
+        batch = _StagedBatch(self._tables, none, None, graph, staging, self._is_native)
         return batch.finish(staging.send(self._uploader), None)
+
+
+class _GraphSize(NamedTuple):
+    """As in Batch."""
+
+    rows: int | None
+    tokens: int
 
 
 class _StagedBatch:
@@ -164,7 +182,7 @@ class _StagedBatch:
         tables: of the rank.
         table: the Plan's rows [R, 4], as in Batch.
         processed: of these rows.
-        size: as in Batch.
+        graph: that the step is to run on.
         staging: takes the arrays.
         is_native: whether the rows need not go.
     """
@@ -174,20 +192,22 @@ class _StagedBatch:
         tables: DeviceTables,
         table: IntArray,
         processed: ProcessedRows | None,
-        size: int | None,
+        graph: _GraphSize,
         staging: Staging,
         is_native: bool,
     ) -> None:
         self._tables = tables
         self._processed = processed
-        self._size = size
+        size = self._size = graph.rows
+        self._ragged_tokens = graph.tokens
         self._num_rows = len(table)
-        self._is_captured = size is not None and processed is None and tables.block_size == 1
+        is_uniform = size is not None and not graph.tokens
+        self._is_captured = is_uniform and processed is None and tables.block_size == 1
         if size is not None:
             if tables.block_size > 1:
                 table = _split_blocks(table, tables.block_size)
             self._num_rows = len(table)
-            table = _pad(table, size, tables)
+            table = _pad(table, size, graph.tokens, tables)
         self._rows = table
         slots, starts, lengths, draws = np.ascontiguousarray(table.T)
         query_ends = np.cumsum(lengths)
@@ -240,13 +260,14 @@ class _StagedBatch:
         return Batch(
             rows=self._rows,
             num_rows=self._num_rows,
-            num_decodes=count_decodes(lengths),
+            num_decodes=0 if self._ragged_tokens else count_decodes(lengths),
             ends=ends,
             staged=rows,
             starts=starts,
             sampling=sampling,
             prompts=prompts,
             size=self._size,
+            num_tokens=self._ragged_tokens,
             read_tokens=read_tokens,
         )
 
@@ -332,12 +353,15 @@ def gather_inputs(
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
     lengths = batch.rows[:, 2]
+    longest = int(lengths.max())
+    if batch.num_tokens:
+        longest = min(batch.num_tokens, tables.max_model_len)
     rows = StepRows(
         slots=batch.staged["slots"],
         starts=batch.starts,
         query_start=batch.staged["query_start"],
         num_tokens=int(lengths.sum()),
-        longest_query=int(lengths.max()),
+        longest_query=longest,
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
@@ -345,11 +369,15 @@ def gather_inputs(
     if batch.size is not None:
         assert isinstance(backend, CapturableBackend), "its steps are launched one by one"
         plan = backend.prepare_for_capture
+    border, query_start = batch.num_decodes, None
+    if border < len(batch.rows):
+        query_start = batch.staged["query_start"][border:]
+        query_start = (query_start - border if border else query_start).int()
     by_layer: dict[int, AttentionInputs] = {}
     for group, page_table in zip(groups, tables.group_tables, strict=True):
         # Tokens and positions are the same for all groups, pages are not.
         step = gather_step_inputs(tables.token_pool, page_table, rows)
-        parts = _attention_rows(batch, step, tables, batch.staged["query_start"], group.spec)
+        parts = _attention_rows(batch, step, tables, query_start, group.spec)
         decode, extend = (None if part is None else plan(part) for part in parts)
         inputs = AttentionInputs(slot_mapping=step.slot_mapping, decode=decode, extend=extend)
         by_layer.update(dict.fromkeys(group.layers, inputs))
@@ -368,10 +396,11 @@ def _attention_rows(
     batch: Batch,
     step: StepTensors,
     tables: DeviceTables,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     spec: KVCacheSpec,
 ) -> tuple[AttentionMetadata | None, AttentionMetadata | None]:
-    """The rows of one token, which come first, and the longer ones."""
+    """The rows of one token, which come first, and the longer ones, whose tokens begin at
+    `query_start` among theirs."""
     border, ends = batch.num_decodes, batch.ends
     decode, extend = None, None
     if border:
@@ -383,13 +412,14 @@ def _attention_rows(
             window=spec.window,
             is_chunked=spec.is_chunked,
         )
-    if border < len(batch.rows):
+    if query_start is not None:
         extend = AttentionMetadata(
             page_table=step.page_rows[border:],
             seq_lens=step.seq_lens[border:],
             seq_lens_host=ends[border:],
-            query_start=(query_start[border:] - border).int(),
-            query_lens_host=batch.rows[border:, 2].tolist(),
+            query_start=query_start,
+            query_lens_host=() if batch.num_tokens else batch.rows[border:, 2].tolist(),
+            num_queries=batch.num_tokens,
             page_size=tables.page_size,
             block_size=tables.block_size,
             window=spec.window,
@@ -441,7 +471,16 @@ def _split_blocks(table: IntArray, block_size: int) -> IntArray:
     return blocks
 
 
-def _pad(table: IntArray, size: int, tables: DeviceTables) -> IntArray:
-    """The rows, followed by dummy rows that draw nothing."""
-    padding = np.array([tables.dummy_slot, 0, tables.block_size, 0], dtype=np.int64)
-    return np.concatenate((table, np.tile(padding, (size - len(table), 1))))
+def _pad(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) -> IntArray:
+    """The rows, followed by dummy rows that draw nothing: of a token or a block each, or of as many
+    as are missing, shared out evenly."""
+    count = size - len(table)
+    padding = np.zeros((count, 4), dtype=np.int64)
+    padding[:, 0] = tables.dummy_slot
+    padding[:, 2] = tables.block_size
+    if num_tokens:
+        missing = num_tokens - int(table[:, 2].sum())
+        assert 0 <= missing <= count * tables.max_model_len, f"{missing} tokens in {count} rows"
+        padding[:, 2] = missing // count
+        padding[: missing % count, 2] += 1
+    return np.concatenate((table, padding))

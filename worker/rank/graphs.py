@@ -15,6 +15,7 @@ from rich.progress import MofNCompleteColumn
 from kernels import TokenCells, apply_token_bitmask, registry, sample_tokens
 from kernels.attention import AttentionBackend, CapturableBackend
 from worker.config import EngineConfig
+from worker.models.config import ModelConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Row
 from worker.progress import progress
@@ -30,8 +31,13 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_DEFAULT = 512
 """Beyond so many rows a step computes longer than it takes to launch."""
-_LARGEST_BLOCK_TOKENS = 2048
-"""The largest default for a pass over blocks, in tokens: their rows are many tokens each."""
+_MOST_TOKENS = 2048
+"""The largest default of a step in tokens, where rows may be many tokens each."""
+_LAYER_FLOP = 1e11
+"""Floating-point operations of a layer below which launching its kernels takes longer: what an H100
+computes in some 150 us, which it takes a host there."""
+_TILE_TOKENS = 64
+"""Tokens of a matrix product's tile: fewer take as long as reading the weights does."""
 
 Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
@@ -50,7 +56,7 @@ def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
     """
     most = config.max_num_seqs
     if block_size > 1:
-        most = min(2 * most, max(1, _LARGEST_BLOCK_TOKENS // block_size))
+        most = min(2 * most, max(1, _MOST_TOKENS // block_size))
     if config.cudagraph_capture_sizes:
         # Larger ones would never be full.
         return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
@@ -59,9 +65,36 @@ def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
     return (*(size for size in steps if size < limit), limit)
 
 
+def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ...]:
+    """Numbers of tokens to capture steps for whose rows are of any lengths, ascending.
+
+    Args:
+        config: of the engine.
+        hidden_size: of the model, from which follows how much a token computes.
+    """
+    most = config.max_num_batched_tokens
+    if config.cudagraph_capture_sizes:
+        return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
+    # In Llama's proportions a layer has some 13 * hidden_size ** 2 weights, each of which is
+    # multiplied and added.
+    flop = 26 * hidden_size**2 / config.tensor_parallel_size
+    largest = min(_MOST_TOKENS, max(_LARGEST_DEFAULT, int(_LAYER_FLOP / flop)))
+    limit = min(most, largest // _TILE_TOKENS * _TILE_TOKENS)
+    tile = _TILE_TOKENS
+    steps = (
+        *(1, 2, 4, 8, 16, 32),
+        *range(tile, _LARGEST_DEFAULT, tile),
+        *range(_LARGEST_DEFAULT, limit + 1, 2 * tile),
+    )
+    return (*(size for size in steps if size < limit), limit)
+
+
 class StepGraphs:
     """The forward pass and the draw of small steps, captured at a few numbers of rows, and the
     buffers that they read, which never move.
+
+    Of steps in which any row is longer (prompts, drafts), the forward pass alone is captured, at a
+    few numbers of tokens: the device counts which row has how many.
 
     Lengths are bounded by the longest row that the tables hold, so that the number of splits in
     attention depends on the number of rows alone. Of a block-diffusion model a row is a block, and
@@ -75,6 +108,7 @@ class StepGraphs:
         capture: `GraphCapture`; a test on CPU passes its launches through.
         backend: of attention.
         drafts: by a model, captured beside for as many rows.
+        token_sizes: numbers of tokens, ascending, for steps whose rows are of any lengths.
         show_progress: whether to say how far it is.
     """
 
@@ -88,6 +122,7 @@ class StepGraphs:
         backend: CapturableBackend,
         drafts: DeviceModelProposer | None = None,
         *,
+        token_sizes: Sequence[int] = (),
         show_progress: bool,
     ) -> None:
         self._run_model = forward
@@ -95,10 +130,18 @@ class StepGraphs:
         self._tables = tables
         self._backend = backend
         self._sizes = tuple(sizes)
+        # Where rows are short, few of them cannot hold many tokens.
+        self._token_sizes = [
+            size for size in token_sizes if size <= self._num_rows(size) * tables.max_model_len
+        ]
         self._row_tokens = tables.block_size
         builder = BatchBuilder(tables)
         largest = builder.build_padding(self._sizes[-1])
         self._rows = _like(largest.staged)
+        if self._token_sizes:
+            size = self._token_sizes[-1]
+            staged = builder.build_padding(self._num_rows(size), size).staged
+            self._rows = max(self._rows, _like(staged), key=len)
         self._draws = None if largest.sampling is None else _like(largest.sampling.staged)
         self._hidden: torch.Tensor | None = None
         self._tokens = torch.zeros(sizes[-1], dtype=torch.int64, device=tables.device)
@@ -108,16 +151,22 @@ class StepGraphs:
         if drafts is not None:
             drafts.prepare_capture(self._sizes[-1])
         self._forward: dict[int, Replay] = {}
+        self._ragged: dict[int, Replay] = {}
+        """By number of tokens."""
         self._sample: dict[tuple[int, bool], Replay] = {}
+        num_sizes = len(self._token_sizes) + len(self._sizes)
         shown = progress(
             "capturing CUDA graphs",
-            len(self._sizes),
-            amount=f"{len(self._sizes)} batch sizes",
+            num_sizes,
+            amount=f"{num_sizes} batch sizes",
             columns=(MofNCompleteColumn(),),
             show=show_progress,
         )
         with shown as advance:
             # The largest first: the others reuse its memory.
+            for size in reversed(self._token_sizes):
+                self._capture_ragged(builder.build_padding(self._num_rows(size), size), capture)
+                advance(1)
             for size in reversed(self._sizes):
                 self._capture(builder.build_padding(size), capture)
                 if drafts is not None:
@@ -127,6 +176,7 @@ class StepGraphs:
     def close(self) -> None:
         """Lets go of all graphs, whoever still holds this object: NCCL's group ends after them."""
         self._forward.clear()
+        self._ragged.clear()
         self._sample.clear()
         if self._drafts is not None:
             self._drafts.close()
@@ -138,17 +188,45 @@ class StepGraphs:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, count)]
 
+    def tokens_for(self, rows: Sequence[Row]) -> tuple[int, int] | None:
+        """Rows and tokens that a step of these rows, of any lengths, is padded to; None where no
+        captured step serves, or so many rows of one token compute longer than launching takes."""
+        sizes, count = self._token_sizes, sum(row.length for row in rows)
+        if not sizes or not 0 < count <= sizes[-1]:
+            return None
+        if captured_rows(rows, 1) > self._sizes[-1]:
+            return None
+        num_tokens = sizes[bisect.bisect_left(sizes, count)]
+        num_rows = self._num_rows(num_tokens)
+        room = (num_rows - len(rows)) * self._tables.max_model_len
+        return (num_rows, num_tokens) if num_tokens - count <= room else None
+
+    def _num_rows(self, num_tokens: int) -> int:
+        """Rows of a step of so many tokens, and one for padding."""
+        return 1 + min(num_tokens, self._tables.dummy_slot)
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a padded batch's own tokens; valid until the next pass."""
         assert batch.size is not None, "an eager step runs on no graph"
         self._load(batch)
         assert batch.staged is not None, "graphs gather their inputs"
+        if batch.num_tokens:
+            return self._forward_ragged(batch, batch.staged)
         # Of text the host knows where rows end. Of blocks it may not, nor does a backend then ask.
         ends = batch.rows[:, 1] + batch.rows[:, 2]
         self._backend.prepare_for_replay(self._tables.page_table, batch.staged["slots"], ends)
         self._forward[batch.size]()
         assert self._hidden is not None, "a replay makes hidden states"
         return self._hidden[: batch.num_rows * self._row_tokens]
+
+    def _forward_ragged(self, batch: Batch, staged: StagedArrays) -> torch.Tensor:
+        speculative = None if batch.sampling is None else batch.sampling.speculative
+        if speculative is not None and speculative.placement is not None:
+            assert batch.starts is not None, "the device has placed rows"
+            staged.at(self._rows)["starts"].copy_(batch.starts)
+        self._ragged[batch.num_tokens]()
+        assert self._hidden is not None, "a replay makes hidden states"
+        return self._hidden[: int(batch.rows[: batch.num_rows, 2].sum())]
 
     def sample(self, batch: Batch, masks: MaskRows | None) -> torch.Tensor:
         """Tokens [R] of the rows of the last forward pass; rows that do not sample have some
@@ -200,10 +278,19 @@ class StepGraphs:
             launch = partial(self._run_sample, size, replace(own, filters=filters))
             self._sample[size, bool(filters)] = capture(launch)
 
+    def _capture_ragged(self, padding: Batch, capture: Capture) -> None:
+        """Captures the forward pass of a number of tokens, on a step of padding."""
+        self._load(padding)
+        assert padding.staged is not None, "graphs gather their inputs"
+        rows = padding.staged.at(self._rows)
+        static = replace(padding, staged=rows, starts=rows["starts"])
+        self._ragged[padding.num_tokens] = capture(partial(self._run_forward, static))
+
     def _run_forward(self, batch: Batch) -> None:
         hidden = self._run_model(batch)
-        if self._hidden is None:  # the largest comes first
-            self._hidden = torch.zeros_like(hidden)
+        if self._hidden is None:
+            most = max(self._sizes[-1] * self._row_tokens, *self._token_sizes, 1)
+            self._hidden = hidden.new_zeros(most, hidden.shape[1])
         self._hidden[: len(hidden)].copy_(hidden)
 
     def _run_sample(self, size: int, sampling: SamplingBatch) -> None:
@@ -264,6 +351,7 @@ class StepCapture:
 
     Args:
         sizes: numbers of rows, ascending.
+        token_sizes: numbers of tokens, ascending, or none.
         streams: of the rank.
         backend: of attention.
         show_progress: whether to say anything.
@@ -272,12 +360,14 @@ class StepCapture:
     def __init__(
         self,
         sizes: Sequence[int],
+        token_sizes: Sequence[int],
         streams: DeviceStreams,
         backend: CapturableBackend,
         *,
         show_progress: bool,
     ) -> None:
         self._sizes = tuple(sizes)
+        self._token_sizes = tuple(token_sizes)
         self._streams = streams
         self._backend = backend
         self._show_progress = show_progress
@@ -291,17 +381,23 @@ class StepCapture:
         tables: DeviceTables,
         drafts: DeviceModelProposer | None,
     ) -> int:
-        """Device memory that all sizes will take, from capturing two and dropping them again."""
+        """Device memory that all sizes will take, from capturing two of each kind and dropping them
+        again."""
         capture = GraphCapture(self._streams)
-        before = self._free_bytes()
-        make = partial(StepGraphs, forward, compute_logits, tables, show_progress=False)
-        graphs = [make(self._sizes[-1:], capture, self._backend, drafts)]
-        self.expected = max(0, before - self._free_bytes())
-        if len(self._sizes) > 1:
+        graphs: list[StepGraphs] = []
+
+        def taken_by(sizes: Sequence[int], token_sizes: Sequence[int]) -> int:
             before = self._free_bytes()
-            graphs.append(make(self._sizes[-2:-1], capture, self._backend, drafts))
-            each = max(0, before - self._free_bytes())
-            self.expected += each * (len(self._sizes) - 1)
+            steps = (forward, compute_logits, tables, sizes, capture, self._backend, drafts)
+            graphs.append(StepGraphs(*steps, token_sizes=token_sizes, show_progress=False))
+            return max(0, before - self._free_bytes())
+
+        self.expected = taken_by(self._sizes[-1:], self._token_sizes[-1:])
+        further = max(len(self._sizes), len(self._token_sizes)) - 1
+        if further > 0:
+            # As if there were as many of one kind as of the other.
+            second = (sizes[-2:-1] or sizes for sizes in (self._sizes, self._token_sizes))
+            self.expected += taken_by(*second) * further
         return self.expected
 
     def run(
@@ -321,13 +417,15 @@ class StepCapture:
             GraphCapture(self._streams),
             self._backend,
             drafts,
+            token_sizes=self._token_sizes,
             show_progress=self._show_progress,
         )
         if self._show_progress:
             logger.info(
-                "captured steps of %d to %d rows (%d sizes) in %.1f s: %.2f GB, after %.2f "
-                "GB were set aside",
-                *(self._sizes[0], self._sizes[-1], len(self._sizes)),
+                "captured steps of up to %d rows (%d sizes), of up to %d tokens (%d sizes), in "
+                "%.1f s: %.2f GB, after %.2f GB were set aside",
+                *(self._sizes[-1], len(self._sizes)),
+                *(max(self._token_sizes, default=0), len(self._token_sizes)),
                 time.perf_counter() - start,
                 (before - self._free_bytes()) / 1e9,
                 self.expected / 1e9,
@@ -347,14 +445,29 @@ def create_capture(
     group: TensorParallelGroup,
     streams: DeviceStreams | None,
     backend: AttentionBackend,
-    block_size: int,
+    model: ModelConfig,
+    draft_backend: AttentionBackend | None = None,
 ) -> StepCapture | None:
     """The capture of a rank's steps; None where they are launched kernel by kernel: as configured,
-    or since collectives wait on the host, or the backend of attention cannot be captured."""
+    or since collectives wait on the host, or the backend of attention cannot be captured.
+
+    Args:
+        config: of the engine.
+        group: of the ranks.
+        streams: of the rank; None on CPU.
+        backend: of attention.
+        model: that computes.
+        draft_backend: of the attention of a model that drafts on the device, if one does.
+    """
     can_capture = registry.uses_triton(group.device) and not group.is_through_host
     if streams is None or config.enforce_eager or not can_capture:
         return None
     if not isinstance(backend, CapturableBackend):
         return None
-    sizes = capture_sizes(config, block_size)
-    return StepCapture(sizes, streams, backend, show_progress=group.rank == 0)
+    sizes = capture_sizes(config, model.block_size)
+    token_sizes: Sequence[int] = ()
+    backends = [backend] if draft_backend is None else [backend, draft_backend]
+    captured = [one for one in backends if isinstance(one, CapturableBackend)]
+    if model.block_size == 1 and all(one.captures_ragged for one in captured):
+        token_sizes = token_capture_sizes(config, model.hidden_size)
+    return StepCapture(sizes, token_sizes, streams, backend, show_progress=group.rank == 0)

@@ -103,7 +103,8 @@ class ModelRunner:
         self._capture = None
         if not self._layout.states:  # whose rows are looked at one by one
             self._capture = create_capture(
-                *(config, group, self._streams, self._attention), self.model_config.block_size
+                *(config, group, self._streams, self._attention, self.model_config),
+                None if self._draft_model is None else self._draft_model.backend,
             )
         self._graphs: StepGraphs | None = None
         self._drafter: Drafter | None = None
@@ -323,11 +324,16 @@ class ModelRunner:
     def _build(
         self, plan: Plan, drafted: DraftedStep | None, slot: StepSlot | None
     ) -> Batch | None:
+        size, num_tokens, speculative = None, 0, None
         if drafted is not None:
             plan, speculative = drafted.plan, drafted.speculative
-            return self._builder.build(plan, uploader=slot, speculative=speculative)
-        size = None if self._graphs is None else self._graphs.size_for(plan.rows)
-        return self._builder.build(plan, uploader=slot, size=size)
+        elif self._graphs is not None:
+            size = self._graphs.size_for(plan.rows)
+        if self._graphs is not None and size is None:
+            size, num_tokens = self._graphs.tokens_for(plan.rows) or (None, 0)
+        return self._builder.build(
+            plan, uploader=slot, size=size, num_tokens=num_tokens, speculative=speculative
+        )
 
     def _run(self, batch: Batch, read: torch.Tensor | None) -> torch.Tensor:
         """Hidden states of the tokens `read` of a step of blocks; else as the batch says."""

@@ -35,6 +35,8 @@ from worker.rank.runner import ModelRunner
 
 ROWS = 4
 """Of the step that is counted."""
+TOKENS = 64
+"""Of one whose rows are of any lengths."""
 _FOR_ALL_LAYERS = {"_schedule_kernel"}
 """What the first layer of a group launches for the others, too."""
 
@@ -81,6 +83,8 @@ class Counts:
     """Logits and draw of rows without filters."""
     filtered: int
     """The same with filters."""
+    ragged: int
+    """Of the forward pass of a step whose rows are of any lengths; 0 where none is captured."""
 
 
 class Idle:
@@ -151,6 +155,7 @@ def count_launches(
         DeviceMix: it computes with tensors on CPU.
     """
     captured: list[list[str]] = []
+    ragged = 0
     by_layer: list[int] = []
     limits = {"max_num_seqs": ROWS, "max_num_batched_tokens": 1024}
     options = {"device": "cuda", "load_format": "dummy", **limits, **further}
@@ -165,7 +170,7 @@ def count_launches(
         def capture(launch: Callable[[], None]) -> Replay:
             counter.names, counter.forbids_waits = [], True
             launch()
-            captured.append(counter.names)
+            captured.append([*counter.names])
             counter.forbids_waits = False
             return lambda: None
 
@@ -173,10 +178,16 @@ def count_launches(
         assert isinstance(backend, CapturableBackend)
         with torch.inference_mode():
             steps = (built.run_model, built.model.compute_logits, built._tables)
-            StepGraphs(*steps, (ROWS,), capture, backend, show_progress=False)
-    forward, *draws = map(len, captured)
+            sizes = ((ROWS,), capture, backend)
+            StepGraphs(*steps, *sizes, show_progress=False)
+            own = list(by_layer)
+            forward, *draws = map(len, captured)
+            if backend.captures_ragged and built.model_config.block_size == 1:
+                captured.clear()
+                StepGraphs(*steps, *sizes, token_sizes=(TOKENS,), show_progress=False)
+                ragged = len(captured[0])
     plain, filtered = draws or (0, 0)  # blocks are not drawn in graphs
-    return Counts(max(by_layer), forward - sum(by_layer), plain, filtered)
+    return Counts(max(own), forward - sum(own), plain, filtered, ragged)
 
 
 def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:

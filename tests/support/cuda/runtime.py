@@ -159,6 +159,8 @@ def _attend_rows(
         starts = rows.query_start.tolist()
     for row, length in enumerate(lengths):
         start, stop = starts[row : row + 2]
+        if start == stop:
+            continue
         query = torch.arange(length - (stop - start), length)
         first = max(0, int(query[0]) + 1 - rows.window) if rows.window else 0
         if length <= first:

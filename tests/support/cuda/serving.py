@@ -84,7 +84,7 @@ def on_cuda(
     warms_up: bool = False,
     **options: Any,
 ) -> Served:
-    options = {"cudagraph_capture_sizes": (1, 2, 4), **OPTIONS, **options}
+    options = {"cudagraph_capture_sizes": (1, 2, 4, 32), **OPTIONS, **options}
     with pretended_cuda(warms_up=warms_up) as world, world.rank() as clocks:
         if num_ranks > 1:
             options["tensor_parallel_size"] = num_ranks

@@ -22,6 +22,10 @@ GRAPH_SIZES = (2, 4)
 REPLAYS = [*(4, 4), *(2, 2), *(4, 4), *(4, 4), *(2, 2), 2]
 """Sizes of the graphs replayed: forward and draw of each decode step; where a row has logits
 processors, the forward pass alone."""
+TOKEN_SIZES = (4, 8, 16)
+"""Numbers of tokens to capture steps for."""
+RAGGED_REPLAYS = [16, *REPLAYS[:-1], 4, REPLAYS[-1]]
+"""The same where steps with prompts replay graphs, too: their forward passes."""
 _MASK_WORDS = -(-VOCAB_SIZE // 32)
 _ODD_TOKENS = np.full((1, _MASK_WORDS), 0xAAAAAAAA, dtype="<u4").tobytes()
 _LOGITS_PARAMS = LogitsParams(num_prompt=5, frequency_penalty=1.5, num_logprobs=2)
@@ -108,7 +112,8 @@ def noting_replays(
     """Stands in for the capture of a graph: a replay calls what a graph would repeat.
 
     Args:
-        replayed: is given the size of each replay's graph: rows of a forward pass or of a draw.
+        replayed: is given the size of each replay's graph: rows of a forward pass or of a draw, or
+            tokens where rows are of any lengths.
         runs_first: launches once before it is captured, too, as on CUDA.
     """
 
@@ -119,7 +124,7 @@ def noting_replays(
 
         def replay() -> None:
             what = launch.args[0]
-            replayed.append(what if isinstance(what, int) else len(what.rows))
+            replayed.append(what if isinstance(what, int) else what.num_tokens or len(what.rows))
             launch()
 
         return replay

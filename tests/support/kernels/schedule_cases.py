@@ -39,8 +39,8 @@ STEPS: dict[str, tuple[Cost, Sequence[int], Sequence[int]]] = {
 many queries each. Who splits better changes them."""
 
 
-def schedule_of(name: str, device: str) -> Schedule:
-    """That of a decode, or an extend."""
+def schedule_of(name: str, device: str, *, is_bound: bool = False) -> Schedule:
+    """That of a decode, or an extend; with `is_bound` the host knows the sum of queries alone."""
     _, seq_lens, query_lens = STEPS[name]
     starts = None
     if query_lens:
@@ -50,7 +50,8 @@ def schedule_of(name: str, device: str) -> Schedule:
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32).to(device),
         seq_lens_host=seq_lens,
         query_start=starts,
-        query_lens_host=query_lens,
+        query_lens_host=() if is_bound else query_lens,
+        num_queries=sum(query_lens) if is_bound else 0,
         page_size=max(seq_lens),
     )
     q = torch.empty(
@@ -98,6 +99,16 @@ def schedule_case(device: str, dtype: torch.dtype) -> None:
         assert cost.programs >= budget.programs, name
 
 
+def bounded_case(device: str, dtype: torch.dtype) -> None:
+    """Where the host knows but how many queries all rows have, programs are listed for no fewer."""
+    for name, (_, _, query_lens) in STEPS.items():
+        if query_lens:
+            exact, bounded = (schedule_of(name, device, is_bound=one) for one in (False, True))
+            listed = bounded.items[bounded.items[:, 0] >= 0]
+            assert torch.equal(listed[:, :5], exact.items[exact.items[:, 0] >= 0][:, :5]), name
+            assert bounded.num_partials >= exact.num_partials, name
+
+
 def idle_device_case(device: str, dtype: torch.dtype) -> None:
     """A schedule for fewer programs walks further, and leaves multiprocessors idle."""
     with pytest.MonkeyPatch.context() as patch:
@@ -108,4 +119,4 @@ def idle_device_case(device: str, dtype: torch.dtype) -> None:
         assert cost_of(name, device).programs < NUM_SMS < STEPS[name][0].programs
 
 
-SCHEDULE_CASES = [schedule_case, idle_device_case]
+SCHEDULE_CASES = [schedule_case, bounded_case, idle_device_case]

@@ -35,6 +35,7 @@ from kernels import (
     store_kv_cache,
     xielu,
 )
+from kernels.attention import AttentionMetadata
 from kernels.attention.triton_backend import TritonAttention
 from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import (
@@ -335,6 +336,29 @@ def attention_case(device: str, dtype: torch.dtype) -> None:
                 )
 
 
+def ragged_case(device: str, dtype: torch.dtype) -> None:
+    """Extends of which the device alone knows how many queries each row has; padding has none."""
+    lens, query_lens = [37, 1, 300, 64, 0, 0], [20, 1, 33, 64, 0, 0]
+    for window in (0, 37):
+        case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
+        q = _randn(sum(query_lens), 6, 32, device=device, dtype=dtype)
+        ragged = AttentionMetadata(
+            page_table=case.page_table,
+            seq_lens=case.seq_lens,
+            seq_lens_host=[max(lens)] * len(lens),
+            query_start=torch.tensor([0, *query_lens], device=device).cumsum(0).int(),
+            num_queries=sum(query_lens),
+            page_size=case.page_size,
+            window=window,
+        )
+        known = replace(case, page_table=case.page_table[:4], lens=lens[:4])
+        _compare(
+            partial(case.attend, q, TritonAttention(), ragged),
+            dtype,
+            reference=partial(known.extend, q, query_lens[:4], window=window),
+        )
+
+
 def empty_row_case(device: str, dtype: torch.dtype) -> None:
     """A row of no tokens, which is padding, comes to finite numbers."""
     case = make_paged([0, 5], num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
@@ -626,6 +650,7 @@ CASES: list[Case] = [
     linear_case,
     quantized_linear_case,
     attention_case,
+    ragged_case,
     empty_row_case,
     *SCHEDULE_CASES,
     latent_case,

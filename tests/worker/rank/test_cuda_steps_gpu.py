@@ -17,6 +17,7 @@ from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.engines.decode_plans import (
     GRAPH_SIZES,
     OPTIONS,
+    TOKEN_SIZES,
     assert_same,
     assert_same_state,
     run_plans,
@@ -28,8 +29,11 @@ from tests.support.engines.plan_driver import make_runner
 from worker.config import EngineConfig
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow
+from worker.rank.batch import Batch
+from worker.rank.graphs import StepGraphs
 from worker.rank.rank import select_device
 from worker.rank.runner import ModelRunner
+from worker.rank.transfer import StagedArrays
 from worker.wire.sampling import SamplingParams
 
 pytestmark = [
@@ -53,10 +57,14 @@ def cuda_runner(folder: str, **options: object) -> ModelRunner:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["plain", "batch-invariant"])
-def test_graphs_draw_what_eager_steps_draw(folder: str, batch_invariant: bool) -> None:
+@pytest.mark.parametrize("sizes", [GRAPH_SIZES, (*GRAPH_SIZES, *TOKEN_SIZES)])
+def test_graphs_draw_what_eager_steps_draw(
+    folder: str, sizes: tuple[int, ...], batch_invariant: bool
+) -> None:
+    """Steps with prompts, too, where these are no longer than what is captured."""
     options = {**OPTIONS, "dtype": "float32", "batch_invariant": batch_invariant}
     eager = cuda_runner(folder, enforce_eager=True, **options)
-    graphs = cuda_runner(folder, cudagraph_capture_sizes=GRAPH_SIZES, **options)
+    graphs = cuda_runner(folder, cudagraph_capture_sizes=sizes, **options)
     assert eager._graphs is None
     assert graphs._graphs is not None
     assert_same(run_plans(graphs), run_plans(eager))
@@ -188,6 +196,31 @@ def test_depth_and_poison_change_nothing(
             assert engine.num_preemptions > 0, "pages were not scarce"
     assert [one.token_ids for one in outcomes] == [one.token_ids for one in expected]
     assert [one.finish_reason for one in outcomes] == [one.finish_reason for one in expected]
+
+
+@pytest.mark.parametrize("kv_cache_tokens", [16384, SCARCE_TOKENS], ids=["ample", "scarce"])
+def test_steps_with_prompts_replay_graphs(
+    folder: str, kv_cache_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And draw what they draw eagerly, where prefixes are cached, and where pages are scarce."""
+    replayed: list[int] = []
+    forward = StepGraphs._forward_ragged
+
+    def noted(graphs: StepGraphs, batch: Batch, staged: StagedArrays) -> torch.Tensor:
+        replayed.append(batch.num_tokens)
+        return forward(graphs, batch, staged)
+
+    monkeypatch.setattr(StepGraphs, "_forward_ragged", noted)
+    prompts = make_prompts()
+    asked = mixed_params(len(prompts))
+    options = {"device": "cuda", "dtype": "float32", "kv_cache_tokens": kv_cache_tokens}
+    found = []
+    for enforce_eager in (True, False):
+        with Engine(folder, enforce_eager=enforce_eager, **options) as engine:
+            twice = [engine.outcomes(prompts, asked) for _ in range(2)]
+        found.append([one.token_ids for outcomes in twice for one in outcomes])
+        assert bool(replayed) != enforce_eager
+    assert found[0] == found[1]
 
 
 def test_two_ranks_on_one_device_run_eagerly_and_agree(folder: str) -> None:

@@ -13,7 +13,7 @@ from kernels.attention import CapturableBackend
 from worker.config import EngineConfig
 from worker.plan.plan import Admit, LogitsParams, Plan, PlannedRow
 from worker.rank.batch import Batch, BatchBuilder
-from worker.rank.graphs import StepGraphs, capture_sizes
+from worker.rank.graphs import StepGraphs, capture_sizes, token_capture_sizes
 from worker.rank.streams import SlotRing, staging_size
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import Staging, uploader_to
@@ -41,6 +41,28 @@ def test_given_sizes_are_sorted_and_no_larger_than_a_step() -> None:
         config(16, 0)
 
 
+def test_numbers_of_tokens_follow_from_what_a_token_computes() -> None:
+    large = EngineConfig(model="m", max_num_batched_tokens=8192)
+    sizes = token_capture_sizes(large, 1024)
+    assert sizes[:8] == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert sizes[-3:] == (1792, 1920, 2048)
+    assert sizes == tuple(sorted(set(sizes)))
+    assert token_capture_sizes(large, 2048)[-2:] == (768, 896)
+    assert token_capture_sizes(large, 4096)[-2:] == (448, 512)
+    ranks = EngineConfig(model="m", max_num_batched_tokens=8192, tensor_parallel_size=4)
+    assert token_capture_sizes(ranks, 4096)[-1] == 896
+
+
+def test_steps_of_tokens_are_no_larger_than_there_can_be() -> None:
+    small = EngineConfig(model="m", max_num_batched_tokens=100)
+    assert token_capture_sizes(small, 1024) == (1, 2, 4, 8, 16, 32, 64, 100)
+    given = EngineConfig(
+        model="m", max_num_seqs=2, max_num_batched_tokens=100, cudagraph_capture_sizes=(64, 1, 256)
+    )
+    assert token_capture_sizes(given, 1024) == (1, 64, 100)
+    assert capture_sizes(given) == (1, 2)
+
+
 def make_tables(block_size: int = 1) -> DeviceTables:
     tables = DeviceTables(
         max_num_seqs=6,
@@ -66,7 +88,8 @@ class Recorder:
         assert batch.staged is not None
         self.slots = batch.staged["slots"].tolist()
         self.journal.append(("forward", len(batch.rows)))
-        return batch.staged["slots"].repeat_interleave(int(batch.rows[0, 2]))[:, None].float()
+        lengths = batch.staged["query_start"].diff()
+        return batch.staged["slots"].repeat_interleave(lengths)[:, None].float()
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         self.journal.append(("logits", len(hidden)))
@@ -87,7 +110,7 @@ class Idle(CapturableBackend):
 
 
 def make_graphs(
-    tables: DeviceTables, sizes: tuple[int, ...]
+    tables: DeviceTables, sizes: tuple[int, ...], token_sizes: tuple[int, ...] = ()
 ) -> tuple[StepGraphs, Recorder, list[Callable[[], None]]]:
     recorder, captured = Recorder(), list[Callable[[], None]]()
 
@@ -97,7 +120,9 @@ def make_graphs(
         return launch
 
     steps = (recorder.forward, recorder.compute_logits)
-    graphs = StepGraphs(*steps, tables, sizes, capture, Idle(), show_progress=False)
+    graphs = StepGraphs(
+        *(*steps, tables, sizes, capture, Idle()), token_sizes=token_sizes, show_progress=False
+    )
     return graphs, recorder, captured
 
 
@@ -120,6 +145,36 @@ def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:
     assert graphs.sample(batch, None).tolist() == [2, 4, 0]
     assert recorder.journal == [("forward", 4), ("logits", 4)]
     assert tables.token_pool[[2, 4, 0, 6], [5, 10, 8, 1]].tolist() == [2, 0, 0, 6]
+
+
+def test_steps_of_any_lengths_replay_graphs_by_their_tokens() -> None:
+    tables = make_tables()
+    graphs, recorder, captured = make_graphs(tables, (1, 2), (4, 16, 300))
+    assert recorder.journal[:2] == [("forward", 7), ("forward", 5)], "7 rows cannot hold 300 tokens"
+    assert len(captured) == 2 + 6
+    prompt, draft, decode = (PlannedRow(2, 3, n, True) for n in (9, 3, 1))
+    assert graphs.tokens_for([decode, draft]) == (5, 4)
+    assert graphs.tokens_for([draft, draft]) == (7, 16)
+    assert graphs.tokens_for([prompt, prompt]) is None
+    assert graphs.tokens_for([]) is None
+    assert graphs.tokens_for([decode, decode]) == (5, 4), "those with drafts may have found none"
+    assert graphs.tokens_for([decode] * 3) is None, "more decodes than are captured are eager"
+    assert make_graphs(tables, (1, 2))[0].tokens_for([draft]) is None
+
+    recorder.journal.clear()
+    rows = [PlannedRow(2, 4, 1, True), PlannedRow(5, 0, 9, False), PlannedRow(4, 3, 2, True)]
+    size, num_tokens = graphs.tokens_for(rows) or (0, 0)
+    batch = BatchBuilder(tables).build(Plan(1, [], [], rows), size=size, num_tokens=num_tokens)
+    assert batch is not None
+    assert graphs.forward(batch).flatten().tolist() == [2.0, *[5.0] * 9, *[4.0] * 2]
+    assert recorder.journal == [("forward", 7)]
+    assert recorder.slots == [2, 5, 4, 6, 6, 6, 6]
+    assert batch.rows[:, 2].tolist() == [1, 9, 2, 1, 1, 1, 1]
+    assert batch.num_decodes == 0, "the device alone knows which rows are"
+    sampling = batch.sampling
+    assert sampling is not None
+    assert sampling.tokens is not None
+    assert (sampling.is_captured, sampling.tokens.tolist()) == (False, [0, 11])
 
 
 def test_blocks_are_captured_two_by_request_and_not_beyond_what_launching_costs() -> None:

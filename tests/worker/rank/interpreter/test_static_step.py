@@ -16,7 +16,9 @@ from tests.support.checkpoints.dense import FEW_HEADS, write_checkpoint
 from tests.support.engines.decode_plans import (
     GRAPH_SIZES,
     OPTIONS,
+    RAGGED_REPLAYS,
     REPLAYS,
+    TOKEN_SIZES,
     assert_same,
     assert_same_state,
     noting_replays,
@@ -30,8 +32,17 @@ from worker.rank.streams import DeviceStreams
 
 
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("qwen3-windows", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("token_sizes", "replays"),
+    [pytest.param((), REPLAYS, marks=pytest.mark.long), (TOKEN_SIZES, RAGGED_REPLAYS)],
+    ids=["rows", "tokens"],
+)
 def test_padded_steps_on_static_buffers_draw_the_same(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    token_sizes: tuple[int, ...],
+    replays: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_checkpoint(name, tmp_path, **FEW_HEADS)
     static = make_runner(str(tmp_path), **OPTIONS)
@@ -45,13 +56,15 @@ def test_padded_steps_on_static_buffers_draw_the_same(
         assert isinstance(backend, CapturableBackend)
         steps = (static.run_model, static.model.compute_logits, static._tables)
         static._graphs = StepGraphs(
-            *steps, GRAPH_SIZES, noting_replays(replayed), backend, show_progress=False
+            *(*steps, GRAPH_SIZES, noting_replays(replayed), backend),
+            token_sizes=token_sizes,
+            show_progress=False,
         )
     with Detector(monkeypatch), torch.inference_mode():
         # On streams, with every step launched before the results of the last one are taken.
         static._streams = DeviceStreams(torch.device("cpu"))
         results = run_plans_ahead(static)
     assert_same(results, expected)
-    assert replayed == REPLAYS
+    assert replayed == replays
     assert_same_state(static, own)
     assert bool((static._graphs._masks == -1).all())
