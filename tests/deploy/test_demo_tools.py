@@ -197,7 +197,7 @@ def _has_whole_calls(text: str) -> bool:
 
 def test_its_thoughts_are_short(questions: list[Question]) -> None:
     torch.set_num_threads(1)
-    for text in answers(DEMO, questions[:: len(questions) // 10], thinking=True):
+    for text in answers(DEMO, questions[:: len(questions) // cases(25)], thinking=True):
         thought = text.removesuffix(after_thought(text))
         assert thought.endswith(THOUGHT_END)
         assert 0 < len(thought) < 200

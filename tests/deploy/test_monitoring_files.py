@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -116,7 +117,9 @@ def test_alerts_fire_and_are_silent_where_they_should() -> None:
         told.add((alert, verdict))
     assert told == {(alert, verdict) for alert in alerts() for verdict in ("fires", "is silent")}
     command = [require("promtool"), "test", "rules", str(CASES)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    # Go collects its garbage less often: a quarter of the time.
+    environment = {**os.environ, "GOGC": "800"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

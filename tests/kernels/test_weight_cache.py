@@ -95,6 +95,7 @@ def test_nobody_writes_what_others_see(folder: Path, is_first: bool) -> None:
     _, values, _ = fill()
     child = os.fork()
     if not child:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of all that this process has
         values[0] = 1
         os._exit(0)
     _, status = os.waitpid(child, 0)

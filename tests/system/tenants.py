@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from scipy.stats import mannwhitneyu
+import scipy  # imports its parts when they are first used; statistics take a second
 
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.stats import percentile
@@ -96,7 +96,7 @@ def judge(samples: Samples) -> list[Check]:
 
 def sooner(some: Sequence[float], others: Sequence[float]) -> float:
     """How often one of `some` is less than one of `others`: the area under the ROC curve."""
-    return float(mannwhitneyu(others, some).statistic) / (len(some) * len(others))
+    return float(scipy.stats.mannwhitneyu(others, some).statistic) / (len(some) * len(others))
 
 
 def _measure(options: TenantsOptions) -> Samples:

@@ -136,7 +136,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(llm: LLM) -> None:
 
 def test_a_wrong_checkpoint_says_so_and_leaves_no_process(tmp_path: Path) -> None:
     before = rank_processes()
-    with pytest.raises(RankFailure, match="does not exist") as failure:
+    with forking_ranks(), pytest.raises(RankFailure, match="does not exist") as failure:
         LLM(str(tmp_path / "missing"), **OPTIONS)
     assert failure.value.heals, "the folder may come"
     (tmp_path / "config.json").write_text("{")

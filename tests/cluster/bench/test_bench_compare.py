@@ -12,6 +12,7 @@ import pytest
 
 from cluster.bench.cli import main
 from cluster.bench.compare import CompareOptions, run_compare
+from tests.support.effort import IS_LONG
 
 BETWEEN_RUNS = 0.1
 """Standard deviation of what a run has in common, as on a machine that others use too."""
@@ -76,6 +77,7 @@ def test_without_three_runs_nothing_is_shown_however_many_requests_they_have(
     assert found["mean_ttft_ms"]["b_over_a"] == pytest.approx(1.1, abs=0.02)
 
 
+@pytest.mark.randomized  # with more draws
 @pytest.mark.parametrize(
     ("runs", "seeded"),
     [
@@ -87,7 +89,7 @@ def test_without_three_runs_nothing_is_shown_however_many_requests_they_have(
 def test_equals_are_called_different_in_about_one_comparison_of_twenty(
     runs: int, seeded: bool, tmp_path: Path
 ) -> None:
-    draws = 200
+    draws = 200 if IS_LONG else 100
     alarms, outside = 0, 0
     for draw in range(draws):
         sides = [
@@ -100,7 +102,7 @@ def test_equals_are_called_different_in_about_one_comparison_of_twenty(
         assert (found["mean_ttft_ms"]["runs"] == f"{runs} pairs") == seeded
         alarms += any(row["verdict"] in ("regression", "improvement") for row in found.values())
         outside += not found["mean_ttft_ms"]["low"] <= 1.0 <= found["mean_ttft_ms"]["high"]
-    # Three standard deviations of a count around 5 % of 200.
+    # Three standard deviations of a count around 5 % of them.
     assert alarms / draws <= 0.05 + 3.0 * math.sqrt(0.05 * 0.95 / draws)
     assert outside / draws <= 0.05 + 3.0 * math.sqrt(0.05 * 0.95 / draws)
     assert outside, "an interval that always holds 1 is too wide"

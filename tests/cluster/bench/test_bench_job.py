@@ -58,7 +58,7 @@ def run(
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves charts blank, which take matplotlib longer than a job takes; each kind of job is drawn
-    in a test without it."""
+    in a test without it; goodput as a sweep."""
     monkeypatch.setattr("cluster.bench.jobs.charts._svg", lambda draw: "<svg/>")
 
 
@@ -114,6 +114,7 @@ def test_a_job_does_not_wait_for_ever(
     assert backend.bodies == []
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_goodput_keeps_the_slo_below_and_breaks_it_above(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

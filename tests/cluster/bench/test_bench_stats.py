@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats as scipy_stats
+import scipy  # imports its parts when they are first used; statistics take a second
 
 import cluster
 from cluster.bench.stats import (
@@ -44,13 +44,13 @@ def test_there_is_one_definition_of_a_percentile() -> None:
 @pytest.mark.parametrize("count", [3, 5, 11, 40])
 def test_intervals_are_student_s_whatever_the_number_of_values(count: int) -> None:
     values = np.random.default_rng(count).gamma(3.0, 1.0, count).tolist()
-    low, high = scipy_stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     found = estimate(values)
     assert found.value - found.half == pytest.approx(low)
     assert found.value + found.half == pytest.approx(high)
     assert (spread(values).interval_low, spread(values).interval_high) == pytest.approx((low, high))
     assert estimate(values).half == pytest.approx((high - low) / 2.0)
-    above = scipy_stats.ttest_1samp(values, 2.0, alternative="greater").pvalue
+    above = scipy.stats.ttest_1samp(values, 2.0, alternative="greater").pvalue
     assert found.p_above(2.0) == pytest.approx(above)
     assert found.p_below(2.0) == pytest.approx(1.0 - above)
 
@@ -58,7 +58,7 @@ def test_intervals_are_student_s_whatever_the_number_of_values(count: int) -> No
 def test_measured_apart_they_are_welch_s() -> None:
     random = np.random.default_rng(0)
     a, b = random.normal(1.0, 0.1, 4), random.normal(1.3, 0.5, 7)
-    low, high = scipy_stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    low, high = scipy.stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
     found = difference(a, b)
     assert found.value - found.half == pytest.approx(low)
     assert found.value + found.half == pytest.approx(high)

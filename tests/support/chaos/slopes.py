@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from scipy.stats import kendalltau, theilslopes
+import scipy  # imports its parts when they are first used; statistics take a second
 
 from cluster.bench.processes import resident_mib
 from tests.support.chaos.kinds import Part
@@ -128,14 +128,14 @@ def fit_slope(part: Part, pid: int, means: Sequence[float], minute_s: float, lev
     numbers = np.arange(len(course))
     half = len(course) // 2
     halves = (course[: half + 1], course[half:])  # the block in the middle belongs to both
-    rises = [half * float(theilslopes(blocks).slope) for blocks in halves]
-    by_chance = kendalltau(numbers, course, alternative="greater").pvalue
+    rises = [half * float(scipy.stats.theilslopes(blocks).slope) for blocks in halves]
+    by_chance = scipy.stats.kendalltau(numbers, course, alternative="greater").pvalue
     hours_per_block = len(means) / len(course) * minute_s / _S_PER_H
     return Slope(
         part=part.value,
         pid=pid,
         course=tuple(course),
-        slope=float(theilslopes(course).slope) / hours_per_block,
+        slope=float(scipy.stats.theilslopes(course).slope) / hours_per_block,
         climbs=bool(by_chance < 1.0 - level) and min(rises) >= _LEAST_RISE_MIB,
     )
 

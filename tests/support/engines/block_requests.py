@@ -5,16 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from tests.support.checkpoints.sdar import VOCAB_SIZE
+from tests.support.effort import IS_LONG
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import SamplingParams
 
+COUNT = 16 if IS_LONG else 8
+"""Every algorithm with every filter, at least once."""
 
-def prompts(count: int = 16) -> list[list[int]]:
+
+def prompts(count: int = COUNT) -> list[list[int]]:
     rng = np.random.default_rng(7)
     return [rng.integers(0, VOCAB_SIZE, int(rng.integers(1, 60))).tolist() for _ in range(count)]
 
 
-def sampling(count: int = 16, **options: object) -> list[SamplingParams]:
+def sampling(count: int = COUNT, **options: object) -> list[SamplingParams]:
     """Both algorithms in one batch, greedy and at random, every filter used."""
     draws = [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.7}]
     return [

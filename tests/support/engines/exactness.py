@@ -24,6 +24,7 @@ NUM_NEW = 64 if IS_LONG else 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 SCARCE_TOKENS = 960 if IS_LONG else 496
 """KV cache in which the longest request fits, and the working set of 10 does not."""
+EVERY = slice(None)
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ class Settings:
         self._options = options
         self._prompts = make_prompts(len(params))
 
-    def alone(self) -> list[list[int]]:
+    def alone(self, some: slice = EVERY) -> list[list[int]]:
+        """Each of some prompts by itself, which takes more steps than all the other settings."""
         with self._engine(enable_prefix_caching=False, overlap_depth=0) as engine:
-            pairs = zip(self._prompts, self._params, strict=True)
+            pairs = list(zip(self._prompts, self._params, strict=True))[some]
             return [engine.generate([prompt], [one])[0] for prompt, one in pairs]
 
     def batched_then_cached(self) -> tuple[list[list[int]], list[list[int]]]:

@@ -14,9 +14,9 @@ from tests.support.engines.plan_driver import make_runner
 from worker.wire.sampling import SamplingParams
 
 NEAR_TIE = 1e-4
-LENGTHS = (3, 20, 37, 47, 62, 110)
-NUM_NEW = 20 if IS_LONG else 12
-"""Tokens per request: most end a page and begin the next."""
+LENGTHS = (3, 28, 29, 47, 62, 110)
+NUM_NEW = 20 if IS_LONG else 6
+"""Tokens per request: all but one end a page and begin the next."""
 NUM_SCARCE = 20
 """Where pages are to run out while requests decode."""
 PAGE_SIZE, STEP_TOKENS = 8, 32

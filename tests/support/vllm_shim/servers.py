@@ -9,11 +9,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import anthropic
 import openai
 import pytest
+
+if TYPE_CHECKING:
+    import anthropic
 
 URL_VARIABLE = "RAYFLEET_SHIM_URL"
 """Where the server listens, without a path."""
@@ -80,11 +82,15 @@ class RemoteOpenAIServer:
         return openai.AsyncOpenAI(**self._client_options("v1", options))
 
     def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:
-        """Anthropic's client of it."""
+        """Anthropic's client of it, which takes a second and a half to import."""
+        import anthropic
+
         return anthropic.Anthropic(**self._client_options("", options))
 
     def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
         """The asynchronous one."""
+        import anthropic
+
         return anthropic.AsyncAnthropic(**self._client_options("", options))
 
     def _client_options(self, path: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import load_tokenizer
 
-SCARCE_TOKENS = 1024
+SCARCE_TOKENS = 768
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'
 
 
@@ -91,7 +91,7 @@ def long(*values: int) -> ParameterSet:
 
 
 @pytest.mark.parametrize(
-    ("tensor_parallel_size", "count"), [(1, 40), (2, 36), long(1, 500), long(2, 160)]
+    ("tensor_parallel_size", "count"), [(1, 32), (2, 28), long(1, 500), long(2, 160)]
 )
 def test_depth_1_equals_depth_0(tensor_parallel_size: int, count: int) -> None:
     torch.set_num_threads(1)

@@ -29,6 +29,7 @@ from worker.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.randomized  # with more prompts
 NUM_PROMPTS = (3 if IS_LONG else 2) * len(SETTINGS)
+NUM_IN_WAVES = 18 if IS_LONG else 10
 
 
 def run(engine: Engine, count: int = NUM_PROMPTS) -> list[Outcome]:
@@ -109,7 +110,7 @@ def test_ranks_draft_alike() -> None:
 
 
 def test_requests_that_come_in_waves_and_come_again_from_the_cache() -> None:
-    texts, sampling = prompts(18), settings(18)
+    texts, sampling = prompts(NUM_IN_WAVES), settings(NUM_IN_WAVES)
     options: dict[str, Any] = {"kv_cache_tokens": 1536, "max_num_batched_tokens": 64}
     with SpeculatingEngine(**options) as engine:
         expected = run_in_waves(engine, texts, sampling)

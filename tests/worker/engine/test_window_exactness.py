@@ -25,6 +25,7 @@ pytestmark = pytest.mark.randomized  # with more tokens
 NUM_PROMPTS = 16
 FEWER = 16 if IS_LONG else 9
 """Where no pages have to run out."""
+NUMBERS = {"scarce": NUM_PROMPTS, "tensor_parallel": NUM_PROMPTS, "alone": 16 if IS_LONG else 4}
 OTHERS = ("mistral-windows", "qwen2-window")
 NAME = "qwen3-windows"
 """Other families with windows go through tests/worker/models/test_families.py."""
@@ -70,7 +71,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, PreTraine
 )
 def test_greedy_equals_transformers(checkpoint: tuple[str, PreTrainedModel], setting: str) -> None:
     folder, model = checkpoint
-    number = NUM_PROMPTS if setting in ("scarce", "tensor_parallel") else FEWER
+    number = NUMBERS.get(setting, FEWER)
     settings = WindowSettings(folder, params=[GREEDY] * number)
     if setting == "batched":
         results = list(settings.batched_then_cached())

@@ -16,6 +16,7 @@ import torch
 from tests.support.checkpoints.sdar import SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_requests import prompts, sampling
+from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
 from worker.plan.sockets import FrameStream, listen
@@ -90,7 +91,7 @@ def test_requests_that_arrive_while_steps_run(checkpoint: SdarCheckpoint) -> Non
     token_ids: list[list[int]] = [[] for _ in submits]
     rounds, reasons = [0] * COUNT, [""] * COUNT
     num_reports = 0
-    with serving(config) as front:
+    with forking_ranks(), serving(config) as front:
         (info,) = front.read()
         assert isinstance(info, EngineInfo)
         assert info.block_size == 8

@@ -11,6 +11,7 @@ import torch
 from tests.support.checkpoints.dense import FEW_HEADS, SPECS, WINDOWED, write_checkpoint
 from tests.support.checkpoints.families import SPECIMENS, write_specimen
 from tests.support.checkpoints.specimen import Model, write
+from tests.support.effort import IS_LONG
 from tests.support.engines.plan_driver import Request, generate, make_runner
 
 SHORT = {("llama", False), ("granite", False), ("qwen3", True), ("qwen3-windows", False)}
@@ -22,6 +23,8 @@ KINDS = (
     *("longcat", "qwen2-moe", "glm4-moe", "ministral3", "glm4", "olmo2", "nemotron", "apertus"),
 )
 FEW = ("gemma4", "llama4", "deepseek-v2-lite")
+NUM_NEW = 3 if IS_LONG else 2
+"""Tokens of a request: the first of the prompt's last step, the others of decodes."""
 WINDOW = 17
 """Tokens: more than two pages, and few programs."""
 
@@ -72,9 +75,9 @@ def check_tokens(folder: Path, model: Model, length: int, *, batch_invariant: bo
     options = {"batch_invariant": batch_invariant, "cpu_backend": "torch", "page_size": 8}
     runner = make_runner(str(folder), **options)
     assert runner.model.native is None
-    first = Request(prompt=list(range(5, 5 + length)), new_tokens=3)
+    first = Request(prompt=list(range(5, 5 + length)), new_tokens=NUM_NEW)
     second = Request(
-        prompt=[9, 4, 4], slot=2, arrival=1, new_tokens=3, temperature=0.8, top_p=0.9, seed=4
+        prompt=[9, 4, 4], slot=2, arrival=1, new_tokens=NUM_NEW, temperature=0.8, top_p=0.9, seed=4
     )
     generate(runner, [first, second], chunk=len(first.prompt) - 8)
     for request in (first, second):
