@@ -35,6 +35,7 @@ from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
+from kernels.soft_cap import soft_cap_
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.store_kv_cache import store_kv_cache
 from kernels.token_bitmask import apply_token_bitmask
@@ -95,6 +96,7 @@ __all__ = [
     "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",
+    "soft_cap_",
     "squared_relu",
     "store_kv_cache",
     "token_scores",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from kernels import (
     rms_norm,
     rotary_embedding,
     silu_and_mul,
+    soft_cap_,
     squared_relu,
     store_kv_cache,
     xielu,
@@ -130,6 +132,13 @@ def test_clamped_swiglu(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         clamped_swiglu(x, 1.7, 3.0), expected, rtol=1e-5 if dtype.itemsize == 4 else 1e-2, atol=1e-6
     )
+
+
+def test_soft_cap() -> None:
+    x = torch.tensor([[-1e5, -30.0, 0.0, 1e-3, 1e5]])
+    expected = torch.tensor([[-30.0, -30.0 * math.tanh(1.0), 0.0, 1e-3, 30.0]])
+    torch.testing.assert_close(soft_cap_(x, 30.0), expected)
+    torch.testing.assert_close(x, expected)  # in place
 
 
 def test_squared_relu() -> None:

@@ -21,6 +21,7 @@ def test_every_op_has_a_triton_kernel() -> None:
         "clamped_swiglu",
         "squared_relu",
         "xielu",
+        "soft_cap_",
         "store_kv_cache",
         "prepare_latents",
         "gumbel_noise",

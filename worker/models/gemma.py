@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from kernels import gelu_and_mul
+from kernels import gelu_and_mul, soft_cap_
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.glm4 import SandwichLayer
@@ -74,4 +74,4 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
         logits, cap = super().compute_logits(hidden), self.own("final_logit_softcapping")
-        return logits if cap is None else torch.tanh(logits / float(cap)) * float(cap)
+        return logits if cap is None else soft_cap_(logits, float(cap))

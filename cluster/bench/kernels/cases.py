@@ -106,6 +106,7 @@ _TOKEN_OPS = (
     "silu_and_mul",
     "gelu_and_mul",
     "clamped_swiglu",
+    "soft_cap_",
     "squared_relu",
     "xielu",
     "store_kv_cache",
@@ -175,6 +176,10 @@ class _Maker:
         elif name in _GATES:
             run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
+        elif name == "soft_cap_":
+            logits = torch.randn(rows, s.vocab, device=self._device)
+            run = partial(kernels.soft_cap_, logits, 30.0)
+            size = 2 * logits.numel() * logits.itemsize // item
         elif name in ("squared_relu", "xielu"):
             ups, numbers = self._randn(rows, s.intermediate), torch.ones(4, device=self._device)
             run = partial(kernels.squared_relu, ups)

@@ -45,6 +45,7 @@ from kernels import (
     rotary_embedding,
     sample_tokens,
     silu_and_mul,
+    soft_cap_,
     squared_relu,
     store_kv_cache,
     token_scores,
@@ -86,6 +87,7 @@ def token_ops(dtype: torch.dtype) -> None:
     silu_and_mul(x)
     gelu_and_mul(x)
     clamped_swiglu(x, 1.702, 7.0)
+    soft_cap_(x.float(), 30.0)
     squared_relu(x)
     xielu(x, torch.ones(4))
     rotary_embedding(heads, heads, torch.arange(5), torch.randn(9, 24))

@@ -31,6 +31,7 @@ from kernels import (
     rms_norm_pair,
     rotary_embedding,
     silu_and_mul,
+    soft_cap_,
     squared_relu,
     store_kv_cache,
     xielu,
@@ -157,6 +158,13 @@ def gelu_and_mul_case(device: str, dtype: torch.dtype) -> None:
 def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
     x = 9.0 * _randn(4, 2 * 1100, device=device, dtype=dtype)
     _compare(lambda: clamped_swiglu(x, 1.702, 7.0), dtype)
+
+
+def soft_cap_case(device: str, dtype: torch.dtype) -> None:
+    """Of logits, which are fp32 whatever the model; some beyond where the exponential overflows."""
+    x = 60.0 * _randn(4, 1100, device=device, dtype=torch.float32)
+    x[0, :3] = torch.tensor([5e4, -5e4, 0.0])
+    _compare(lambda: soft_cap_(x.clone()[:, :1099], 30.0), torch.float32)
 
 
 def squared_relu_case(device: str, dtype: torch.dtype) -> None:
@@ -641,6 +649,7 @@ CASES: list[Case] = [
     silu_and_mul_case,
     gelu_and_mul_case,
     clamped_swiglu_case,
+    soft_cap_case,
     squared_relu_case,
     xielu_case,
     store_kv_cache_case,

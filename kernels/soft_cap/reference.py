@@ -1,0 +1,10 @@
+"""Torch soft cap."""
+
+from __future__ import annotations
+
+import torch
+
+
+def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Three operations in place."""
+    return logits.div_(cap).tanh_().mul_(cap)

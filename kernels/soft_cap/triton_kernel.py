@@ -1,0 +1,32 @@
+"""Triton soft cap."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.tiles import cdiv
+
+_BLOCK = 1024
+
+
+def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Launch over (rows, blocks of columns)."""
+    num_rows, width = logits.shape
+    if num_rows:
+        grid = (num_rows, cdiv(width, _BLOCK))
+        _soft_cap_kernel[grid](logits, logits.stride(0), float(cap), WIDTH=width, BLOCK=_BLOCK)
+    return logits
+
+
+@triton.jit
+def _soft_cap_kernel(x_ptr, x_stride, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
+    # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
+    capped = cap * (1.0 - 2.0 / (tl.exp(2.0 * x / cap) + 1.0))
+    tl.store(x_ptr + row * x_stride + column, capped, mask=inside)
