@@ -34,6 +34,10 @@ class MessageWriter(ChatWriter):
         draft = completion.take_draft()
         if draft is not None and not token_ids and completion.finish_reason is None:
             return (self._draft_chunk(completion, draft),)
+        if self._plain and completion.finish_reason is None:
+            content = self._readers[completion.spec.index].content_of(text)
+            if content is not None:
+                return self._plain_chunk(completion, content)
         deltas = self._deltas(completion, text)
         _, logprobs = self._with_extras(completion, "", token_ids)
         shows_tokens = self._extras.return_token_ids and token_ids

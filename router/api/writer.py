@@ -115,10 +115,14 @@ class ResponseWriter(ABC):
         if draft is not None and not token_ids and completion.finish_reason is None:
             return (self._draft_chunk(completion, draft),)
         if self._plain and completion.finish_reason is None:
-            if not text:
-                return ()
-            return (self._heads[completion.spec.index] + _encode(text) + self._middle,)
+            return self._plain_chunk(completion, text)
         return self._full_chunk(completion, text, token_ids)
+
+    def _plain_chunk(self, completion: Completion, text: str) -> Iterable[bytes]:
+        """The event of a text that is all there is to tell."""
+        if not text:
+            return ()
+        return (self._heads[completion.spec.index] + _encode(text) + self._middle,)
 
     def last(self) -> bytes:
         """What a stream ends with."""

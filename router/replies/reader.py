@@ -170,6 +170,18 @@ class ReplyReader:
             pieces += self._pieces(is_end=False)
         return pieces
 
+    def content_of(self, text: str) -> str | None:
+        """What `push` of the next text would tell, where that is content alone; None, and nothing
+        is taken, where it may be more. Most of what most models write is read so."""
+        if self._buffer or not self._has_content or self._state != "content":
+            return None
+        if self._is_after_marker or self._may_mark.search(text) is not None:
+            return None
+        told = self._space + text
+        body = told.rstrip()
+        self._space = told[len(body) :]
+        return body
+
     def end(self) -> list[Piece]:
         """The pieces at the end of the text."""
         return list(self._pieces(is_end=True))

@@ -20,6 +20,7 @@ from router.replies import (
     THOUGHTS,
     Call,
     CallArguments,
+    Content,
     Piece,
     ReplyReader,
     Thought,
@@ -179,7 +180,27 @@ def reader_of(tools: ToolFormat | None, *, is_thinking: bool = False) -> ReplyRe
 
 
 def read(reader: ReplyReader, parts: Iterable[str]) -> Expected:
-    return joined([piece for part in parts for piece in reader.push(part)] + reader.end())
+    """As writers do."""
+    pieces: list[Piece] = []
+    for part in parts:
+        content = reader.content_of(part)
+        if content is None:
+            pieces += reader.push(part)
+        elif content:
+            pieces.append(Content(content))
+    return joined(pieces + reader.end())
+
+
+def test_content_is_told_by_itself_where_nothing_else_can_be_in_it() -> None:
+    reader = reader_of(FORMATS["hermes"])
+    assert reader.content_of("Hi") is None  # a thought, or a call, may begin
+    assert reader.push("Hi") == [Content("Hi")]
+    assert [reader.content_of(text) for text in (" there, ", "\n", "x")] == [" there,", "", " \nx"]
+    assert reader.content_of("a < b") is None
+    assert reader.push("a < b <") == [Content("a < b")]
+    assert reader.content_of("b") is None  # behind what may be a marker's beginning
+    assert read(reader, ["tool_call>", '{"name": "now"}</tool_call> ']) == ("", "", [NOW])
+    assert reader.content_of("c") is None  # behind a call
 
 
 def joined(pieces: Iterable[Piece]) -> Expected:
