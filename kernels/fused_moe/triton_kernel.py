@@ -173,7 +173,7 @@ def _multiply_kernel(
     inside = column < size
     if ACTIVATION != "":
         # A gate and its up are neighbours, which one thread has of the products.
-        column = column // 2 + (column % 2) * (size // 2)
+        column = tl.where(column % 2 == 0, column // 2, column // 2 + size // 2)
     x_row = x_ptr + (pair // PAIRS_PER_ROW)[:, None] * x_stride
     weight_row = weight_ptr + expert * expert_stride + column[None, :] * row_stride
     scale_row = expert * scale_expert_stride + column * scale_row_stride
