@@ -256,7 +256,7 @@ def difference(folder: Path, prompt: list[int], expected: torch.Tensor) -> float
     there are."""
     request = Request(prompt=prompt, new_tokens=1)
     try:
-        generate(make_runner(str(folder), cpu_backend="torch"), [request])
+        generate(make_runner(str(folder)), [request])
     except ValueError as error:
         if "do not belong together" not in str(error):
             raise
