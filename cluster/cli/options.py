@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -131,7 +132,8 @@ def field_docstrings(cls: type) -> Mapping[str, str]:
     return docs
 
 
-def _own_docstrings(cls: type) -> dict[str, str]:
+@cache  # a base of several is read once, in several milliseconds
+def _own_docstrings(cls: type) -> Mapping[str, str]:
     """Those in the source of the class itself."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
