@@ -81,7 +81,7 @@ class Readers:
 class _Reader:
     """One client, as its response's `send` shows it."""
 
-    __slots__ = ("_before", "_generation", "_loop", "_send", "_sending", "_timeout", "blocked_at")
+    __slots__ = ("_before", "_generation", "_send", "_sending", "_timeout", "blocked_at")
 
     def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
         self.blocked_at = math.inf
@@ -89,7 +89,6 @@ class _Reader:
         self._send = send
         self._generation = generation
         self._timeout = timeout
-        self._loop = asyncio.get_running_loop()
         self._before = 0
         self._sending = 0
 
@@ -107,7 +106,7 @@ class _Reader:
     async def send(self, message: Message) -> None:
         """Sends a message, and notes for how long that takes."""
         self._before, self._sending = self._sending, len(message.get("body", b""))
-        self.blocked_at = self._loop.time()
+        self.blocked_at = asyncio.get_running_loop().time()
         await self._send(message)
         self.blocked_at = math.inf
 

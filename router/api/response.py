@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 from starlette.responses import Response
@@ -146,26 +147,20 @@ class GenerationResponse(Response):
         failed: ApiError | None = None
         while not generation.finished and failed is None:
             completions = await generation.take()
-            for completion in completions:
-                if completion.error:
-                    failed = failed or _failure(completion)
+            failed = next((_failure(c) for c in completions if c.error), None)
             if failed is not None:
                 break
             until = clock() + MAX_WORK_S
-            for completion in completions:
-                for part in writer.chunk(completion):
-                    body += part
-                    if clock() >= until:
-                        await asyncio.sleep(0)
-                        until = clock() + MAX_WORK_S
-                    if len(body) >= SLICE_BYTES:
-                        await self._send_part(send, head, body)
-                        head, body, num_first = None, b"", 0
-            if len(body) > num_first:
-                if head is None:  # the usual case, without a coroutine more per token
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                else:
+            for part in chain.from_iterable(map(writer.chunk, completions)):
+                body += part
+                if clock() >= until:
+                    await asyncio.sleep(0)
+                    until = clock() + MAX_WORK_S
+                if len(body) >= SLICE_BYTES:
                     await self._send_part(send, head, body)
+                    head, body, num_first = None, b"", 0
+            if len(body) > num_first:
+                await self._send_part(send, head, body)
                 head, body, num_first = None, b"", 0
         if head is not None:
             if failed is not None:

@@ -173,9 +173,9 @@ class ReplyReader:
     def content_of(self, text: str) -> str | None:
         """What `push` of the next text would tell, where that is content alone; None, and nothing
         is taken, where it may be more. Most of what most models write is read so."""
-        if self._buffer or not self._has_content or self._state != "content":
+        if self._buffer or self._is_after_marker or self._state != "content":
             return None
-        if self._is_after_marker or self._may_mark.search(text) is not None:
+        if not self._is_plain(text):
             return None
         told = self._space + text
         body = told.rstrip()
