@@ -39,11 +39,11 @@ DTYPES = (torch.float32, torch.bfloat16)
 @pytest.mark.parametrize(("n", "k"), [(100, 48), (32, 16), (513, 256), (7, 704)])
 def test_products(dtype: torch.dtype, n: int, k: int) -> None:
     torch.manual_seed(n)
-    weight, x = torch.randn(n, k).to(dtype), torch.randn(110, k).to(dtype).float()
+    weight, x = torch.randn(n, k).to(dtype), torch.randn(300, k).to(dtype).float()
     packed = pack_weight(weight)
     whole = multiply(x, packed, n)
     torch.testing.assert_close(whole, x @ weight.float().T, atol=2e-4, rtol=1e-4)
-    for rows in (1, 2, 3, 5, 12, 13, 31, 97):
+    for rows in (1, 2, 3, 5, 12, 13, 31, 32, 33, 97, 257):
         assert torch.equal(multiply(x[-rows:], packed, n), whole[-rows:]), f"{rows} rows differ"
 
 
@@ -95,6 +95,12 @@ def test_it_runs_on_other_processors(
         test_products(dtype, n, k)
     test_prefill_then_decode_equals_torch(dtype, True)
     test_rows_chunks_and_threads_change_no_bit(dtype)
+
+
+@pytest.mark.skipif("amx_bf16" not in build.processor(), reason="this processor has no tiles")
+def test_tiles_are_used_where_the_processor_has_them() -> None:
+    """By the code as it is shipped: an optimising compiler once left out what tiles were to read."""
+    assert library().rayfleet_has_tiles()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no tiles")

@@ -22,6 +22,12 @@ constexpr int kRows = 16;   // of a tile
 constexpr int kPairs = 16;  // of k, that a tile has
 constexpr int kLine = 64;   // bytes of its row
 
+// Where the sums of a pair of tiles times a block lie: 32 columns of each row.
+struct Sums {
+  float* data;
+  int64_t stride;  // of rows, in floats
+};
+
 #if defined(RAYFLEET_EMULATE_AMX)
 // What the instructions do, for machines that lack them: tests run the same code on them.
 struct Tile {
@@ -88,13 +94,25 @@ static inline bool permitted() {
 
 #if defined(RAYFLEET_EMULATE_AMX) || defined(__AMX_BF16__)
 
+// HAZARD: GCC's intrinsics do not tell it that they read memory: what was written there before could
+// come later, or never. Called between the two.
+static inline void finish_writes() { __asm__ volatile("" ::: "memory"); }
+
 // Rows of an operand, `stride` elements apart, and one block of packed weights.
 struct Operands {
   const uint32_t* rows;
   int64_t stride;
-  const uint16_t* block;  // [length][32][2]
-  int64_t length;         // pairs of k
+  const uint16_t* block;  // [pairs of k][32][2]
 };
+
+// Steps of k that are multiplied at a time where there are more than two tiles of rows: so much of a
+// block is 16 KiB, which the first-level cache keeps while all rows pass by.
+constexpr int64_t kDepth = 128;
+constexpr int64_t kPairBytes = 2 * kLine;  // of a block's weights
+// Bytes by which weights that come from the memory are fetched before their use: tiles wait for their
+// loads, and what a core reads in the 0.1 us that memory takes is 2 KiB at 20 GB/s. Blocks follow
+// each other, so the end of one fetches the next; fetching beyond the last is harmless.
+constexpr int64_t kAhead = 8 << 10;
 
 // Tiles 0 to 3 sum [row half][column half], 4 and 5 have rows, 6 and 7 columns. The intrinsics take
 // their numbers only as they are written.
@@ -109,15 +127,20 @@ static inline void configure(int upper, int lower) {
     config.rows[tile] = (uint8_t)rows[tile];
     config.row_bytes[tile] = rows[tile] ? kLine : 0;
   }
+  finish_writes();
   _tile_loadconfig(&config);
 }
 
-// kPairs of k; LOWER: whether the second half has rows.
-template <bool LOWER>
+// kPairs of k; LOWER: whether the second half has rows; FETCH: whether weights are to be fetched.
+template <bool LOWER, bool FETCH>
 static inline void step(const uint32_t* upper, const uint32_t* lower, int64_t row_bytes,
-                        const void* block, int64_t pair_bytes) {
-  _tile_loadd(6, block, pair_bytes);
-  _tile_loadd(7, (const char*)block + kLine, pair_bytes);
+                        const void* block) {
+  if constexpr (FETCH)
+#pragma GCC unroll 32
+    for (int64_t line = 0; line < 2 * kPairs; ++line)
+      __builtin_prefetch((const char*)block + kAhead + line * kLine);
+  _tile_loadd(6, block, kPairBytes);
+  _tile_loadd(7, (const char*)block + kLine, kPairBytes);
   _tile_loadd(4, upper, row_bytes);
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);
@@ -128,37 +151,61 @@ static inline void step(const uint32_t* upper, const uint32_t* lower, int64_t ro
   }
 }
 
-// `count` rows, up to 32, times one block of 32 columns: sums [count, 32]. Tiles are configured for
-// so many rows.
 template <bool LOWER>
-static void product(const Operands& operands, int count, float* sums) {
-  constexpr int64_t kPairBytes = 2 * kLine;
+static inline void load_sums(const Sums& sums) {
+  const int64_t row_bytes = sums.stride * (int64_t)sizeof(float);
+  _tile_loadd(0, sums.data, row_bytes);
+  _tile_loadd(1, sums.data + kLanes, row_bytes);
+  if constexpr (LOWER) {
+    _tile_loadd(2, sums.data + kRows * sums.stride, row_bytes);
+    _tile_loadd(3, sums.data + kRows * sums.stride + kLanes, row_bytes);
+  }
+}
+
+template <bool LOWER>
+static inline void store_sums(const Sums& sums) {
+  const int64_t row_bytes = sums.stride * (int64_t)sizeof(float);
+  _tile_stored(0, sums.data, row_bytes);
+  _tile_stored(1, sums.data + kLanes, row_bytes);
+  if constexpr (LOWER) {
+    _tile_stored(2, sums.data + kRows * sums.stride, row_bytes);
+    _tile_stored(3, sums.data + kRows * sums.stride + kLanes, row_bytes);
+  }
+}
+
+// Pairs [begin, end) of `count` rows, up to 32, times those of one block of 32 columns, added to
+// what is in `from`, where the first part finds nothing, to `to`. Tiles are configured for so many
+// rows.
+template <bool LOWER, bool FETCH>
+static void product(const Operands& operands, int count, int64_t begin, int64_t end,
+                    const Sums& from, const Sums& to) {
   const int64_t row_bytes = operands.stride * (int64_t)sizeof(uint32_t);
   const uint32_t* lower = operands.rows + kRows * operands.stride;
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (LOWER) {
-    _tile_zero(2);
-    _tile_zero(3);
+  finish_writes();
+  if (begin) {
+    load_sums<LOWER>(from);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (LOWER) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
   }
-  int64_t done = 0;
-  for (; done + kPairs <= operands.length; done += kPairs)
-    step<LOWER>(operands.rows + done, lower + done, row_bytes,
-                operands.block + done * kPairBytes / 2, kPairBytes);
-  if (const int64_t left = operands.length - done) {
+  int64_t done = begin;
+  for (; done + kPairs <= end; done += kPairs)
+    step<LOWER, FETCH>(operands.rows + done, lower + done, row_bytes,
+                operands.block + done * kPairBytes / 2);
+  if (const int64_t left = end - done) {
     // The rest goes with zeros: beyond it there may be anything.
     uint32_t rows[2 * kRows][kPairs] = {}, pairs[kPairs][2 * kLanes] = {};
     for (int row = 0; row < count; ++row)
       std::copy_n(operands.rows + row * operands.stride + done, left, rows[row]);
     std::memcpy(pairs, operands.block + done * kPairBytes / 2, left * kPairBytes);
-    step<LOWER>(rows[0], rows[kRows], kLine, pairs, kPairBytes);
+    finish_writes();
+    step<LOWER, false>(rows[0], rows[kRows], kLine, pairs);
   }
-  _tile_stored(0, sums, kPairBytes);
-  _tile_stored(1, sums + kLanes, kPairBytes);
-  if constexpr (LOWER) {
-    _tile_stored(2, sums + kRows * 2 * kLanes, kPairBytes);
-    _tile_stored(3, sums + kRows * 2 * kLanes + kLanes, kPairBytes);
-  }
+  store_sums<LOWER>(to);
 }
 
 // Whether tiles are there and multiply right.
@@ -181,7 +228,8 @@ static bool probe() {
         block[i][column][which] = (uint16_t)bf16(2 * column + i + 4 * which);
   float sums[2 * kRows][2 * kLanes];
   configure(kRows, kCount - kRows);
-  product<true>({rows[0], kLength, block[0][0], kLength}, kCount, sums[0]);
+  product<true, false>({rows[0], kLength, block[0][0]}, kCount, 0, kLength, {},
+                       {sums[0], 2 * kLanes});
   _tile_release();
   for (int row = 0; row < kCount; ++row)
     for (int column = 0; column < 2 * kLanes; ++column) {
@@ -199,28 +247,53 @@ static inline bool usable() {
   return known;
 }
 
-// Calls take(row, block, sums of its 32 columns) for a work item: rows [begin, end) of the operand
-// times blocks [first, last).
-template <typename Take>
+// Tiles that are configured for as many rows as the last product had.
+class Tiles {
+ public:
+  ~Tiles() { _tile_release(); }
+
+  template <bool FETCH>
+  void multiply(const Operands& operands, int count, int64_t begin, int64_t end, const Sums& from,
+                const Sums& to) {
+    if (count != count_) configure(std::min(count, kRows), std::max(count - kRows, 0));
+    count_ = count;
+    count > kRows ? product<true, FETCH>(operands, count, begin, end, from, to)
+                  : product<false, FETCH>(operands, count, begin, end, from, to);
+  }
+
+ private:
+  int count_ = -1;
+};
+
+// Rows [begin, end) of the operand times blocks [first, last), one work item. Sums go where
+// place(row, block) says; where that is nowhere, into `room`, which has space for all of them with
+// rows in whole pairs of tiles, and from there to take(row, block, its 32 columns).
+template <typename Place, typename Take>
 static void linear_item(const uint32_t* operand, int64_t stride, const uint16_t* packed,
                         int64_t length, int64_t begin, int64_t end, int64_t first, int64_t last,
-                        Take&& take) {
-  alignas(64) float sums[2 * kRows * 2 * kLanes];
-  int upper = -1, lower = -1;
-  for (int64_t block = first; block < last; ++block)
-    for (int64_t row = begin; row < end; row += 2 * kRows) {
-      const int count = (int)std::min<int64_t>(end - row, 2 * kRows);
-      if (upper != std::min(count, kRows) || lower != std::max(count - kRows, 0)) {
-        upper = std::min(count, kRows);
-        lower = std::max(count - kRows, 0);
-        configure(upper, lower);
+                        float* room, Place&& place, Take&& take) {
+  constexpr int64_t kPair = 2 * kRows;
+  const int64_t depth = end - begin > kPair ? kDepth : length;
+  Tiles tiles;
+  for (int64_t part = 0; part < length; part += depth)
+    for (int64_t block = first; block < last; ++block)
+      for (int64_t row = begin; row < end; row += kPair) {
+        const int count = (int)std::min<int64_t>(end - row, kPair);
+        const int64_t part_end = std::min(part + depth, length);
+        const Operands operands{operand + row * stride, stride,
+                                packed + block * length * kPairBytes / 2};
+        const int64_t pair = (row - begin) / kPair * (last - first) + block - first;
+        const Sums own{room + pair * kPair * kPair, kPair};
+        const Sums placed = part_end == length ? place(row, block) : Sums{};
+        const Sums& to = placed.data ? placed : own;
+        // Weights that meet more rows are in the cache from the first pair on.
+        if (end - begin > kPair)
+          tiles.multiply<false>(operands, count, part, part_end, own, to);
+        else
+          tiles.multiply<true>(operands, count, part, part_end, own, to);
+        if (part_end == length && !placed.data)
+          for (int r = 0; r < count; ++r) take(row + r, block, own.data + r * kPair);
       }
-      const Operands operands{operand + row * stride, stride,
-                              packed + block * length * 2 * 2 * kLanes, length};
-      lower ? product<true>(operands, count, sums) : product<false>(operands, count, sums);
-      for (int r = 0; r < count; ++r) take(row + r, block, sums + r * 2 * kLanes);
-    }
-  _tile_release();
 }
 
 #else

@@ -312,8 +312,9 @@ class Decoder {
   template <typename Sink>
   void multiply(const LinearWeight& weight, int64_t rows, const Element* operand,
                 const Sink& sink) {
-    team_.share(linear_items(rows, weight.n), [&](int64_t item) {
-      linear_item<W>(item, operand, rows, typed(weight), sink);
+    const Items items = items_of<W>(rows, weight.n, team_.size());
+    team_.share(items.count, [&](int64_t item) {
+      linear_item<W>(item, items, operand, rows, typed(weight), sink);
     });
   }
 

@@ -40,11 +40,12 @@ template <typename W>
 void multiply(const float* x, int64_t rows, const LinearWeight& from, float* out) {
   const Weight<W> weight{(const W*)from.packed, from.bias, from.n, from.k};
   const int64_t stride = row_stride<W>(weight.k);
-  static std::vector<typename Operand<W>::Element> operand; if ((int64_t)operand.size() < rows * stride) operand.resize(rows * stride);
-  for (int64_t row = 0; row < rows; ++row) 
+  std::vector<typename Operand<W>::Element> operand(rows * stride);
+  for (int64_t row = 0; row < rows; ++row)
     convert_row(x + row * weight.k, weight.k, &operand[row * stride]);
-  for (int64_t item = 0; item < linear_items(rows, weight.n); ++item)
-    linear_item<W>(item, operand.data(), rows, weight, Floats{out, weight.n});
+  const Items items = items_of<W>(rows, weight.n, 1);
+  for (int64_t item = 0; item < items.count; ++item)
+    linear_item<W>(item, items, operand.data(), rows, weight, Floats{out, weight.n});
 }
 
 }  // namespace

@@ -17,10 +17,19 @@ namespace rayfleet {
 constexpr int kBlock = 32;
 constexpr int kGroup = 4;  // blocks that one work item covers
 constexpr int kMostRows = 96;  // that it covers
+// Of tiles (amx.h): they are so quick that weights from the third-level cache hold them up, unless
+// each meets this many rows.
+constexpr int kMostTileRows = 256;
 // Steps of k that are multiplied at a time where there are many rows: so much of kMostRows rows
 // (4 bytes a step) and of a block of weights (128) are 256 KiB, which the second-level cache keeps.
 constexpr int64_t kDepth = 512;
 constexpr int kMaxRows = kRegisterLanes == 16 ? 12 : kRegisterLanes == 8 ? 6 : 3;
+
+// Whether products with such weights are those of amx.h.
+template <typename W>
+static inline bool in_tiles() {
+  return sizeof(W) == 2 && amx::usable();
+}
 
 static inline int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
 
@@ -43,6 +52,10 @@ void pack(const W* weight, int64_t n, int64_t k, W* packed) {
     }
 }
 
+// HAZARD: left to itself, GCC keeps sinks out of line once they are used twice, with their vectors and
+// constants in memory: a prompt was measured to take a fifth longer.
+#define RAYFLEET_INLINE __attribute__((always_inline)) inline
+
 // A weight with what belongs to it.
 template <typename W>
 struct Weight {
@@ -57,7 +70,8 @@ struct Floats {
   int64_t stride;
 
   template <typename W>
-  void take(const F32* sums, int64_t row, int64_t block, const Weight<W>& weight) const {
+  RAYFLEET_INLINE void take(const F32* sums, int64_t row, int64_t block,
+                            const Weight<W>& weight) const {
     for (int half = 0; half < 2; ++half) {
       const int64_t column = block * kBlock + half * kLanes;
       const int64_t left = weight.n - column;
@@ -71,6 +85,13 @@ struct Floats {
         to[lane] = sums[half][lane] + (bias ? bias[column + lane] : 0.0f);
     }
   }
+
+  // Where sums of a whole block may be put as they come.
+  template <typename W>
+  amx::Sums place(int64_t row, int64_t block, const Weight<W>& weight) const {
+    const bool fits = !weight.bias && (block + 1) * kBlock <= weight.n;
+    return {fits ? out + row * stride + block * kBlock : nullptr, stride};
+  }
 };
 
 // Where each block is 16 columns of a gate and the 16 of the up projection that belong to them:
@@ -79,7 +100,8 @@ template <typename W>
 struct Gated {
   typename Operand<W>::Element* out;
 
-  void take(const F32* sums, int64_t row, int64_t block, const Weight<W>& weight) const {
+  RAYFLEET_INLINE void take(const F32* sums, int64_t row, int64_t block,
+                            const Weight<W>& weight) const {
     F32 gate = sums[0], up = sums[1];
     if (weight.bias) {
       gate = gate + load(weight.bias + block * kBlock);
@@ -88,6 +110,8 @@ struct Gated {
     W* to = (W*)(out + row * row_stride<W>(weight.n / 2)) + block * kLanes;
     store_any(to, gate / (splat(1.0f) + exponential(-gate)) * up);
   }
+
+  amx::Sums place(int64_t, int64_t, const Weight<W>&) const { return {nullptr, 0}; }
 };
 
 // What a work item multiplies, and where its sums wait between two parts of k: the order in which a
@@ -216,34 +240,47 @@ static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t la
 
 // Work items of a product: groups of blocks, and of rows where there are many. Few columns make few
 // items, of which one thread would often have one more to do than the others: these have fewer rows.
-static inline int64_t rows_per_item(int64_t n) {
-  return blocks_of(n) <= 4 * kGroup ? kMostRows / 2 : kMostRows;
-}
+struct Items {
+  int64_t groups, rows_each, count;
+};
 
-static inline int64_t linear_items(int64_t rows, int64_t n) {
-  const int64_t groups = (blocks_of(n) + kGroup - 1) / kGroup;
-  return groups * ((rows + rows_per_item(n) - 1) / rows_per_item(n));
+template <typename W>
+static Items items_of(int64_t rows, int64_t n, int threads) {
+  Items items{(blocks_of(n) + kGroup - 1) / kGroup, 0, 0};
+  const auto divide = [&](int64_t rows_each) {
+    items.rows_each = rows_each;
+    items.count = items.groups * ((rows + rows_each - 1) / rows_each);
+  };
+  if (!in_tiles<W>()) {
+    divide(blocks_of(n) <= 4 * kGroup ? kMostRows / 2 : kMostRows);
+    return items;
+  }
+  divide(kMostTileRows);
+  while (items.count < 2 * threads && items.rows_each > 2 * amx::kRows)
+    divide(items.rows_each / 2);
+  return items;
 }
 
 // rows of the operand times the weight, into the sink; one work item of it.
 template <typename W, typename Sink>
-static void linear_item(int64_t item, const typename Operand<W>::Element* operand, int64_t rows,
-                        const Weight<W>& weight, const Sink& sink) {
-  alignas(64) float sums[kMostRows * kGroup * kBlock];
-  const int64_t groups = (blocks_of(weight.n) + kGroup - 1) / kGroup;
-  const int64_t first = item % groups * kGroup;
+static void linear_item(int64_t item, const Items& items, const typename Operand<W>::Element* operand,
+                        int64_t rows, const Weight<W>& weight, const Sink& sink) {
+  alignas(64) float sums[std::max(kMostRows, kMostTileRows) * kGroup * kBlock];
+  const int64_t first = item % items.groups * kGroup;
   const int64_t last = std::min(first + kGroup, blocks_of(weight.n));
-  const int64_t begin = item / groups * rows_per_item(weight.n);
-  const int64_t count = std::min(rows - begin, rows_per_item(weight.n));
+  const int64_t begin = item / items.groups * items.rows_each;
+  const int64_t count = std::min(rows - begin, items.rows_each);
 #if defined(RAYFLEET_EMULATE_AMX) || defined(__AMX_BF16__)
   if constexpr (sizeof(W) == 2)
-    if (amx::usable())
-      return amx::linear_item(operand, row_stride<W>(weight.k), weight.packed,
-                              Operand<W>::length(weight.k), begin, begin + count, first, last,
-                              [&](int64_t row, int64_t block, const float* sums) {
-                                const F32 halves[2] = {load(sums), load(sums + kLanes)};
-                                sink.take(halves, row, block, weight);
-                              });
+    if (in_tiles<W>())
+      return amx::linear_item(
+          operand, row_stride<W>(weight.k), weight.packed, Operand<W>::length(weight.k), begin,
+          begin + count, first, last, sums,
+          [&](int64_t row, int64_t block) { return sink.place(row, block, weight); },
+          [&](int64_t row, int64_t block, const float* sums) {
+            const F32 halves[2] = {load(sums), load(sums + kLanes)};
+            sink.take(halves, row, block, weight);
+          });
 #endif
   const Product<W, Sink> product{operand, weight, sink, begin, first, sums};
   if (count <= kMaxRows)
