@@ -39,13 +39,20 @@ class Readers:
         self._is_sweeping = False
 
     @asynccontextmanager
-    async def watched(self, send: Send, generation: Generation) -> AsyncIterator[Send]:
+    async def watched(
+        self, send: Send, send_body: Send, generation: Generation
+    ) -> AsyncIterator[Send]:
         """`send` for one response, in a block that is left early when its client does not read.
 
         The generation is the caller's to close.
+
+        Args:
+            send: takes the head.
+            send_body: takes the parts of the body.
+            generation: what is sent.
         """
         timeout = asyncio.timeout(None)
-        reader = _Reader(send, generation, timeout)
+        reader = _Reader(send, send_body, generation, timeout)
         try:
             async with timeout:
                 self._readers.add(reader)
@@ -81,12 +88,19 @@ class Readers:
 class _Reader:
     """One client, as its response's `send` shows it."""
 
-    __slots__ = ("_before", "_generation", "_send", "_sending", "_timeout", "blocked_at")
+    __slots__ = (
+        *("_before", "_generation", "_loop", "_send", "_send_body", "_sending", "_timeout"),
+        "blocked_at",
+    )
 
-    def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
+    def __init__(
+        self, send: Send, send_body: Send, generation: Generation, timeout: asyncio.Timeout
+    ) -> None:
         self.blocked_at = math.inf
         """Event loop's time at which the waiting message was to be sent; infinite for none."""
+        self._loop = asyncio.get_running_loop()
         self._send = send
+        self._send_body = send_body
         self._generation = generation
         self._timeout = timeout
         self._before = 0
@@ -106,8 +120,11 @@ class _Reader:
     async def send(self, message: Message) -> None:
         """Sends a message, and notes for how long that takes."""
         self._before, self._sending = self._sending, len(message.get("body", b""))
-        self.blocked_at = asyncio.get_running_loop().time()
-        await self._send(message)
+        self.blocked_at = self._loop.time()
+        if message["type"] == "http.response.body":
+            await self._send_body(message)
+        else:
+            await self._send(message)
         self.blocked_at = math.inf
 
     def end(self, reason: str) -> None:

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+SERVER_SEND = "rayfleet.send"
+"""Where a request's scope has the server's own `send`, for parts of the body: all that stands
+between looks at heads alone, and each part of a stream would cost a coroutine of each."""
 MAX_WORK_S = 0.005
 """Seconds of work on a reply after which the event loop serves others; as long as the interpreter
 lets a thread run beside others."""
@@ -92,18 +95,9 @@ class GenerationResponse(Response):
         watcher = asyncio.create_task(_close_on_disconnect(receive, generation))
         problem: str | None = None
         try:
-            try:
-                await generation.start()
-                self._account.spend_prompt(generation.num_prompt_tokens)
-                async with self._readers.watched(send, generation) as send_watched:
-                    if self._stream:
-                        await self._send_events(send_watched)
-                    else:
-                        await self._send_whole(send_watched)
-            except ApiError as error:
-                problem = error.message
-                headers = self._account.headers()
-                await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
+            # A task of its own: news of a stream resumes all coroutines that wait for each other,
+            # and those of the server and its middleware are two dozen.
+            problem = await asyncio.create_task(self._answer(scope, send))
         finally:
             generation.close()
             watcher.cancel()
@@ -113,6 +107,25 @@ class GenerationResponse(Response):
             problem = problem or generation.problem
             generation.end_span(problem)
             self._log(problem)
+
+    async def _answer(self, scope: Scope, send: Send) -> str | None:
+        """Starts the generation and sends all that comes of it, or the error it meets, which it
+        returns."""
+        generation = self._generation
+        send_body = scope.get(SERVER_SEND, send)
+        try:
+            await generation.start()
+            self._account.spend_prompt(generation.num_prompt_tokens)
+            async with self._readers.watched(send, send_body, generation) as send_watched:
+                if self._stream:
+                    await self._send_events(send_watched)
+                else:
+                    await self._send_whole(send_watched)
+        except ApiError as error:
+            headers = self._account.headers()
+            await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
+            return error.message
+        return None
 
     def _log(self, problem: str | None) -> None:
         """One line for a request, however many completions it has."""
@@ -160,7 +173,10 @@ class GenerationResponse(Response):
                     await self._send_part(send, head, body)
                     head, body, num_first = None, b"", 0
             if len(body) > num_first:
-                await self._send_part(send, head, body)
+                if head is None:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                else:
+                    await self._send_part(send, head, body)
                 head, body, num_first = None, b"", 0
         if head is not None:
             if failed is not None:
