@@ -195,7 +195,7 @@ static void product(const Operands& operands, int count, int64_t begin, int64_t 
   int64_t done = begin;
   for (; done + kPairs <= end; done += kPairs)
     step<LOWER, FETCH>(operands.rows + done, lower + done, row_bytes,
-                operands.block + done * kPairBytes / 2);
+                       operands.block + done * kPairBytes / 2);
   if (const int64_t left = end - done) {
     // The rest goes with zeros: beyond it there may be anything.
     uint32_t rows[2 * kRows][kPairs] = {}, pairs[kPairs][2 * kLanes] = {};

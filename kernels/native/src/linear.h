@@ -17,8 +17,8 @@ namespace rayfleet {
 constexpr int kBlock = 32;
 constexpr int kGroup = 4;  // blocks that one work item covers
 constexpr int kMostRows = 96;  // that it covers
-// Of tiles (amx.h): they are so quick that weights from the third-level cache hold them up, unless
-// each meets this many rows.
+// Of tiles (amx.h): a core multiplies some 2 TFLOP/s with them, and a weight of two bytes that meets
+// so many rows is 256 operations a byte. That asks 8 GB/s of the third-level cache, which gives more.
 constexpr int kMostTileRows = 256;
 // Steps of k that are multiplied at a time where there are many rows: so much of kMostRows rows
 // (4 bytes a step) and of a block of weights (128) are 256 KiB, which the second-level cache keeps.
@@ -52,8 +52,8 @@ void pack(const W* weight, int64_t n, int64_t k, W* packed) {
     }
 }
 
-// HAZARD: left to itself, GCC keeps sinks out of line once they are used twice, with their vectors and
-// constants in memory: a prompt was measured to take a fifth longer.
+// HAZARD: left to itself, GCC keeps sinks out of line once they are used twice, with their vectors
+// and constants in memory: a prompt was measured to take a fifth longer.
 #define RAYFLEET_INLINE __attribute__((always_inline)) inline
 
 // A weight with what belongs to it.
@@ -263,8 +263,9 @@ static Items items_of(int64_t rows, int64_t n, int threads) {
 
 // rows of the operand times the weight, into the sink; one work item of it.
 template <typename W, typename Sink>
-static void linear_item(int64_t item, const Items& items, const typename Operand<W>::Element* operand,
-                        int64_t rows, const Weight<W>& weight, const Sink& sink) {
+static void linear_item(int64_t item, const Items& items,
+                        const typename Operand<W>::Element* operand, int64_t rows,
+                        const Weight<W>& weight, const Sink& sink) {
   alignas(64) float sums[std::max(kMostRows, kMostTileRows) * kGroup * kBlock];
   const int64_t first = item % items.groups * kGroup;
   const int64_t last = std::min(first + kGroup, blocks_of(weight.n));
