@@ -10,6 +10,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router.api.parts import server_send
+
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -35,6 +37,8 @@ class ReadableHeaders:
         if not all(_is_readable(name, value) for name, value in headers):
             kept = [header for header in headers if _is_readable(*header)]
             scope = {**scope, "headers": kept}
+
+        server_send.set(send)
 
         # No coroutine of its own: `send` gives the one that is awaited.
         def send_once(message: Message) -> Awaitable[None]:

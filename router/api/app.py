@@ -24,8 +24,8 @@ from router.api.body import Bodies, BodyLimits
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
 from router.api.openapi import openapi_document
+from router.api.parts import PartsApp
 from router.api.readers import ReaderLimits, Readers
-from router.api.response import SERVER_SEND
 from router.api.responses.routes import ResponsesRoutes
 from router.api.tokenize import TokenRoutes
 from router.errors import ApiError, error_body
@@ -51,15 +51,6 @@ EXPOSED_HEADERS = (
 """What a page of another origin may read of an answer."""
 
 
-class _App(Starlette):
-    """Tells routes what the server gave to send with; see SERVER_SEND."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
-        scope[SERVER_SEND] = send
-        await super().__call__(scope, receive, send)
-
-
 def create_app(
     gateway: Gateway,
     body_limits: BodyLimits | None = None,
@@ -80,7 +71,7 @@ def create_app(
     keys = KeyRing(config.api_keys, config.api_key_file)
     admin_keys = KeyRing(config.admin_api_keys, config.admin_api_key_file)
     bodies, readers = Bodies(body_limits), Readers(reader_limits)
-    app = _App(
+    app = PartsApp(
         routes=_routes(gateway, bodies, readers, keys, admin_keys),
         exception_handlers={
             ApiError: _api_error,

@@ -31,9 +31,10 @@ class MessageWriter(ChatWriter):
     def chunk(self, completion: Completion) -> Iterable[bytes]:
         """Everything new about a completion as server-sent events, none if nothing shows."""
         text, token_ids = completion.take()
-        draft = completion.take_draft()
-        if draft is not None and not token_ids and completion.finish_reason is None:
-            return (self._draft_chunk(completion, draft),)
+        if completion.draft is not None:
+            draft = completion.take_draft()
+            if draft is not None and not token_ids and completion.finish_reason is None:
+                return (self._draft_chunk(completion, draft),)
         if self._plain and completion.finish_reason is None:
             content = self._readers[completion.spec.index].content_of(text)
             if content is not None:

@@ -35,30 +35,23 @@ class Readers:
 
     def __init__(self, limits: ReaderLimits | None = None) -> None:
         self._limits = limits or ReaderLimits()
-        self._readers: set[_Reader] = set()
+        self._readers: set[Reader] = set()
         self._is_sweeping = False
 
     @asynccontextmanager
-    async def watched(
-        self, send: Send, send_body: Send, generation: Generation
-    ) -> AsyncIterator[Send]:
-        """`send` for one response, in a block that is left early when its client does not read.
+    async def watched(self, send: Send, generation: Generation) -> AsyncIterator[Reader]:
+        """The client that `send` reaches, in a block that is left early when it does not read.
 
         The generation is the caller's to close.
-
-        Args:
-            send: takes the head.
-            send_body: takes the parts of the body.
-            generation: what is sent.
         """
         timeout = asyncio.timeout(None)
-        reader = _Reader(send, send_body, generation, timeout)
+        reader = Reader(send, generation, timeout)
         try:
             async with timeout:
                 self._readers.add(reader)
                 self._sweep_later()
                 try:
-                    yield reader.send
+                    yield reader
                 finally:
                     self._readers.discard(reader)
         except TimeoutError:
@@ -74,7 +67,7 @@ class Readers:
     def _sweep(self) -> None:
         limits, now = self._limits, asyncio.get_running_loop().time()
         self._is_sweeping = False
-        blocked = [(r.num_unread_bytes, r) for r in self._readers if r.blocked_at < math.inf]
+        blocked = [(r.num_unread_bytes, r) for r in self._readers if r.is_blocked(now)]
         total = sum(num_bytes for num_bytes, _ in blocked)
         for num_bytes, reader in sorted(blocked, key=lambda entry: entry[0], reverse=True):
             if total > limits.total_unread_bytes or num_bytes > limits.unread_bytes:
@@ -85,26 +78,36 @@ class Readers:
         self._sweep_later()
 
 
-class _Reader:
-    """One client, as its response's `send` shows it."""
+class Reader:
+    """One client, as its response's `send` shows it.
 
-    __slots__ = (
-        *("_before", "_generation", "_loop", "_send", "_send_body", "_sending", "_timeout"),
-        "blocked_at",
-    )
+    Whoever sends by another way than `send` says here what is `begun` and what is `done`: two
+    assignments, since a stream has a message per token.
+    """
 
-    def __init__(
-        self, send: Send, send_body: Send, generation: Generation, timeout: asyncio.Timeout
-    ) -> None:
+    __slots__ = ("_generation", "_seen", "_send", "_timeout", "begun", "blocked_at", "done")
+
+    def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
+        self.begun: Message | None = None
+        """The last message that was to be sent."""
+        self.done: Message | None = None
+        """The last message that the server has taken."""
         self.blocked_at = math.inf
-        """Event loop's time at which the waiting message was to be sent; infinite for none."""
-        self._loop = asyncio.get_running_loop()
+        """Event loop's time at which `is_blocked` first saw the message that waits."""
+        self._seen: Message | None = None
         self._send = send
-        self._send_body = send_body
         self._generation = generation
         self._timeout = timeout
-        self._before = 0
-        self._sending = 0
+
+    def is_blocked(self, now: float) -> bool:
+        """Whether a message waits to be taken; asked once a period, which is how exactly the
+        wait is known."""
+        if self.begun is self.done:
+            self._seen = None
+            return False
+        if self._seen is not self.begun:
+            self._seen, self.blocked_at = self.begun, now
+        return True
 
     @property
     def num_unread_bytes(self) -> int:
@@ -115,17 +118,13 @@ class _Reader:
         if not self._generation.request.stream:
             return 0
         unread = sum(completion.num_unread_bytes for completion in self._generation.completions)
-        return self._before + self._sending + unread
+        return _num_bytes(self.done) + _num_bytes(self.begun) + unread
 
     async def send(self, message: Message) -> None:
-        """Sends a message, and notes for how long that takes."""
-        self._before, self._sending = self._sending, len(message.get("body", b""))
-        self.blocked_at = self._loop.time()
-        if message["type"] == "http.response.body":
-            await self._send_body(message)
-        else:
-            await self._send(message)
-        self.blocked_at = math.inf
+        """Sends a message, and notes when it is taken."""
+        self.begun = message
+        await self._send(message)
+        self.done = message
 
     def end(self, reason: str) -> None:
         """Leaves the response's block, if that is not under way already."""
@@ -133,3 +132,7 @@ class _Reader:
             request_id = self._generation.request.request_id
             logger.warning("ends response %s: %s", request_id, reason)
             self._timeout.reschedule(0.0)
+
+
+def _num_bytes(message: Message | None) -> int:
+    return 0 if message is None else len(message.get("body", b""))

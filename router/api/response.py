@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.account import Account
-from router.api.readers import Readers
+from router.api.parts import SEND_PART
+from router.api.readers import Reader, Readers
 from router.api.slices import SLICE_BYTES
 from router.errors import ApiError, error_body, rejected
 from router.serving import Completion, Generation
@@ -22,9 +22,7 @@ logger = logging.getLogger(__name__)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-SERVER_SEND = "rayfleet.send"
-"""Where a request's scope has the server's own `send`, for parts of the body: all that stands
-between looks at heads alone, and each part of a stream would cost a coroutine of each."""
+PART: dict[str, object] = {"type": "http.response.body", "more_body": True}
 MAX_WORK_S = 0.005
 """Seconds of work on a reply after which the event loop serves others; as long as the interpreter
 lets a thread run beside others."""
@@ -112,15 +110,15 @@ class GenerationResponse(Response):
         """Starts the generation and sends all that comes of it, or the error it meets, which it
         returns."""
         generation = self._generation
-        send_body = scope.get(SERVER_SEND, send)
+        send_part = scope.get(SEND_PART, send)
         try:
             await generation.start()
             self._account.spend_prompt(generation.num_prompt_tokens)
-            async with self._readers.watched(send, send_body, generation) as send_watched:
+            async with self._readers.watched(send, generation) as reader:
                 if self._stream:
-                    await self._send_events(send_watched)
+                    await self._send_events(reader, send_part)
                 else:
-                    await self._send_whole(send_watched)
+                    await self._send_whole(reader.send)
         except ApiError as error:
             headers = self._account.headers()
             await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
@@ -149,48 +147,56 @@ class GenerationResponse(Response):
             },
         )
 
-    async def _send_events(self, send: Send) -> None:
-        generation, writer = self._generation, self._writer
+    async def _send_events(self, reader: Reader, send_part: Send) -> None:
+        """Sends a stream; `send_part` takes what is neither its head nor its end."""
+        generation, chunk = self._generation, self._writer.chunk
         clock = asyncio.get_running_loop().time
         # The head waits for the first news: a request that is refused while it waits at its worker
         # gets its status as any other.
         head: dict[str, object] | None = self._head(EVENT_STREAM)
-        body = writer.first()
+        body = self._writer.first()
         num_first = len(body)
         failed: ApiError | None = None
-        while not generation.finished and failed is None:
+        is_ended = generation.finished
+        while not is_ended and failed is None:
             completions = await generation.take()
-            failed = next((_failure(c) for c in completions if c.error), None)
-            if failed is not None:
-                break
             until = clock() + MAX_WORK_S
-            for part in chain.from_iterable(map(writer.chunk, completions)):
-                body += part
-                if clock() >= until:
-                    await asyncio.sleep(0)
-                    until = clock() + MAX_WORK_S
-                if len(body) >= SLICE_BYTES:
-                    await self._send_part(send, head, body)
-                    head, body, num_first = None, b"", 0
-            if len(body) > num_first:
-                if head is None:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                else:
-                    await self._send_part(send, head, body)
+            for completion in completions:
+                if completion.error is not None:
+                    failed = _failure(completion)
+                    break
+                for part in chunk(completion):
+                    body += part
+                    if clock() >= until:
+                        await asyncio.sleep(0)
+                        until = clock() + MAX_WORK_S
+                    if len(body) >= SLICE_BYTES:
+                        await self._send_part(reader, send_part, head, body)
+                        head, body, num_first = None, b"", 0
+                if completion.finish_reason is not None:
+                    is_ended = generation.finished
+            if len(body) > num_first and failed is None and not is_ended:
+                await self._send_part(reader, send_part, head, body)
                 head, body, num_first = None, b"", 0
         if head is not None:
             if failed is not None:
                 raise failed
-            await send(head)
+            await reader.send(head)
         # Where the status has gone out as 200, an error takes the place of the end of the stream.
-        end = writer.last() if failed is None else writer.failure(failed)
-        await send({"type": "http.response.body", "body": body + end, "more_body": False})
+        end = self._writer.last() if failed is None else self._writer.failure(failed)
+        await reader.send({"type": "http.response.body", "body": body + end, "more_body": False})
+        if head is not None:
+            generation.flushed(clock())
 
-    async def _send_part(self, send: Send, head: dict[str, object] | None, body: bytes) -> None:
+    async def _send_part(
+        self, reader: Reader, send_part: Send, head: dict[str, object] | None, body: bytes
+    ) -> None:
         """Sends a part of the body, after the head where that has not been sent."""
         if head is not None:
-            await send(head)
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+            await reader.send(head)
+        reader.begun = message = {**PART, "body": body}
+        await send_part(message)
+        reader.done = message
         if head is not None:
             self._generation.flushed(asyncio.get_running_loop().time())
 

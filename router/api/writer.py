@@ -111,9 +111,10 @@ class ResponseWriter(ABC):
         """Everything new about a completion as one server-sent event, in slices; none if nothing
         shows."""
         text, token_ids = completion.take()
-        draft = completion.take_draft()
-        if draft is not None and not token_ids and completion.finish_reason is None:
-            return (self._draft_chunk(completion, draft),)
+        if completion.draft is not None:
+            draft = completion.take_draft()
+            if draft is not None and not token_ids and completion.finish_reason is None:
+                return (self._draft_chunk(completion, draft),)
         if self._plain and completion.finish_reason is None:
             return self._plain_chunk(completion, text)
         return self._full_chunk(completion, text, token_ids)

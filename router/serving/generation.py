@@ -133,9 +133,9 @@ class Generation:
             if completion.times.flushed(now):
                 return
 
-    async def take(self) -> list[Completion]:
+    def take(self) -> Awaitable[list[Completion]]:
         """Completions with news, waiting for some."""
-        return await self._mailbox.take()
+        return self._mailbox.take()
 
     def end_span(self, problem: str | None) -> None:
         """The response has ended, by an error where there is a `problem`: so does its trace."""

@@ -57,7 +57,7 @@ class ByteDetokenizer(Detokenizer):
         shown: but these do.
     """
 
-    __slots__ = ("_backend", "_decoder", "_shown", "_skip_special_tokens", "_token_bytes")
+    __slots__ = ("_backend", "_held", "_shown", "_skip_special_tokens", "_token_bytes")
 
     def __init__(
         self,
@@ -71,7 +71,8 @@ class ByteDetokenizer(Detokenizer):
         self._shown = shown
         self._token_bytes = token_bytes
         self._skip_special_tokens = skip_special_tokens
-        self._decoder = _UTF8_DECODER(errors="replace")
+        self._held = b""
+        """Of a character that is not complete yet."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds tokens, returns the text that became certain."""
@@ -83,11 +84,18 @@ class ByteDetokenizer(Detokenizer):
                 if token_id not in known:
                     known[token_id] = self._bytes_of(token_id)
             data = b"".join([known[token_id] for token_id in token_ids])
-        return self._decoder.decode(data)
+        # As codecs' incremental decoder does it, without its frame for each token.
+        if self._held:
+            data = self._held + data
+        text, num_bytes = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[num_bytes:]
+        return text
 
     def flush(self) -> str:
         """The rest at the end; an unfinished character becomes U+FFFD."""
-        return self._decoder.decode(b"", final=True)
+        text, _ = codecs.utf_8_decode(self._held, "replace", True)
+        self._held = b""
+        return text
 
     def _bytes_of(self, token_id: int) -> bytes:
         skip = self._skip_special_tokens
@@ -238,4 +246,3 @@ def _byte_of_character() -> dict[str, int]:
 
 _BYTE_OF_CHARACTER = _byte_of_character()
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-_UTF8_DECODER = codecs.getincrementaldecoder("utf-8")

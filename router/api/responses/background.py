@@ -9,7 +9,8 @@ import msgspec
 from starlette.types import Message, Scope
 
 from router.api.account import Account
-from router.api.response import SERVER_SEND, GenerationResponse
+from router.api.parts import SEND_PART
+from router.api.response import GenerationResponse
 from router.errors import ApiError
 
 END = b"\n\n"
@@ -104,7 +105,7 @@ class BackgroundRun:
 
     async def _run(self, scope: Scope) -> None:
         try:
-            scope = {**scope, SERVER_SEND: self._send}
+            scope = {**scope, SEND_PART: self._send}
             await self._response(scope, self._receive, self._send)
         except Exception:
             self._fail(ApiError(500, "internal server error"))
