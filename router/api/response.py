@@ -160,16 +160,19 @@ class GenerationResponse(Response):
         is_ended = generation.finished
         while not is_ended and failed is None:
             completions = await generation.take()
-            until = clock() + MAX_WORK_S
+            until = 0.0
             for completion in completions:
                 if completion.error is not None:
                     failed = _failure(completion)
                     break
                 for part in chunk(completion):
+                    if len(body) > num_first:  # one part alone is short work
+                        if not until:
+                            until = clock() + MAX_WORK_S
+                        elif clock() >= until:
+                            await asyncio.sleep(0)
+                            until = clock() + MAX_WORK_S
                     body += part
-                    if clock() >= until:
-                        await asyncio.sleep(0)
-                        until = clock() + MAX_WORK_S
                     if len(body) >= SLICE_BYTES:
                         await self._send_part(reader, send_part, head, body)
                         head, body, num_first = None, b"", 0

@@ -200,8 +200,9 @@ class Completion:
             return
         if delta.num_cached_tokens >= 0 and not self.token_ids:
             self.num_cached_tokens = delta.num_cached_tokens
-        self.num_rounds = self._earlier_rounds + delta.num_rounds
-        self.num_forwards = self._earlier_forwards + delta.num_forwards
+        if delta.num_forwards:
+            self.num_rounds = self._earlier_rounds + delta.num_rounds
+            self.num_forwards = self._earlier_forwards + delta.num_forwards
         self.draft = delta.draft
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs

@@ -77,16 +77,14 @@ class ByteDetokenizer(Detokenizer):
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds tokens, returns the text that became certain."""
         known = self._token_bytes
-        try:
-            data = b"".join([known[token_id] for token_id in token_ids])
-        except KeyError:
-            for token_id in token_ids:
-                if token_id not in known:
-                    known[token_id] = self._bytes_of(token_id)
-            data = b"".join([known[token_id] for token_id in token_ids])
+        pieces = [self._held]
+        for token_id in token_ids:
+            piece = known.get(token_id)
+            if piece is None:
+                piece = known[token_id] = self._bytes_of(token_id)
+            pieces.append(piece)
+        data = b"".join(pieces)
         # As codecs' incremental decoder does it, without its frame for each token.
-        if self._held:
-            data = self._held + data
         text, num_bytes = codecs.utf_8_decode(data, "replace", False)
         self._held = data[num_bytes:]
         return text
