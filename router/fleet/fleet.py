@@ -30,6 +30,9 @@ from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, Worke
 
 logger = logging.getLogger(__name__)
 
+_MOST_UNPRICED = 16
+"""Reports, of 5 us each, that may wait to be priced with the next decision, which takes as long."""
+
 Parity = Callable[[EngineInfo], "str | None"]
 """What is wrong with a worker's way to write, tokenize and hash prompts; None if nothing is."""
 
@@ -84,7 +87,7 @@ class Fleet:
         self.index = PrefixIndex()
         self.in_flight = InFlight()
         self.memo = HashMemo()
-        self.table = WorkerTable()
+        self._table = WorkerTable()
         self.pace = FleetPace()
         self.utilisation = Utilisation()
         self.policy = create_policy(config, self.utilisation)
@@ -94,10 +97,12 @@ class Fleet:
         self._parity = parity
         self._workers: dict[str, WorkerState] = {}
         self._queue_order = QueueOrder()
-        self._hits = HitFinder(self.index, self.in_flight, self.table)
+        self._hits = HitFinder(self.index, self.in_flight, self._table)
         self._priced_with = self.pace.costs
         self._members = Members()
         self._num_chosen = 0
+        self._unpriced: dict[str, WorkerState] = {}
+        """Workers whose last report is not in the table yet."""
 
     @property
     def workers(self) -> Iterable[WorkerState]:
@@ -107,6 +112,19 @@ class Fleet:
     def worker(self, worker_id: str) -> WorkerState:
         """An attached worker."""
         return self._workers[worker_id]
+
+    @property
+    def table(self) -> WorkerTable:
+        """All workers as they reported last.
+
+        Reports come with each step, and some are priced when somebody looks: a step that no
+        decision follows costs nothing here.
+        """
+        if self._unpriced:
+            for worker in self._unpriced.values():
+                self._tabulate(worker)
+            self._unpriced.clear()
+        return self._table
 
     @property
     def ready(self) -> bool:
@@ -140,11 +158,12 @@ class Fleet:
         worker = self._workers.get(worker_id)
         before = worker.info if worker is not None and worker.ready else None
         if worker is None:
-            row = self.table.add(worker_id)
+            row = self._table.add(worker_id)
             worker = WorkerState(worker_id, row, snapshot.epoch, info, snapshot.load)
             self._workers[worker_id] = worker
             self.utilisation.begin(row, self._clock())
         worker.epoch, worker.info, worker.load = snapshot.epoch, info, snapshot.load
+        worker.reported_at = self._clock()
         worker.key = BlockKey.of(info) if info is not None else None
         self.index.replace(worker_id, snapshot.blocks if info is not None else ())
         slot = self.index.slot(worker_id)
@@ -152,6 +171,7 @@ class Fleet:
         self._hits.placed(slot, worker.row)
         self._unbook_reported(worker)
         self._member_changed(worker, before)
+        self._unpriced.pop(worker_id, None)
         self._tabulate(worker)
 
     def update(self, worker_id: str, update: WorkerUpdate) -> None:
@@ -162,18 +182,21 @@ class Fleet:
         if update.block_events:
             self.index.apply(worker_id, update.block_events)
         before, worker.load = worker.load, update.load
+        worker.reported_at = now = self._clock()
         if update.load.step_shape.seq != before.step_shape.seq:
-            now = self._clock()
             self.pace.observe(worker.row, update.load, now)
             if busy := self.pace.busy_s(worker.row, update.load):
                 self.utilisation.add(worker.row, busy, now)
         if worker.reservations:
             self._unbook_reported(worker)
-        self._tabulate(worker)
+        if len(self._unpriced) < _MOST_UNPRICED:
+            self._unpriced[worker_id] = worker
+        else:
+            self._tabulate(worker)
         if self.pace.costs is not self._priced_with:
             # All at once: workers are compared, and must not differ by when they last reported.
             self._priced_with = self.pace.costs
-            price_all(self.table, self.pace.costs, self.pace.factors(self.table.capacity))
+            price_all(self._table, self.pace.costs, self.pace.factors(self._table.capacity))
             self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
@@ -199,10 +222,11 @@ class Fleet:
         """Forgets a worker."""
         self.lose(worker_id)
         worker = self._workers.pop(worker_id, None)
+        self._unpriced.pop(worker_id, None)  # its row may be another's
         if worker is not None:
             for sent in worker.in_flight.values():
                 self._end_prompt(sent, worker.row)
-            self.table.remove(worker.row)
+            self._table.remove(worker.row)
 
     def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:
         """The prompt as policies see it."""
@@ -319,7 +343,7 @@ class Fleet:
             self._book(worker, booking, -1)
 
     def _book(self, worker: WorkerState, booking: Reservation, sign: int) -> None:
-        table, row = self.table, worker.row
+        table, row = self._table, worker.row
         tokens = sign * booking.uncached_tokens
         worker.reserved_tokens += tokens
         table.reserved_tokens[row] = worker.reserved_tokens
@@ -333,21 +357,21 @@ class Fleet:
 
     def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
         """A worker became ready, no longer is (`before` says what it had loaded), or is another."""
-        self.table.eligible[worker.row] = worker.ready
+        self._table.eligible[worker.row] = worker.ready
         self._members.change(before, worker.info if worker.ready else None)
         self._compare_speeds()
 
     def _compare_speeds(self) -> None:
-        rows = np.flatnonzero(self.table.eligible)
+        rows = np.flatnonzero(self._table.eligible)
         if len(rows):
-            speeds = 1.0 / self.pace.factors(self.table.capacity)[rows]
-            self.table.relative_speed[rows] = speeds / speeds.mean()
+            speeds = 1.0 / self.pace.factors(self._table.capacity)[rows]
+            self._table.relative_speed[rows] = speeds / speeds.mean()
 
     def _tabulate(self, worker: WorkerState) -> None:
-        info, load, table, row = worker.info, worker.load, self.table, worker.row
+        info, load, table, row = worker.info, worker.load, self._table, worker.row
         if info is None:
             return
-        table.reported_at[row] = self._clock()
+        table.reported_at[row] = worker.reported_at
         table.max_num_seqs[row] = max(load.max_num_seqs or info.max_num_seqs, 1)
         table.page_size[row] = info.page_size
         table.free_pages[row] = load.num_free_pages

@@ -51,6 +51,8 @@ class WorkerState:
     load: LoadSnapshot
     key: BlockKey | None = None
     """How the engine hashes that it has, or had before its ranks were lost; None for none yet."""
+    reported_at: float = 0.0
+    """Seconds of the fleet's clock at the last report."""
     draining: bool = False
     reservations: dict[str, Reservation] = field(default_factory=dict)
     """Bookings by request id."""

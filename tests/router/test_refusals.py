@@ -180,6 +180,7 @@ def estimates(rig: Any) -> dict[str, list[Any]]:
     """All that routing decides by, all that is remembered of prompts, and what is under way."""
     model = rig.gateway.model("stub")
     channels = model._channels.values()
+    assert len(model.fleet.table), "what was reported is priced when somebody looks: now"
     parts = {
         "fleet": model.fleet,
         "batch_window": model._placer._batch_window._waiting,
