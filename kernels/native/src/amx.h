@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "operand.h"
 
@@ -105,13 +106,16 @@ struct Operands {
   const uint16_t* block;  // [pairs of k][32][2]
 };
 
-// Steps of k that are multiplied at a time where there are more than two tiles of rows: so much of a
-// block is 16 KiB, which the first-level cache keeps while all rows pass by.
+// Steps of k that are multiplied at a time where there are more than four tiles of rows: so much of a
+// block is 16 KiB, which the first-level cache keeps while all rows pass by. Fewer rows meet the
+// weights once more, in the second-level cache, which costs less than to put sums aside.
 constexpr int64_t kDepth = 128;
 constexpr int64_t kPairBytes = 2 * kLine;  // of a block's weights
-// Bytes by which weights that come from the memory are fetched before their use: tiles wait for their
-// loads, and what a core reads in the 0.1 us that memory takes is 2 KiB at 20 GB/s. Blocks follow
-// each other, so the end of one fetches the next; fetching beyond the last is harmless.
+constexpr int kStepLines = 2 * kPairs;     // of a block's weights in one step
+// Tiles wait for their loads, so weights are fetched before their use: by so many bytes where each is
+// used once, since a core reads 2 KiB at 20 GB/s in the 0.1 us that memory takes; else while the part
+// before them meets its rows, some lines with each step. Blocks follow each other, so the end of one
+// fetches the next; fetching beyond the last is harmless.
 constexpr int64_t kAhead = 8 << 10;
 
 // Tiles 0 to 3 sum [row half][column half], 4 and 5 have rows, 6 and 7 columns. The intrinsics take
@@ -131,14 +135,18 @@ static inline void configure(int upper, int lower) {
   _tile_loadconfig(&config);
 }
 
-// kPairs of k; LOWER: whether the second half has rows; FETCH: whether weights are to be fetched.
-template <bool LOWER, bool FETCH>
+// Fetches LINES of what comes next: into the second-level cache, where it waits for some steps.
+template <int LINES>
+static inline void fetch(const char* next) {
+#pragma GCC unroll 32
+  for (int line = 0; line < LINES; ++line)
+    __builtin_prefetch(next + line * kLine, 0, LINES == kStepLines ? 3 : 2);
+}
+
+// kPairs of k; LOWER: whether the second half has rows.
+template <bool LOWER>
 static inline void step(const uint32_t* upper, const uint32_t* lower, int64_t row_bytes,
                         const void* block) {
-  if constexpr (FETCH)
-#pragma GCC unroll 32
-    for (int64_t line = 0; line < 2 * kPairs; ++line)
-      __builtin_prefetch((const char*)block + kAhead + line * kLine);
   _tile_loadd(6, block, kPairBytes);
   _tile_loadd(7, (const char*)block + kLine, kPairBytes);
   _tile_loadd(4, upper, row_bytes);
@@ -175,10 +183,10 @@ static inline void store_sums(const Sums& sums) {
 
 // Pairs [begin, end) of `count` rows, up to 32, times those of one block of 32 columns, added to
 // what is in `from`, where the first part finds nothing, to `to`. Tiles are configured for so many
-// rows.
-template <bool LOWER, bool FETCH>
+// rows. With each step LINES from `next` on are fetched.
+template <bool LOWER, int LINES>
 static void product(const Operands& operands, int count, int64_t begin, int64_t end,
-                    const Sums& from, const Sums& to) {
+                    const Sums& from, const Sums& to, const char* next) {
   const int64_t row_bytes = operands.stride * (int64_t)sizeof(uint32_t);
   const uint32_t* lower = operands.rows + kRows * operands.stride;
   finish_writes();
@@ -193,9 +201,11 @@ static void product(const Operands& operands, int count, int64_t begin, int64_t 
     }
   }
   int64_t done = begin;
-  for (; done + kPairs <= end; done += kPairs)
-    step<LOWER, FETCH>(operands.rows + done, lower + done, row_bytes,
-                       operands.block + done * kPairBytes / 2);
+  for (; done + kPairs <= end; done += kPairs, next += LINES * kLine) {
+    fetch<LINES>(next);
+    step<LOWER>(operands.rows + done, lower + done, row_bytes,
+                operands.block + done * kPairBytes / 2);
+  }
   if (const int64_t left = end - done) {
     // The rest goes with zeros: beyond it there may be anything.
     uint32_t rows[2 * kRows][kPairs] = {}, pairs[kPairs][2 * kLanes] = {};
@@ -203,7 +213,7 @@ static void product(const Operands& operands, int count, int64_t begin, int64_t 
       std::copy_n(operands.rows + row * operands.stride + done, left, rows[row]);
     std::memcpy(pairs, operands.block + done * kPairBytes / 2, left * kPairBytes);
     finish_writes();
-    step<LOWER, false>(rows[0], rows[kRows], kLine, pairs);
+    step<LOWER>(rows[0], rows[kRows], kLine, pairs);
   }
   store_sums<LOWER>(to);
 }
@@ -228,8 +238,8 @@ static bool probe() {
         block[i][column][which] = (uint16_t)bf16(2 * column + i + 4 * which);
   float sums[2 * kRows][2 * kLanes];
   configure(kRows, kCount - kRows);
-  product<true, false>({rows[0], kLength, block[0][0]}, kCount, 0, kLength, {},
-                       {sums[0], 2 * kLanes});
+  product<true, 0>({rows[0], kLength, block[0][0]}, kCount, 0, kLength, {}, {sums[0], 2 * kLanes},
+                   nullptr);
   _tile_release();
   for (int row = 0; row < kCount; ++row)
     for (int column = 0; column < 2 * kLanes; ++column) {
@@ -252,48 +262,79 @@ class Tiles {
  public:
   ~Tiles() { _tile_release(); }
 
-  template <bool FETCH>
+  template <int LINES>
   void multiply(const Operands& operands, int count, int64_t begin, int64_t end, const Sums& from,
-                const Sums& to) {
+                const Sums& to, const char* next) {
     if (count != count_) configure(std::min(count, kRows), std::max(count - kRows, 0));
     count_ = count;
-    count > kRows ? product<true, FETCH>(operands, count, begin, end, from, to)
-                  : product<false, FETCH>(operands, count, begin, end, from, to);
+    count > kRows ? product<true, LINES>(operands, count, begin, end, from, to, next)
+                  : product<false, LINES>(operands, count, begin, end, from, to, next);
   }
 
  private:
   int count_ = -1;
 };
 
-// Rows [begin, end) of the operand times blocks [first, last), one work item. Sums go where
-// place(row, block) says; where that is nowhere, into `room`, which has space for all of them with
-// rows in whole pairs of tiles, and from there to take(row, block, its 32 columns).
+// Calls `body` with a constant: the lines of weights to fetch with each step where so many pairs of
+// tiles of rows meet the part before them. A power of two, so that all together fetch all of them.
+template <typename Body>
+static inline void with_lines(int64_t pairs, Body&& body) {
+  if (pairs == 1) return body(std::integral_constant<int, kStepLines>{});
+  if (pairs < 4) return body(std::integral_constant<int, kStepLines / 2>{});
+  if (pairs < 8) return body(std::integral_constant<int, kStepLines / 4>{});
+  return body(std::integral_constant<int, kStepLines / 8>{});
+}
+
+// One work item: rows [begin, end) of the operand times blocks [first, last).
+struct Item {
+  const uint32_t* operand;
+  int64_t stride;  // of its rows
+  const uint16_t* packed;
+  int64_t length, begin, end, first, last;
+
+  int64_t pairs() const { return (end - begin + 2 * kRows - 1) / (2 * kRows); }
+  int64_t depth() const { return pairs() > 2 ? kDepth : length; }
+
+  const uint16_t* weights(int64_t block, int64_t part) const {
+    return packed + (block * length + part) * kPairBytes / 2;
+  }
+
+  // The part that is multiplied after this one, in this item or the one with the blocks that follow.
+  const uint16_t* after(int64_t block, int64_t part) const {
+    if (block + 1 < last) return weights(block + 1, part);
+    return part + depth() < length ? weights(first, part + depth()) : weights(last, 0);
+  }
+};
+
+// Sums go where place(row, block) says; where that is nowhere, into `room`, which has space for all of
+// them with rows in whole pairs of tiles, and from there to take(row, block, its 32 columns).
 template <typename Place, typename Take>
-static void linear_item(const uint32_t* operand, int64_t stride, const uint16_t* packed,
-                        int64_t length, int64_t begin, int64_t end, int64_t first, int64_t last,
-                        float* room, Place&& place, Take&& take) {
+static void linear_item(const Item& item, float* room, Place&& place, Take&& take) {
   constexpr int64_t kPair = 2 * kRows;
-  const int64_t depth = end - begin > kPair ? kDepth : length;
   Tiles tiles;
-  for (int64_t part = 0; part < length; part += depth)
-    for (int64_t block = first; block < last; ++block)
-      for (int64_t row = begin; row < end; row += kPair) {
-        const int count = (int)std::min<int64_t>(end - row, kPair);
-        const int64_t part_end = std::min(part + depth, length);
-        const Operands operands{operand + row * stride, stride,
-                                packed + block * length * kPairBytes / 2};
-        const int64_t pair = (row - begin) / kPair * (last - first) + block - first;
-        const Sums own{room + pair * kPair * kPair, kPair};
-        const Sums placed = part_end == length ? place(row, block) : Sums{};
-        const Sums& to = placed.data ? placed : own;
-        // Weights that meet more rows are in the cache from the first pair on.
-        if (end - begin > kPair)
-          tiles.multiply<false>(operands, count, part, part_end, own, to);
-        else
-          tiles.multiply<true>(operands, count, part, part_end, own, to);
-        if (part_end == length && !placed.data)
-          for (int r = 0; r < count; ++r) take(row + r, block, own.data + r * kPair);
+  with_lines(item.pairs(), [&](auto lines) {
+    const int64_t depth = item.depth();
+    for (int64_t part = 0; part < item.length; part += depth)
+      for (int64_t block = item.first; block < item.last; ++block) {
+        const int64_t part_end = std::min(part + depth, item.length);
+        const uint16_t* weights = item.weights(block, 0);
+        const char* next = item.pairs() == 1 ? (const char*)weights + kAhead
+                                             : (const char*)item.after(block, part);
+        for (int64_t row = item.begin; row < item.end; row += kPair) {
+          const int count = (int)std::min<int64_t>(item.end - row, kPair);
+          const Operands operands{item.operand + row * item.stride, item.stride, weights};
+          const int64_t pair =
+              (row - item.begin) / kPair * (item.last - item.first) + block - item.first;
+          const Sums own{room + pair * kPair * kPair, kPair};
+          const Sums placed = part_end == item.length ? place(row, block) : Sums{};
+          const Sums& to = placed.data ? placed : own;
+          tiles.multiply<lines.value>(operands, count, part, part_end, own, to, next);
+          next += (part_end - part) / kPairs * lines.value * kLine;
+          if (part_end == item.length && !placed.data)
+            for (int r = 0; r < count; ++r) take(row + r, block, own.data + r * kPair);
+        }
       }
+  });
 }
 
 #else

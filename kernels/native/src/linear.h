@@ -275,8 +275,9 @@ static void linear_item(int64_t item, const Items& items,
   if constexpr (sizeof(W) == 2)
     if (in_tiles<W>())
       return amx::linear_item(
-          operand, row_stride<W>(weight.k), weight.packed, Operand<W>::length(weight.k), begin,
-          begin + count, first, last, sums,
+          {operand, row_stride<W>(weight.k), weight.packed, Operand<W>::length(weight.k), begin,
+           begin + count, first, last},
+          sums,
           [&](int64_t row, int64_t block) { return sink.place(row, block, weight); },
           [&](int64_t row, int64_t block, const float* sums) {
             const F32 halves[2] = {load(sums), load(sums + kLanes)};
