@@ -14,7 +14,8 @@ from cluster.bench.processes import CpuMeter, cpu_seconds, descendants, measured
 
 def test_cpu_time_of_descendants_is_counted_by_part() -> None:
     burn = (
-        "import sys, time\nprint(0, flush=True)\nwhile time.process_time() < 0.3: pass\n"
+        "burner = 1\nimport sys, time\nprint(0, flush=True)\n"
+        "while time.process_time() < 0.3: pass\n"
         "print(1, flush=True)\nsys.stdin.read()"
     )
     command = [sys.executable, "-c", burn]
@@ -22,7 +23,7 @@ def test_cpu_time_of_descendants_is_counted_by_part() -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == b"0\n"  # before, it may have no command line yet
         assert child.pid in [pid for pid, _ in descendants()]
-        meter = CpuMeter({"burner": (" ".join(command)[:40],)})
+        meter = CpuMeter({"burner": (f"{sys.executable} -c burner",)})
         assert child.stdout.readline() == b"1\n"
         assert meter.num_processes() == {"burner": 1}
         assert cpu_seconds(child.pid) >= 0.2
