@@ -211,7 +211,7 @@ def serve_settings() -> dict[str, str]:
         "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S": "120",
         # Three in vain, and whoever takes requests is replaced: HAProxy's manager, which HAProxy
         # does not need until gateways change, or the Python proxy.
-        # A check takes 2 ms of all that takes part; a manager that was killed is back after 12 s.
+        # A check takes some 2 ms of each; three of them and a start are about 12 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3",
         # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). After 5 s, Serve's own
         # limit, it kills one that a busy machine or a cold disk makes slow, and the start fails.

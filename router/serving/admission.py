@@ -16,8 +16,8 @@ from worker.wire.admission import AdmissionChange
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
-"""Seconds until a gateway knows what was changed at another: an operator who watches can wait. Each
-is a call to Ray, of a millisecond."""
+"""Seconds until a gateway knows what was changed at another: an operator who watches can wait, and
+each time is a call to Ray."""
 TIMEOUT_S = 5.0
 """Seconds for one call to the store, which may be on a node that is gone."""
 

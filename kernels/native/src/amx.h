@@ -135,7 +135,8 @@ static inline void configure(int upper, int lower) {
   _tile_loadconfig(&config);
 }
 
-// Fetches LINES of what comes next: into the second-level cache, where it waits for some steps.
+// Fetches LINES of what comes next: into the second-level cache, where it waits while rows pass by, or
+// into the first, where all lines of a step are fetched, which are used at once.
 template <int LINES>
 static inline void fetch(const char* next) {
 #pragma GCC unroll 32

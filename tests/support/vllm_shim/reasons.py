@@ -87,9 +87,6 @@ REASONS = (
     Reason(FEATURE, "*::test_*_return_tokens_as_token_ids_*[True]", "asked by each request"),
     # Fields that are refused by name.
     Reason(FEATURE, f"{_ECHO}::test_chat_session_*[test_case0]", "echo is of /v1/completions"),
-    Reason(
-        MODEL, f"{_ECHO}::test_chat_session_*[test_case1]", "its sampled text has to end by itself"
-    ),
     Reason(FEATURE, f"{_ECHO}::test_*_logprobs", _MANY_LOGPROBS),
     Reason(FEATURE, "*::test_logprob_token_ids_returns_*", _OWN_TOKENS),
     Reason(FEATURE, "*::test_logprob_token_ids_stream*", _OWN_TOKENS),
@@ -143,6 +140,7 @@ REASONS = (
     Reason(MODEL, f"{_RESPONSES}/test_structured_output.py::*", _SMALL),
     Reason(MODEL, "*/test_return_token_ids.py::test_chat_completion_with_tool_use", _SMALL),
     Reason(MODEL, "*/test_return_token_ids.py::*_with_emoji_and_token_ids", f"{_SMALL}: to end"),
+    Reason(MODEL, f"{_ECHO}::test_chat_session_*[test_case1]", f"{_SMALL}: to end its text"),
     Reason(MODEL, "*/test_root_path.py::*[test_case2]", f"{_SMALL}: to end what others began"),
     Reason(MODEL, "*/test_root_path.py::*[test_case3]", f"{_SMALL}: to end what others began"),
     Reason(MODEL, "*/test_messages.py::test_anthropic_tool_call", f"{_SMALL}: calls unforced"),
