@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from kernels.attention import CapturableBackend
+from kernels.attention import AttentionBackend, CapturableBackend
+from kernels.attention.flashinfer_backend import FlashInferAttention
+from tests.support.kernels.flashinfer import FlashInfer
 from worker.config import EngineConfig
+from worker.models.config import ModelConfig
+from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, LogitsParams, Plan, PlannedRow
 from worker.rank.batch import Batch, BatchBuilder
-from worker.rank.graphs import StepGraphs, capture_sizes, token_capture_sizes
-from worker.rank.streams import SlotRing, staging_size
+from worker.rank.graphs import (
+    StepCapture,
+    StepGraphs,
+    capture_sizes,
+    create_capture,
+    token_capture_sizes,
+)
+from worker.rank.speculation.device_model import DeviceModelProposer
+from worker.rank.streams import DeviceStreams, SlotRing, staging_size
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import Staging, uploader_to
 
@@ -124,6 +137,88 @@ def make_graphs(
         *(*steps, tables, sizes, capture, Idle()), token_sizes=token_sizes, show_progress=False
     )
     return graphs, recorder, captured
+
+
+class Ragged(Idle):
+    captures_ragged = True
+
+
+class Uncaptured(AttentionBackend):
+    def plan(self, metadata: Any) -> Any:
+        raise AssertionError
+
+
+def capture_of(
+    backend: AttentionBackend, draft_backend: AttentionBackend | None = None, **options: Any
+) -> StepCapture | None:
+    """Of a rank on CUDA by itself."""
+    return create_capture(
+        *(EngineConfig(model="m", max_num_seqs=4, max_num_batched_tokens=64, **options),),
+        *(TensorParallelGroup.alone(torch.device("cuda")), cast("DeviceStreams", object())),
+        *(backend, cast("ModelConfig", SimpleNamespace(block_size=1, hidden_size=64))),
+        draft_backend,
+    )
+
+
+def test_what_attention_can_be_captured_is() -> None:
+    """FlashInfer's as well: of steps of single tokens, whose rows it plans before each replay."""
+    planned, ragged = FlashInferAttention(FlashInfer, CPU), Ragged()
+    for backend, draft, has_tokens in (
+        (planned, None, False),
+        (ragged, None, True),
+        (ragged, planned, False),
+    ):
+        capture = capture_of(backend, draft)
+        assert capture is not None
+        assert capture._sizes == (1, 2, 4)
+        assert bool(capture._token_sizes) == has_tokens
+    assert capture_of(Uncaptured()) is None
+    assert capture_of(ragged, enforce_eager=True) is None
+
+
+class Captured:
+    """A graph."""
+
+    def __call__(self) -> None:
+        pass
+
+
+class Drafting:
+    """Of a draft model, as far as graphs of steps ask."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def prepare_capture(self, largest: int) -> None:
+        pass
+
+    def capture(self, size: int, capture: Callable[..., object]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_graphs_end_when_they_are_closed_whoever_holds_them() -> None:
+    """Those of rows, of tokens and of draws, and a draft model's: NCCL's group ends after them."""
+    recorder, drafting, made = Recorder(), Drafting(), list[weakref.ref[Captured]]()
+
+    def capture(launch: Callable[[], None]) -> Callable[[], None]:
+        launch()
+        graph = Captured()
+        made.append(weakref.ref(graph))
+        return graph
+
+    held = StepGraphs(
+        *(recorder.forward, recorder.compute_logits, make_tables(), (1, 2), capture, Idle()),
+        cast("DeviceModelProposer", drafting),
+        token_sizes=(4,),
+        show_progress=False,
+    )
+    assert [one() is not None for one in made] == 7 * [True]
+    held.close()
+    assert [one() is not None for one in made] == 7 * [False]
+    assert drafting.is_closed
 
 
 def test_a_step_replays_the_smallest_graph_that_holds_it() -> None:

@@ -14,13 +14,14 @@ import torch
 
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.config import EngineConfig
+from worker.core import executor_local
 from worker.core.executor_local import LocalExecutor
 from worker.core.ranks import RankGroup
 from worker.models import tensor_parallel
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Failure, Start, Stop
 from worker.plan.plan import Plan
-from worker.rank import cpu, main
+from worker.rank import cpu, main, memory
 from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
@@ -167,6 +168,49 @@ def test_a_new_group_waits_for_the_memory_of_the_one_before(
     await_free_memory(torch.device("cuda", 0), 0.9, clock=lambda: device.now, sleep=device.sleep)
     assert least <= device.now <= most
     assert len(caplog.messages) == (2 if most else 0)
+
+
+@pytest.fixture
+def meetings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a rank does before it meets the others, in order; it never does."""
+    found: list[str] = []
+
+    def meet(*_: Any, **__: Any) -> None:
+        found.append("met")
+        raise Ended
+
+    def wait(device: torch.device, utilization: float) -> None:
+        found.append(f"waited for {utilization:g} of {device.type}")
+
+    monkeypatch.setattr(TensorParallelGroup, "create", meet)
+    monkeypatch.setattr(memory, "await_free_memory", wait)
+    monkeypatch.setattr(executor_local, "await_free_memory", wait)
+    return found
+
+
+@pytest.mark.usefixtures("events")
+def test_a_rank_waits_for_memory_before_it_meets_the_others(meetings: list[str]) -> None:
+    with pytest.raises(Ended):
+        main.run_rank(0, EngineConfig(model="none", device="cpu", gpu_memory_utilization=0.5), "")
+    assert meetings == ["waited for 0.5 of cpu", "met"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_so_does_rank_0_beside_its_scheduler(
+    kind: str, meetings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which launches behind prompts, too, where the device is one of its own."""
+    monkeypatch.setattr(executor_local, "select_device", lambda *_: torch.device(kind))
+    monkeypatch.setattr(executor_local, "begin_salt", lambda _: lambda: "salt")
+    config = EngineConfig(model="none", gpu_memory_utilization=0.5)
+    executor = LocalExecutor(config, str(tmp_path), [])
+    try:
+        with pytest.raises(Ended):
+            executor.start()
+    finally:
+        executor.close()
+    assert meetings == [f"waited for 0.5 of {kind}", "met"]
+    assert executor.overlaps_prompts == (kind == "cuda")
 
 
 class Noted:
