@@ -73,6 +73,32 @@ def test_all_memory_of_a_gpu_keeps_prefixes(monkeypatch: pytest.MonkeyPatch) -> 
     assert pages_on_gpu(monkeypatch, enable_prefix_caching=False) == 3 * 4 + 1
 
 
+def test_what_the_largest_step_takes_at_its_peak_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what graphs take: 60 of 80 may be used, others hold 4, and this rank 10 between steps."""
+    profiled: list[bool] = []
+    for name, value in {
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda _: None,
+        "synchronize": lambda _: None,
+        "max_memory_allocated": lambda _: 13 * GB if profiled else 0,
+        "memory_reserved": lambda _: 10 * GB,
+        "mem_get_info": lambda _: (66 * GB, 80 * GB),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    pages = plan_pages(
+        EngineConfig(model="any", gpu_memory_utilization=0.75),
+        group=TensorParallelGroup.alone(torch.device("cuda")),
+        page_bytes=GB,
+        page_groups=ONE_GROUP,
+        max_model_len=64,
+        profile=lambda: profiled.append(True),
+        graphs=lambda: 2 * GB,
+    )
+    assert pages == 60 - 4 - 13 - 2
+
+
 def test_half_of_what_pages_take_is_snapshots() -> None:
     state = StateSpec(conv_shape=(3, 80), recurrent_shape=(4, 32, 64), dtype=torch.bfloat16)
     layout = group_layers([state, KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)])

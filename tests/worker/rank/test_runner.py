@@ -155,3 +155,13 @@ def test_a_named_attention_backend_attends_on_cpu_too(folder: str) -> None:
 def test_a_required_library_must_fit_the_model(folder: str) -> None:
     with pytest.raises(ValueError, match=r"--cpu-backend native .* page size \(8\)"):
         make_runner(folder, cpu_backend="native", page_size=8)
+
+
+def test_the_largest_steps_are_measured_with_tables_of_processors(folder: str) -> None:
+    """They are made for the first request that needs them, and stay."""
+    runner = make_runner(folder, cpu_backend="torch")
+    runner._profile()
+    state = runner._tables.sampling
+    assert state._masks._masks is not None
+    assert state._edits._edits is not None
+    assert state._penalties._counts is not None
