@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -111,3 +113,26 @@ def test_a_report_tells_no_folder_of_its_machine(tmp_path: Path) -> None:
         assert command.startswith("python -m ")
         assert str(gpu.ROOT) not in command
         assert sys.executable not in command
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["fails", "left out"])
+def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_told: bool) -> None:
+    """Whether it cannot be installed, or was told not to be."""
+    script = tmp_path / "deploy" / "benchmarks" / "gpu.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(gpu.ROOT / "deploy" / "benchmarks" / "gpu.sh", script)
+    program, asked = tmp_path / "python", tmp_path / "asked"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ntest "$2" != venv\n')
+    program.chmod(0o700)
+    given = {"WITHOUT_PEER": "1"} if is_told else {}
+    ran = subprocess.run(
+        ["sh", str(script), "there"],
+        env={"PYTHON": str(program), "PATH": "/usr/bin:/bin", **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *before, last = asked.read_text().splitlines()
+    assert last == "-m deploy.benchmarks.gpu --out there"
+    assert before == ([] if is_told else ["-m venv .venv-vllm"])
+    assert ("measured without it" in ran.stderr) != is_told

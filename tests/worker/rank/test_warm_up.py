@@ -86,6 +86,19 @@ def test_without_drafts_none_are_run() -> None:
     assert not any(plan.drafts_under_grammar for plan, _ in ran)
 
 
+def test_it_is_told_how_far_start_up_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    config = EngineConfig(model="m", max_num_seqs=64, max_num_batched_tokens=1000)
+    limits = warm_up_limits(config, max_model_len=5000, block_size=1)
+    ran: list[Plan] = []
+    for show in (False, True):
+        assert not caplog.messages
+        ran.clear()
+        warm_up(lambda plan, _: ran.append(plan), limits, vocab_size=VOCAB_SIZE, show=show)
+    assert len(caplog.messages) == 4
+    assert caplog.messages[-1] == f"compiling kernels: 100 % of {len(ran)} kinds of steps"
+
+
 def test_kernels_are_kept_elsewhere_where_the_folder_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
