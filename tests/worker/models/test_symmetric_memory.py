@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from worker.models import symmetric_memory
+from worker.models import symmetric_memory, tensor_parallel
 from worker.models.symmetric_memory import MOST_BYTES, SymmetricMemory, create_symmetric_memory
 from worker.models.tensor_parallel import TensorParallelGroup
 
@@ -183,3 +184,48 @@ def test_ranks_that_no_kernel_sums_in_order_use_nccl(node: Node) -> None:
     group: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 3, group_name="the group")
     assert create_symmetric_memory(group, CPU) is None
     assert not node.calls
+
+
+@pytest.mark.parametrize(
+    ("names", "backend"),
+    [(("GPU-a", "GPU-b"), "nccl"), (("GPU-a", "GPU-a"), "gloo")],
+    ids=["two", "one"],
+)
+def test_a_group_whose_ranks_have_gpus_of_their_own_makes_it(
+    names: tuple[str, str], backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they share one, sums go through the host."""
+    begun: list[str] = []
+    made, world = object(), object()
+
+    def begin(*, backend: str, **_: Any) -> None:
+        begun.append(backend)
+
+    def create(group: object, device: torch.device) -> object:
+        assert (group, device.type) == (world, "cuda")
+        return made
+
+    monkeypatch.setattr(tensor_parallel, "_device_name", lambda _: names[0])
+    monkeypatch.setattr(tensor_parallel, "_exchange", lambda *_: names)
+    monkeypatch.setattr(tensor_parallel, "_choose_interface", lambda _: None)
+    monkeypatch.setattr(tensor_parallel, "create_symmetric_memory", create)
+    monkeypatch.setattr(dist, "init_process_group", begin)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=world))
+    group = TensorParallelGroup.create(0, 2, torch.device("cuda", 0), tmp_path)
+    assert begun == [backend]
+    assert group._symmetric_memory is (made if backend == "nccl" else None)
+
+
+def test_logits_are_gathered_into_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of parts would be copied once more, part by part."""
+    gathered: list[list[int]] = []
+
+    def gather(parts: torch.Tensor, own: torch.Tensor, group: Any = None) -> None:
+        gathered.append(list(parts.shape))
+        parts.copy_(torch.cat((own, own + 100)))
+
+    monkeypatch.setattr(dist, "all_gather_into_tensor", gather)
+    ranks = TensorParallelGroup(rank=0, world_size=2, device=CPU, process_group=None)
+    logits = ranks.all_gather_last_dim(torch.arange(6).view(3, 2))
+    assert gathered == [[6, 2]]
+    assert logits.tolist() == [[0, 1, 100, 101], [2, 3, 102, 103], [4, 5, 104, 105]]
