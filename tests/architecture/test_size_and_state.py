@@ -74,6 +74,18 @@ def test_functions_rebind_no_globals() -> None:
     assert [source.path for source, node in nodes if isinstance(node, ast.Global)] == []
 
 
+def test_launches_compute_sizes_with_plain_functions() -> None:
+    """Triton's own are made for kernels, too, and take a quarter of a launch's time on the host."""
+    functions = {"triton.cdiv", "triton.next_power_of_2"}
+    found = {
+        source.path
+        for source, node in _nodes(sources("kernels"))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in functions
+    }
+    imported = {one.path for one in sources("kernels") if not functions.isdisjoint(one.imports())}
+    assert found | imported == set()
+
+
 def test_nothing_names_a_machine() -> None:
     found = {
         source.path: name.group()

@@ -36,6 +36,7 @@ from tests.support.kernels.launches import (
     quantized_products,
     token_ops,
 )
+from tests.support.kernels.paged_cases import make_paged
 
 DTYPE = torch.bfloat16
 
@@ -80,6 +81,50 @@ def everything() -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_kernels_stay_within_their_budgets(capability: int) -> None:
     assert exceeded(capability, everything) == []
+
+
+def prompt(head_dim: int) -> None:
+    """A long one, whose tiles are larger than those of few tokens."""
+    case = make_paged([300], num_kv_heads=2, head_dim=head_dim, dtype=DTYPE)
+    case.extend(torch.randn(300, 8, head_dim).to(DTYPE), [300])
+
+
+@pytest.mark.parametrize(
+    "capability", [80, *(pytest.param(one, marks=pytest.mark.long) for one in CAPABILITIES[1:])]
+)
+def test_long_prompts_stay_within_their_budgets(capability: int) -> None:
+    def launch() -> None:
+        prompt(64)
+        prompt(128)
+
+    assert exceeded(capability, launch) == []
+
+
+_FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)")
+"""Of so many bytes by each thread, which does not wait for them at once."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "launch"),
+    [
+        (80, lambda: attention(128, DTYPE)),
+        (80, lambda: prompt(128)),
+        pytest.param(90, lambda: prompt(128), marks=pytest.mark.long),
+    ],
+    ids=["short", "long", "long on Hopper"],
+)
+def test_keys_are_fetched_ahead_and_their_pages_before_them(
+    capability: int, launch: Callable[[], object]
+) -> None:
+    """Keys by 16 bytes, and numbers of pages by 4: that takes three stages. Hopper's decodes and
+    short extends were measured quicker with two."""
+    compiled: list[Binary]
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        launch()
+    own = {one.key: one for one in compiled if one.kernel == "_attention_kernel"}
+    assert own
+    for binary in own.values():
+        assert {int(size, 0) for size in _FETCH.findall(binary.ptx)} == {4, 16}, binary
 
 
 def use_larger_tiles(patch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,18 @@ def test_flashinfer_plans_once_per_step() -> None:
         assert library._decode.num_plans == step
 
 
+def test_flashinfer_plans_captured_steps_into_buffers_that_stay() -> None:
+    """A wrapper that is not told of a graph plans into tensors of its own, which the next plan
+    replaces."""
+    library = FlashInferAttention(FlashInfer, torch.device("cpu"))
+    case = make_paged([5, 20], num_kv_heads=2, head_dim=32, page_size=16)
+    step = library.prepare_for_capture(case.decodes())
+    assert library.prepare_for_capture(case.decodes()) is step
+    rows, width = case.page_table.shape
+    sizes = [len(buffer) for buffer in step._wrapper.buffers]
+    assert sizes == [rows + 1, rows * width, rows]
+
+
 def create(name: str, **options: Any) -> AttentionBackend:
     settings = AttentionSettings(
         device=torch.device("cpu"), dtype=torch.bfloat16, page_size=256, batch_invariant=False

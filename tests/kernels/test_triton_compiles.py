@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +25,22 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if sys.platform != "linux":
     pytest.skip("Triton's compiler for CUDA is there on Linux", allow_module_level=True)
 
+from triton.runtime.jit import JITFunction
+
 from kernels.attention import triton_kernel
 from kernels.attention.triton_config import MAX_HEAD_DIM
 from kernels.linear.triton_kernel import matmul_fixed_tiles
 from tests.support.kernels.aot import Binary, compiling_for
-from tests.support.kernels.launches import attention, draw, prepare, quantized_products, token_ops
+from tests.support.kernels.experts import make_experts
+from tests.support.kernels.launches import (
+    MIXED_TOKENS,
+    attention,
+    draw,
+    mix,
+    prepare,
+    quantized_products,
+    token_ops,
+)
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 """Shared memory that one program may take, by compute capability (CUDA C++ guide, table 30)."""
@@ -129,6 +141,22 @@ def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> N
     assert sum(usage.registers > 168 for usage in usages) <= 1 + (dtype == torch.float32)
 
 
+def test_tiles_have_as_many_rows_as_an_expert_has_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that all its tokens meet an expert's weights together, as far as they can."""
+    rows: list[int] = []
+
+    def launch(self: Any, *_: Any, grid: Any, warmup: bool, **constants: Any) -> None:
+        rows.append(constants.get("BLOCK_M", 0))
+
+    monkeypatch.setattr(JITFunction, "run", launch)
+    experts = make_experts(4, hidden=128, inner=64, dtype=torch.bfloat16)
+    with registry.using("triton"):
+        mix(experts, MIXED_TOKENS, torch.bfloat16, with_extras=False)
+    assert list(filter(None, rows)) == [16, 16, 64, 64, 128, 128]
+
+
 def variants(launch: Callable[[int], None]) -> set[tuple[str, str]]:
     """The binaries that launches of several shapes and alignments need."""
     compiled: list[Binary]
@@ -171,6 +199,16 @@ def test_no_draw_and_no_preparation_needs_another_binary_than_the_first() -> Non
         prepare(number, place)
 
     assert len(variants(launch)) == 16
+
+
+def test_experts_need_no_other_binary_for_other_numbers_of_tokens() -> None:
+    """Tiles, both products and the sum: of one token, of an odd number, of a multiple of 16."""
+    experts = make_experts(4, hidden=128, inner=64, dtype=torch.bfloat16)
+
+    def launch(number: int) -> None:
+        mix(experts, (number,), torch.bfloat16, with_extras=False)
+
+    assert len(variants(launch)) == 4
 
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["plain", "batch-invariant"])
