@@ -28,10 +28,12 @@ from tests.support.cuda.binaries import (
     product,
 )
 from tests.support.kernels.aot import Binary, compiling_for
+from tests.support.kernels.experts import make_experts
 from tests.support.kernels.launches import (
     MIXED_TOKENS,
     attention,
     draw,
+    mix,
     prepare,
     quantized_products,
     token_ops,
@@ -104,6 +106,15 @@ _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (
 """Of so many bytes by each thread, which does not wait for them at once."""
 
 
+def fetched_ahead(kernel: str, capability: int, launch: Callable[[], object]) -> list[set[int]]:
+    """Bytes of the fetches that each of a kernel's binaries has."""
+    compiled: list[Binary]
+    with compiling_for(capability) as compiled, registry.using("triton"):
+        launch()
+    own = {one.key: one for one in compiled if one.kernel == kernel}.values()
+    return [{int(size, 0) for size in _FETCH.findall(one.ptx)} for one in own]
+
+
 @pytest.mark.parametrize(
     ("capability", "launch"),
     [
@@ -118,13 +129,17 @@ def test_keys_are_fetched_ahead_and_their_pages_before_them(
 ) -> None:
     """Keys by 16 bytes, and numbers of pages by 4: that takes three stages. Hopper's decodes and
     short extends were measured quicker with two."""
-    compiled: list[Binary]
-    with compiling_for(capability) as compiled, registry.using("triton"):
-        launch()
-    own = {one.key: one for one in compiled if one.kernel == "_attention_kernel"}
-    assert own
-    for binary in own.values():
-        assert {int(size, 0) for size in _FETCH.findall(binary.ptx)} == {4, 16}, binary
+    sizes = fetched_ahead("_attention_kernel", capability, launch)
+    assert sizes
+    assert all(one == {4, 16} for one in sizes), sizes
+
+
+def test_weights_of_experts_are_fetched_ahead() -> None:
+    experts = make_experts(4, hidden=128, inner=64, dtype=DTYPE)
+    sizes = fetched_ahead(
+        "_multiply_kernel", 90, lambda: mix(experts, MIXED_TOKENS, DTYPE, with_extras=False)
+    )
+    assert sizes == 6 * [{16}]
 
 
 def use_larger_tiles(patch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,7 @@ def test_so_does_rank_0_beside_its_scheduler(
     finally:
         executor.close()
     assert meetings == [f"waited for 0.5 of {kind}", "met"]
+    assert executor.max_overlap_depth == 1
     assert executor.overlaps_prompts == (kind == "cuda")
 
 
