@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from kernels.attention.base import AttentionBackend, AttentionMetadata, AttentionSettings
+from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
 
 _PAGE_MULTIPLE = 256
 
@@ -41,8 +43,9 @@ def create(settings: AttentionSettings) -> FlashAttention:
     return FlashAttention(importlib.import_module("flash_attn"), version=2)
 
 
-class FlashAttention(AttentionBackend):
-    """Calls that take lengths and pages from the device.
+class FlashAttention(CapturableBackend):
+    """Calls that take lengths and pages from the device: of decodes, a graph repeats them as they
+    are. Those of extends take the longest one's queries from the host.
 
     Args:
         module: `flash_attn_interface` (version 3) or `flash_attn` (version 2).
@@ -84,6 +87,16 @@ class FlashAttention(AttentionBackend):
             **options,
         )
         return _Step(call, is_decode=False)
+
+    def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
+        """A captured step is any other."""
+        assert metadata.query_start is None, "its steps for graphs are of decodes"
+        return self.plan(metadata)
+
+    def prepare_for_replay(
+        self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
+    ) -> None:
+        """The graph reads what there is to know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,6 +22,8 @@ from kernels.attention.base import AttentionMetadata, AttentionSettings, Captura
 
 _WORKSPACE_BYTES = 128 << 20
 """What its documentation recommends for the partial results of split rows."""
+_PLANS_UNDER_WAY = 4
+"""A step plans its decodes and its extends, and so does the one that is launched ahead of it."""
 
 
 def create(settings: AttentionSettings) -> FlashInferAttention:
@@ -52,6 +55,7 @@ class FlashInferAttention(CapturableBackend):
         )
         self._extend = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspaces[1], "NHD")
         self._decode_workspace = workspaces[0]
+        self._planner = _Planner(device)
         self._captured: dict[int, _CapturedStep] = {}
         """By number of rows."""
 
@@ -61,9 +65,9 @@ class FlashInferAttention(CapturableBackend):
         lengths = torch.tensor(metadata.seq_lens_host, dtype=torch.int32)
         rows = _PagedRows.of(metadata.page_table, lengths, page_size)
         if metadata.query_start is None:
-            return _Step(self._decode, None, rows, page_size)
+            return _Step(self._planner, self._decode, None, rows, page_size)
         queries = torch.tensor([0, *accumulate(metadata.query_lens_host)], dtype=torch.int32)
-        return _Step(self._extend, queries, rows, page_size)
+        return _Step(self._planner, self._extend, queries, rows, page_size)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _CapturedStep:
         """Steps run one after another, so that all wrappers share one workspace."""
@@ -87,7 +91,8 @@ class FlashInferAttention(CapturableBackend):
             )
             lengths = torch.ones(num_rows, dtype=torch.int32)
             rows = _PagedRows.of(torch.zeros_like(page_table), lengths, page_size)
-            step = self._captured[num_rows] = _CapturedStep(wrapper, None, rows, page_size)
+            step = _CapturedStep(self._planner, wrapper, None, rows, page_size)
+            self._captured[num_rows] = step
         return step
 
     def prepare_for_replay(
@@ -97,6 +102,44 @@ class FlashInferAttention(CapturableBackend):
         step = self._captured[len(slots)]
         lengths = torch.from_numpy(seq_lens).int()
         step.plan_again(_PagedRows.of(page_table.index_select(0, slots), lengths, step.page_size))
+
+
+class _Planner:
+    """Gives each plan pinned memory to wait in until it has been copied to the device.
+
+    HAZARD(stream): a wrapper's `plan` writes into its own pinned memory and launches a copy, which
+    happens when all that was launched before is done. It asks nobody whether the plan before has
+    left: that of a step that is launched ahead would take its place (sgl-project/mini-sglang#103:
+    illegal memory accesses). So all wrappers take turns at a few such places of ours.
+
+    Args:
+        device: where the copies go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._places = deque[tuple[torch.Tensor, torch.cuda.Event | None]]()
+        """The one used the longest ago first; each with the end of its copy."""
+
+    def plan(self, wrapper: Any, *rows: Any, **options: Any) -> None:
+        """Calls `wrapper.plan`. Waits only where more plans are under way than two steps have."""
+        place = self._free_place(wrapper)
+        wrapper._pin_memory_int_workspace_buffer = place
+        wrapper.plan(*rows, **options)
+        copied = None
+        if self._device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record()
+        self._places.append((place, copied))
+
+    def _free_place(self, wrapper: Any) -> torch.Tensor:
+        if len(self._places) < _PLANS_UNDER_WAY:
+            own: torch.Tensor = wrapper._pin_memory_int_workspace_buffer
+            return torch.empty_like(own, pin_memory=own.is_pinned())
+        place, copied = self._places.popleft()
+        if copied is not None:
+            copied.synchronize()
+        return place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +175,14 @@ class _PagedRows:
 
 class _Step:
     def __init__(
-        self, wrapper: Any, query_start: torch.Tensor | None, rows: _PagedRows, page_size: int
+        self,
+        planner: _Planner,
+        wrapper: Any,
+        query_start: torch.Tensor | None,
+        rows: _PagedRows,
+        page_size: int,
     ) -> None:
+        self._planner = planner
         self._wrapper = wrapper
         self._query_start = query_start
         self._rows = rows
@@ -163,9 +212,10 @@ class _Step:
     def _plan(self, shape: tuple[int, ...], options: Mapping[str, Any]) -> None:
         rows = (self._rows.indptr, self._rows.indices, self._rows.last_page_len)
         if self._query_start is None:
-            self._wrapper.plan(*rows, *shape, **options)
+            self._planner.plan(self._wrapper, *rows, *shape, **options)
         else:
-            self._wrapper.plan(self._query_start, *rows, *shape, causal=True, **options)
+            starts = self._query_start
+            self._planner.plan(self._wrapper, starts, *rows, *shape, causal=True, **options)
         self._is_planned = True
 
 

@@ -3,16 +3,24 @@ they are missing, who asks for them is told what to do."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
 
 from kernels import attention, registry
-from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
+from kernels.attention import (
+    AUTO,
+    AttentionBackend,
+    AttentionSettings,
+    CapturableBackend,
+    create_attention_backend,
+)
 from kernels.attention.flash_backend import FlashAttention
 from kernels.attention.flashinfer_backend import FlashInferAttention
 from kernels.attention.torch_backend import TorchAttention
@@ -112,6 +120,68 @@ def test_flashinfer_plans_captured_steps_into_buffers_that_stay() -> None:
     assert sizes == [rows + 1, rows * width, rows]
 
 
+class LateEvent:
+    """Of a device that does nothing before the host waits for it."""
+
+    launched: ClassVar[list[Callable[[], None]]] = []
+    """Copies that did not happen yet."""
+
+    def record(self) -> None:
+        self.number = len(self.launched)
+
+    def synchronize(self) -> None:
+        for number in range(self.number):
+            self.launched[number]()
+
+
+class LateWrapper(FlashInfer.BatchDecodeWithPagedKVCacheWrapper):
+    """Its copies of plans to the device are late, as those of FlashInfer may be."""
+
+    def plan(self, *rows: Any, **options: Any) -> None:
+        super().plan(*rows, **options)
+        place, plan = self._pin_memory_int_workspace_buffer, self.num_plans
+
+        def copy() -> None:
+            assert (place == plan).all(), "another plan has taken its place"
+
+        LateEvent.launched.append(functools.cache(copy))
+
+
+def test_no_flashinfer_plan_takes_the_place_of_one_that_waits_for_its_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", LateEvent)
+    monkeypatch.setattr(LateEvent, "launched", [])
+    monkeypatch.setattr(FlashInfer, "BatchDecodeWithPagedKVCacheWrapper", LateWrapper)
+    library = FlashInferAttention(FlashInfer, torch.device("cpu"))
+    library._planner._device = torch.device("cuda")
+    case = make_paged([5, 20], num_kv_heads=2, head_dim=32, page_size=16)
+    q = torch.randn(2, 4, 32)
+    for _ in range(11):
+        library.plan(case.decodes()).forward(q, case.k_cache, case.v_cache, scale=case.scale)
+    for copy in LateEvent.launched:
+        copy()
+    assert len(LateEvent.launched) == 11
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_captured_flash_steps_read_the_device_alone(version: int) -> None:
+    """Pages and lengths lie in tensors that stay; whoever replays writes into these."""
+    library = LIBRARIES[f"flash{version}"]
+    assert isinstance(library, CapturableBackend)
+    case = make_paged([33, 48], num_kv_heads=2, head_dim=32, page_size=16)
+    metadata = case.decodes()
+    step = library.prepare_for_capture(metadata)
+    metadata.seq_lens.copy_(torch.tensor([5, 20]))
+    metadata.page_table.copy_(metadata.page_table.flip(0))
+    q = torch.randn(2, 4, 32)
+    expected = library.plan(replace(metadata, seq_lens_host=[5, 20]))
+    caches = (case.k_cache, case.v_cache)
+    torch.testing.assert_close(
+        step.forward(q, *caches, scale=case.scale), expected.forward(q, *caches, scale=case.scale)
+    )
+
+
 def create(name: str, **options: Any) -> AttentionBackend:
     settings = AttentionSettings(
         device=torch.device("cpu"), dtype=torch.bfloat16, page_size=256, batch_invariant=False
@@ -119,8 +189,10 @@ def create(name: str, **options: Any) -> AttentionBackend:
     return create_attention_backend(name, replace(settings, **options))
 
 
-def test_auto_is_what_the_ops_run_on() -> None:
-    assert isinstance(create("auto"), TorchAttention)
+def test_auto_is_what_the_ops_run_on(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="kernels.attention"):
+        assert isinstance(create("auto"), TorchAttention)
+    assert caplog.messages == [f"attention backend torch: {AUTO[-1].why}"]
     assert isinstance(create("torch", batch_invariant=True), TorchAttention)
     with registry.using("triton"):
         assert isinstance(create("torch"), TorchAttention)

@@ -35,6 +35,7 @@ class FlashInferWrapper:
         assert workspace.dtype == torch.uint8
         assert kv_layout == "NHD"
         self.num_plans = 0
+        self._pin_memory_int_workspace_buffer = torch.zeros(4, dtype=torch.uint8)
         self.buffers: list[torch.Tensor] = []
         if use_cuda_graph:
             given = (
@@ -57,6 +58,7 @@ class FlashInferWrapper:
         assert all(t.dtype == torch.int32 for t in (query_start, indptr, indices, last_page_len))
         assert len(indices) == int(indptr[-1])
         self.num_plans += 1
+        self._pin_memory_int_workspace_buffer.fill_(self.num_plans)
         self.shape, self.scale, self.query_start = shape, sm_scale, query_start
         self.planned = [indptr, indices, last_page_len]
         if self.buffers:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernels.attention import AttentionBackend, CapturableBackend
+from kernels.attention.flash_backend import FlashAttention
 from kernels.attention.flashinfer_backend import FlashInferAttention
 from tests.support.kernels.flashinfer import FlashInfer
 from worker.config import EngineConfig
@@ -161,10 +162,12 @@ def capture_of(
 
 
 def test_what_attention_can_be_captured_is() -> None:
-    """FlashInfer's as well: of steps of single tokens, whose rows it plans before each replay."""
+    """Libraries' as well, of steps of single tokens: FlashInfer plans their rows before each
+    replay, FlashAttention reads them on the device."""
     planned, ragged = FlashInferAttention(FlashInfer, CPU), Ragged()
     for backend, draft, has_tokens in (
         (planned, None, False),
+        (FlashAttention(None, version=3), None, False),
         (ragged, None, True),
         (ragged, planned, False),
     ):
