@@ -85,10 +85,10 @@ def test_kernels_stay_within_their_budgets(capability: int) -> None:
     assert exceeded(capability, everything) == []
 
 
-def prompt(head_dim: int) -> None:
+def prompt(head_dim: int, *, window: int = 0) -> None:
     """A long one, whose tiles are larger than those of few tokens."""
     case = make_paged([300], num_kv_heads=2, head_dim=head_dim, dtype=DTYPE)
-    case.extend(torch.randn(300, 8, head_dim).to(DTYPE), [300])
+    case.extend(torch.randn(300, 8, head_dim).to(DTYPE), [300], window=window)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,12 @@ def test_long_prompts_stay_within_their_budgets(capability: int) -> None:
         prompt(128)
 
     assert exceeded(capability, launch) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_so_do_those_of_models_with_windows(capability: int) -> None:
+    assert exceeded(capability, lambda: prompt(128, window=100)) == []
 
 
 _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)")
