@@ -98,7 +98,7 @@ check-long: $(STAMP)
 		-m "long or randomized" $(TEST_ARGS)
 
 check-cuda: $(STAMP)
-	$(PYTEST) -n $(UNIT_PROCESSES) -m "long or not long" tests/cuda tests/kernels/test_triton_compiles.py \
+	TEST_EFFORT=long $(PYTEST) -n $(UNIT_PROCESSES) -m "long or not long" tests/cuda tests/kernels/test_triton_compiles.py \
 		$(TEST_ARGS)
 
 check-install: $(STAMP)

@@ -234,9 +234,7 @@ def test_drafts_change_no_token(checkpoint: Checkpoint, guided: list[Outcome]) -
 
 @pytest.mark.checks("mutations", of=WITH_CLASS, against="transformers")
 @pytest.mark.checks("mutations", of=PUBLISHED_SPECIMENS, against="independent reference")
-@pytest.mark.parametrize(
-    "checkpoint", long_but(*SPECIMENS.keys() - set(LIKE_OTHERS)), indirect=True
-)
+@pytest.mark.parametrize("checkpoint", long_but(*TAKING_PAGES), indirect=True)
 def test_a_broken_feature_shows(checkpoint: Checkpoint, tmp_path: Path) -> None:
     prompt = make_prompts()[-1]
     expected = checkpoint.expected(prompt)[-1]
