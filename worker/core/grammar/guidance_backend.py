@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker.core.grammar.base import (
@@ -31,7 +31,11 @@ class GuidanceBackend:
         self._num_words = -(-len(tokens) // 32)
         # The library asks for an end token: where the model has none, one that cannot be drawn.
         ends = list(eos_token_ids) or [next((i for i, t in enumerate(tokens) if not t), 0)]
-        self._tokenizer = self._library.LLTokenizer(_TokenList(tokens, ends), eos_token=ends)
+        # Of forced text it admits the first of its tokens alone. By bytes, as it would do without
+        # being told, a key takes a step for every letter.
+        longest = self._library.LLTokenizer(_TokenList(tokens, ends), eos_token=ends, slices=[])
+        vocabulary = _TokenList(tokens, ends, longest.greedy_tokenize)
+        self._tokenizer = self._library.LLTokenizer(vocabulary, eos_token=ends)
 
     def compile(self, params: StructuredOutputsParams) -> str:
         """The grammar as `load` takes it. Raises GrammarError."""
@@ -72,24 +76,33 @@ class GuidanceBackend:
 
 
 class _TokenList:
-    """A vocabulary as llguidance reads it."""
+    """A vocabulary as llguidance reads it.
+
+    Args:
+        tokens: the bytes of each token; empty ones are never drawn.
+        ends: the end tokens.
+        tokenize: the tokens of a text that a grammar forces.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokens: Sequence[bytes], ends: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        ends: Sequence[int],
+        tokenize: Callable[[str], list[int]] = lambda text: [],
+    ) -> None:
         self.tokens = list(tokens)
         self.eos_token_id = ends[0]
         self.special_token_ids = [
             token_id for token_id, token in enumerate(tokens) if not token or token_id in ends
         ]
+        self._tokenize = tokenize
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens of a text; only asked for forced text, of which no use is made here."""
-        raw = text if isinstance(text, bytes) else text.encode()
-        by_bytes = {token: token_id for token_id, token in enumerate(self.tokens) if token}
-        found = [by_bytes.get(raw[i : i + 1]) for i in range(len(raw))]
-        return [token_id for token_id in found if token_id is not None]
+    def __call__(self, text: str) -> list[int]:
+        """Tokens of a text."""
+        return self._tokenize(text)
 
 
 class _Loaded:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.worker.vocabularies import follow, make_backend
 from worker.core.grammar.base import GrammarBackend, GrammarError
 from worker.core.grammar.exactness import inexact_keyword
+from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.wire.structured import StructuredOutputsParams
 
 
@@ -71,6 +73,26 @@ def test_texts_of_bounded_length_are_json() -> None:
     assert not accepts(backend, '"a\tb"', json=schema)
     with pytest.raises(GrammarError, match="maxLength"):  # it would let the tab through
         make_backend("xgrammar").compile(StructuredOutputsParams(json=schema))
+
+
+def test_of_forced_text_the_longest_tokens_are_admitted() -> None:
+    """llguidance admits nothing but the first token of what has to follow."""
+    tokens = [*(bytes([byte]) for byte in range(128)), b"name", b'name":', b"na"]
+    backend = GuidanceBackend([*tokens, b""], [len(tokens)])
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "integer"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    matcher = backend.load(backend.compile(params)).matcher()
+    words = np.zeros(-(-(len(tokens) + 1) // 32), dtype=np.int32)
+    for byte in b'{"':
+        assert matcher.accept(byte)
+    matcher.fill(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert [tokens[token_id] for token_id in np.flatnonzero(bits)] == [b'name":']
 
 
 def test_texts_of_patterns_are_json() -> None:
