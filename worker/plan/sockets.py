@@ -98,6 +98,11 @@ class FrameStream:
         self._socket = connection
         self._reader = FrameReader()
         self._unsent = bytearray()
+        # HAZARD: the system wakes whoever waits in `recv` whenever the peer takes what was sent to
+        # it, for nothing, and the peer's `recv` waits for that: 50 us on a virtual machine. Whoever
+        # waits in `poll` for what arrives is woken for that alone.
+        self._arrivals = select.poll()
+        self._arrivals.register(connection, select.POLLIN)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
         if connection.family != socket.AF_UNIX:
@@ -153,6 +158,8 @@ class FrameStream:
         Raises:
             EOFError: the peer has closed its end, or sends no frames.
         """
+        if wait:
+            self._arrivals.poll()
         try:
             data = self._socket.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
             if not data:
