@@ -91,9 +91,8 @@ def prompt(head_dim: int, *, window: int = 0) -> None:
     case.extend(torch.randn(300, 8, head_dim).to(DTYPE), [300], window=window)
 
 
-@pytest.mark.parametrize(
-    "capability", [80, *(pytest.param(one, marks=pytest.mark.long) for one in CAPABILITIES[1:])]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_long_prompts_stay_within_their_budgets(capability: int) -> None:
     def launch() -> None:
         prompt(64)
@@ -121,12 +120,13 @@ def fetched_ahead(kernel: str, capability: int, launch: Callable[[], object]) ->
     return [{int(size, 0) for size in _FETCH.findall(one.ptx)} for one in own]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("capability", "launch"),
     [
         (80, lambda: attention(128, DTYPE)),
         (80, lambda: prompt(128)),
-        pytest.param(90, lambda: prompt(128), marks=pytest.mark.long),
+        (90, lambda: prompt(128)),
     ],
     ids=["short", "long", "long on Hopper"],
 )
