@@ -33,6 +33,20 @@ static inline W* head_page(W* cache, const Heads& heads, int64_t page, int64_t k
   return cache + (page * heads.num_kv_heads + kv_head) * heads.page_size * heads.head_dim;
 }
 
+// Every kPer-th place: what lies between belongs to another token, and maybe another thread.
+static inline void store_every(float* to, F32 value) { store(to, value); }
+
+static inline void store_every(uint16_t* to, F32 value) {
+  const U16 halves = to_bf16(value);
+#if defined(__AVX512BW__)
+  _mm512_mask_storeu_epi16(to, 0x55555555, _mm512_cvtepu16_epi32((__m256i)halves));
+#else
+  uint16_t lanes[kLanes];
+  Memory<U16>::store(lanes, halves);
+  for (int64_t i = 0; i < kLanes; ++i) to[i * Operand<uint16_t>::kPer] = lanes[i];
+#endif
+}
+
 // Puts one token's keys and values, [kv heads][head_dim] each, into its place.
 template <typename W>
 static void store_kv(const float* k, const float* v, W* k_cache, W* v_cache, const Heads& heads,
@@ -45,10 +59,9 @@ static void store_kv(const float* k, const float* v, W* k_cache, W* v_cache, con
     for (int64_t d = 0; d < dim; d += kLanes) {
       W lanes[kLanes];
       store_any(lanes, load(k + head * dim + d));
-      for (int64_t i = 0; i < kLanes; ++i)
-        keys[(d + i) / kPer * heads.page_size * kPer + i % kPer] = lanes[i];
-      store_any(lanes, load(v + head * dim + d));
-      for (int64_t i = 0; i < kLanes; ++i) values[(d + i) * kPer] = lanes[i];
+      for (int64_t i = 0; i < kLanes; i += kPer)
+        std::memcpy(keys + (d + i) * heads.page_size, lanes + i, kPer * sizeof(W));
+      store_every(values + d * kPer, load(v + head * dim + d));
     }
   }
 }

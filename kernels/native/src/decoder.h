@@ -98,7 +98,7 @@ class Decoder {
                   operand(row, model_.hidden_size));
     const LinearWeight& weight = model_.lm_head;
     team_.run(threads_for(expected_ms(rows, weight.n * weight.k), weight.n * weight.k),
-              [&](int) { multiply(weight, rows, operand_.data(), Floats{out, weight.n}); });
+              [&](int id) { multiply(id, weight, rows, operand_.data(), Floats{out, weight.n}); });
   }
 
  private:
@@ -186,54 +186,55 @@ class Decoder {
     int64_t count = (int64_t)tokens_.size();
     const int64_t size = model_.hidden_size;
     const std::vector<Span>* spans = &spans_;
-    embed(count);
+    embed(id, count);
     if (!reduce(id, residual_, count)) return;
     for (int64_t i = 0; i < model_.num_layers; ++i) {
       const LayerWeights& layer = model_.layers[i];
-      share_tokens(count, [&](int64_t t) {
+      share_tokens(id, count, [&](int64_t t) {
         if (i) add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.input_norm);
       });
       if (num_read_ >= 0 && i + 1 == model_.num_layers) {
-        store_keys_of_all(layer, count);
+        store_keys_of_all(id, layer, count);
         count = num_read_;
         if (!count) return;
         spans = &read_spans_;
-        keep_only_read();
-        multiply(columns(layer.qkv, 0, query_size()), count, operand_.data(), qkv_sink(0));
-        share_tokens(count, [&](int64_t t) { place_queries(layer, t); });
+        keep_only_read(id);
+        multiply(id, columns(layer.qkv, 0, query_size()), count, operand_.data(), qkv_sink(0));
+        share_tokens(id, count, [&](int64_t t) { place_queries(layer, t); });
       } else {
-        multiply(layer.qkv, count, operand_.data(), qkv_sink(0));
-        share_tokens(count, [&](int64_t t) {
+        multiply(id, layer.qkv, count, operand_.data(), qkv_sink(0));
+        share_tokens(id, count, [&](int64_t t) {
           place_queries(layer, t);
           place_keys(layer, t);
         });
       }
-      team_.share((int64_t)spans->size() * model_.num_kv_heads, [&](int64_t item) {
-        // Those that see most come last in each row, and are not to be waited for alone.
-        const Span& span = (*spans)[spans->size() - 1 - item / model_.num_kv_heads];
+      // Those that see most come last in each row, and are not to be waited for alone.
+      const auto attend_item = [&](int64_t item) {
+        const Span& span = (*spans)[item / model_.num_kv_heads];
         const int64_t kv_head = item % model_.num_kv_heads;
         attend(span, kv_head, queries_.data(), positions_.data(), (const W*)layer.k_cache,
                (const W*)layer.v_cache, heads_, attended_.data(), scratch_[id]);
         convert_attended(span, kv_head);
-      });
+      };
+      team_.share(id, (int64_t)spans->size() * model_.num_kv_heads, attend_item, 1, true);
       if (!multiply_and_reduce(id, layer.output, count, operand_.data())) return;
-      share_tokens(count, [&](int64_t t) {
+      share_tokens(id, count, [&](int64_t t) {
         add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.post_attention_norm);
       });
-      multiply(layer.gate_up, count, operand_.data(), Gated<W>{inner_.data()});
+      multiply(id, layer.gate_up, count, operand_.data(), Gated<W>{inner_.data()});
       if (!multiply_and_reduce(id, layer.down, count, inner_.data())) return;
     }
-    share_tokens(count, [&](int64_t t) {
+    share_tokens(id, count, [&](int64_t t) {
       add_row(residual(t), &block_[t * size], size);
       rms_norm_row(residual(t), model_.final_norm, size, model_.eps, hidden + t * size);
     });
   }
 
-  void embed(int64_t count) {
+  void embed(int id, int64_t count) {
     const int64_t size = model_.hidden_size;
-    share_tokens(count, [&](int64_t t) {
+    share_tokens(id, count, [&](int64_t t) {
       const int64_t row = tokens_[t].id - model_.vocab_start;
       const bool mine = tokens_[t].id >= model_.vocab_start && tokens_[t].id < model_.vocab_end;
       for (int64_t i = 0; i < size; i += kLanes)
@@ -242,17 +243,17 @@ class Decoder {
     });
   }
 
-  void store_keys_of_all(const LayerWeights& layer, int64_t count) {
+  void store_keys_of_all(int id, const LayerWeights& layer, int64_t count) {
     const int64_t first = query_size() / kBlock * kBlock;
-    multiply(columns(layer.qkv, first, qkv_size() - first), count, operand_.data(),
+    multiply(id, columns(layer.qkv, first, qkv_size() - first), count, operand_.data(),
              qkv_sink(first));
-    share_tokens(count, [&](int64_t t) { place_keys(layer, t); });
+    share_tokens(id, count, [&](int64_t t) { place_keys(layer, t); });
   }
 
   // Moves what the rest of the pass works on to the front.
-  void keep_only_read() {
+  void keep_only_read(int id) {
     const int64_t size = model_.hidden_size;
-    team_.share(1, [&](int64_t) {
+    team_.share(id, 1, [&](int64_t) {
       for (int64_t i = 0; i < num_read_; ++i) {
         const int64_t t = read_[i];
         if (t == i) continue;
@@ -304,16 +305,16 @@ class Decoder {
   }
 
   template <typename Item>
-  void share_tokens(int64_t count, Item&& item) {
+  void share_tokens(int id, int64_t count, Item&& item) {
     constexpr int64_t kAtATime = 8;  // one alone is hardly longer than the taking of it
-    team_.share(count, item, kAtATime);
+    team_.share(id, count, item, kAtATime);
   }
 
   template <typename Sink>
-  void multiply(const LinearWeight& weight, int64_t rows, const Element* operand,
+  void multiply(int id, const LinearWeight& weight, int64_t rows, const Element* operand,
                 const Sink& sink) {
     const Items items = items_of<W>(rows, weight.n, team_.size());
-    team_.share(items.count, [&](int64_t item) {
+    team_.share(id, items.count(), [&](int64_t item) {
       linear_item<W>(item, items, operand, rows, typed(weight), sink);
     });
   }
@@ -321,7 +322,7 @@ class Decoder {
   // A row-parallel product, summed over the ranks, into block_.
   bool multiply_and_reduce(int id, const LinearWeight& weight, int64_t rows,
                            const Element* operand) {
-    multiply(weight, rows, operand, Floats{block_.data(), weight.n});
+    multiply(id, weight, rows, operand, Floats{block_.data(), weight.n});
     return reduce(id, block_, rows);
   }
 

@@ -44,7 +44,7 @@ void multiply(const float* x, int64_t rows, const LinearWeight& from, float* out
   for (int64_t row = 0; row < rows; ++row)
     convert_row(x + row * weight.k, weight.k, &operand[row * stride]);
   const Items items = items_of<W>(rows, weight.n, 1);
-  for (int64_t item = 0; item < items.count; ++item)
+  for (int64_t item = 0; item < items.count(); ++item)
     linear_item<W>(item, items, operand.data(), rows, weight, Floats{out, weight.n});
 }
 

@@ -238,26 +238,32 @@ static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t la
   }
 }
 
-// Work items of a product: groups of blocks, and of rows where there are many. Few columns make few
-// items, of which one thread would often have one more to do than the others: these have fewer rows.
+// Work items of a product: groups of blocks, and of rows where there are many, in equal parts, of
+// whole pairs of tiles where these multiply. Few columns make few items, of which one thread would
+// often have one more to do than the others: these have fewer rows. Items of the same rows follow each
+// other, so that a thread has the same rows here as where it works on them one by one.
 struct Items {
-  int64_t groups, rows_each, count;
+  int64_t rows, groups, row_parts, unit;  // unit: of rows, which is not divided
+
+  int64_t count() const { return groups * row_parts; }
+
+  int64_t first_row(int64_t part) const {
+    return std::min(rows, (rows + unit - 1) / unit * part / row_parts * unit);
+  }
 };
 
 template <typename W>
 static Items items_of(int64_t rows, int64_t n, int threads) {
-  Items items{(blocks_of(n) + kGroup - 1) / kGroup, 0, 0};
-  const auto divide = [&](int64_t rows_each) {
-    items.rows_each = rows_each;
-    items.count = items.groups * ((rows + rows_each - 1) / rows_each);
-  };
+  constexpr int64_t kPair = 2 * amx::kRows;
+  Items items{rows, (blocks_of(n) + kGroup - 1) / kGroup, 1, in_tiles<W>() ? kPair : 1};
+  const auto divide = [&](int64_t most) { items.row_parts = (rows + most - 1) / most; };
   if (!in_tiles<W>()) {
     divide(blocks_of(n) <= 4 * kGroup ? kMostRows / 2 : kMostRows);
     return items;
   }
-  divide(kMostTileRows);
-  while (items.count < 2 * threads && items.rows_each > 2 * amx::kRows)
-    divide(items.rows_each / 2);
+  int64_t most = kMostTileRows;
+  divide(most);
+  while (items.count() < 2 * threads && most > kPair) divide(most /= 2);
   return items;
 }
 
@@ -269,8 +275,8 @@ static void linear_item(int64_t item, const Items& items,
   alignas(64) float sums[std::max(kMostRows, kMostTileRows) * kGroup * kBlock];
   const int64_t first = item % items.groups * kGroup;
   const int64_t last = std::min(first + kGroup, blocks_of(weight.n));
-  const int64_t begin = item / items.groups * items.rows_each;
-  const int64_t count = std::min(rows - begin, items.rows_each);
+  const int64_t begin = items.first_row(item / items.groups);
+  const int64_t count = items.first_row(item / items.groups + 1) - begin;
 #if defined(RAYFLEET_EMULATE_AMX) || defined(__AMX_BF16__)
   if constexpr (sizeof(W) == 2)
     if (in_tiles<W>())

@@ -7,6 +7,10 @@
 
 #include "lanes.h"
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace rayfleet {
 
 // Loads and stores need not be aligned; memcpy of a register compiles to one instruction.
@@ -70,19 +74,29 @@ static inline I32 lane_bits() {
 }
 
 // Pairs of lanes 8, 4, 2, 1 apart.
-static inline float sum_of_lanes(F32 v) {
+template <typename Join>
+static inline float join_lanes(F32 v, Join&& join) {
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    for (int i = 0; i < width; ++i) lanes[i] = join(lanes[i], lanes[i + width]);
   return lanes[0];
 }
 
+static inline float sum_of_lanes(F32 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);  // the same pairs, without a way through memory
+#else
+  return join_lanes(v, [](float a, float b) { return a + b; });
+#endif
+}
+
 static inline float max_of_lanes(F32 v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int i = 1; i < kLanes; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
-  return lanes[0];
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  return join_lanes(v, [](float a, float b) { return a > b ? a : b; });
+#endif
 }
 
 // e^x to about 2 ulp for x <= 88; 0 below -87. Reduction by powers of two, then a polynomial.

@@ -28,7 +28,7 @@ static inline void relax() {
 
 class Team {
  public:
-  explicit Team(int size) : size_(size) {
+  explicit Team(int size) : size_(size), parts_(size) {
 #if defined(__linux__)
     if (sched_getaffinity(0, sizeof cores_, &cores_)) CPU_ZERO(&cores_);
 #endif
@@ -49,7 +49,6 @@ class Team {
 
   // Runs work(id) on the first `count` threads, the caller being number 0.
   void run(int count, const std::function<void(int)>& work) {
-    next_.store(0);
     if (count == 1) {
       // The others do not even wake: no run of theirs is under way that could see this.
       active_ = 1;
@@ -73,7 +72,6 @@ class Team {
     const uint32_t phase = phase_.load();
     if (arrived_.fetch_add(1) + 1 == active_) {
       arrived_.store(0);
-      next_.store(0);
       phase_.fetch_add(1);
       return;
     }
@@ -82,20 +80,49 @@ class Team {
       if (spins < kSpins) relax(); else std::this_thread::yield();
   }
 
-  // Shares out 0..count-1, some at a time: a thread that is held up by others takes fewer.
+  // Shares out 0..count-1. Of each phase a thread works on the same part, as far as its length is the
+  // same, so that it finds in its own cache what it left there, and takes some items at a time, from
+  // the part's beginning or its end; a thread that is done helps others, so one that is held up by
+  // others of the machine takes fewer.
   template <typename Item>
-  void share(int64_t count, Item&& item, int64_t at_a_time = 1) {
-    if (active_ == 1) {
-      for (int64_t i = 0; i < count; ++i) item(i);
+  void share(int id, int64_t count, Item&& item, int64_t at_a_time = 1, bool from_end = false) {
+    const int active = active_;
+    if (active == 1) {
+      for (int64_t i = 0; i < count; ++i) item(from_end ? count - 1 - i : i);
       return;
     }
-    for (int64_t i; (i = next_.fetch_add(at_a_time)) < count;)
-      for (const int64_t end = std::min(count, i + at_a_time); i < end; ++i) item(i);
+    const uint32_t phase = phase_.load();
+    for (int ahead = 0; ahead < std::min(active, kHelped); ++ahead) {
+      const int part = (id + ahead) % active;
+      const int64_t first = count * part / active, size = count * (part + 1) / active - first;
+      for (int64_t i; (i = parts_[part].take(phase, size, at_a_time)) < size;)
+        for (const int64_t end = std::min(size, i + at_a_time); i < end; ++i)
+          item(first + (from_end ? size - 1 - i : i));
+    }
     barrier();
   }
 
  private:
+  // What a thread has of a phase, in a cache line of its own: how many items are taken, and the phase
+  // that this is about, so that nobody has to begin it.
+  struct alignas(64) Part {
+    std::atomic<uint64_t> state{0};
+
+    // The first of up to `some` items that are the caller's now; `size` where none are left.
+    int64_t take(uint32_t phase, int64_t size, int64_t some) {
+      uint64_t seen = state.load();
+      while (true) {
+        const int64_t taken = seen >> 32 == phase ? (int64_t)(uint32_t)seen : 0;
+        if (taken >= size) return size;
+        const uint64_t next = (uint64_t)phase << 32 | (uint64_t)std::min(size, taken + some);
+        if (state.compare_exchange_weak(seen, next)) return taken;
+      }
+    }
+  };
+
   static constexpr int kSpins = 4000;
+  // Parts that a thread looks at, its own first: that many lines of others it reads in each phase.
+  static constexpr int kHelped = 8;
   static constexpr int kSmall = 8;
 
   // Waking a thread, the kernel may put it on the caller's core though another one is idle, or will
@@ -147,7 +174,7 @@ class Team {
   std::atomic<uint32_t> phase_{0};
   std::atomic<int> arrived_{0};
   std::atomic<int> active_{1};
-  std::atomic<int64_t> next_{0};
+  std::vector<Part> parts_;  // by thread
   const std::function<void(int)>* work_ = nullptr;
   bool ending_ = false;
 };

@@ -1,0 +1,94 @@
+"""How the compiled library's threads share out a phase: every item once, before any goes on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import kernels.native
+
+SOURCES = Path(kernels.native.__file__).with_name("src")
+
+CAMPAIGN = """
+#include <cstdio>
+#include <numeric>
+#include <random>
+#include "team.h"
+
+int main() {
+  constexpr int kSize = 12;
+  rayfleet::Team team(kSize);
+  std::mt19937 random(0);
+  const auto below = [&](int64_t most) { return (int64_t)(random() % (uint64_t)most); };
+  std::vector<int64_t> found;
+  for (int step = 0; step < 400; ++step) {
+    // Few, some and all of the threads; phases shorter and longer than they are many.
+    const int active = below(3) ? 1 + (int)below(kSize) : 1 + (int)below(3);
+    const int64_t phases = 1 + below(4), some = 1 + below(9), slow = below(2 * kSize);
+    std::vector<int64_t> counts;
+    for (int64_t i = 0; i < phases; ++i) counts.push_back(below(3) ? below(300) : below(kSize));
+    std::vector<std::vector<std::atomic<int>>> taken;
+    for (const int64_t count : counts) taken.emplace_back(count);
+    std::atomic<int> early{0};
+    team.run(active, [&](int id) {
+      for (int64_t phase = 0; phase < phases; ++phase) {
+        if (id == slow) std::this_thread::yield();
+        team.share(id, counts[phase], [&](int64_t item) { ++taken[phase][item]; }, some, step % 2);
+        for (const auto& times : taken[phase]) early += times != 1;
+      }
+    });
+    if (early) {
+      std::printf("step %d: %d items were not done once\\n", step, (int)early);
+      return 1;
+    }
+  }
+
+  // Undisturbed, a thread has the same part of each phase, whichever end it begins with.
+  std::vector<int> of_thread[4];
+  for (int phase = 0; phase < 4; ++phase) of_thread[phase].assign(8000, -1);
+  std::atomic<int> begun{0};
+  team.run(2, [&](int id) {
+    for (int phase = 0; phase < 4; ++phase) {
+      ++begun;
+      while (begun < 2 * (phase + 1)) std::this_thread::yield();
+      team.share(id, 8000, [&](int64_t item) {
+        for (int i = 0; i < 2000; ++i) rayfleet::relax();
+        of_thread[phase][item] = id;
+      }, 100, phase % 2);
+    }
+  });
+  for (int phase = 0; phase < 4; ++phase) {
+    int own = 0;
+    for (int item = 0; item < 8000; ++item) own += of_thread[phase][item] == item / 4000;
+    std::printf("own %d\\n", own);
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("team")
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    assert compiler is not None, "no C++ compiler is installed: install g++"
+    source, program = folder / "campaign.cpp", folder / "campaign"
+    source.write_text(CAMPAIGN)
+    flags = ["-std=c++17", "-O1", "-pthread", f"-I{SOURCES}"]
+    subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True, timeout=120)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_each_item_is_done_once_before_anybody_goes_on(output: str) -> None:
+    assert "not done once" not in output
+
+
+def test_a_thread_has_the_same_part_of_each_phase(output: str) -> None:
+    """However loaded the machine is, most of what a thread does is in the part that is its own."""
+    own = [int(line.split()[1]) for line in output.splitlines() if line.startswith("own")]
+    assert len(own) == 4
+    assert max(own) > 6000, own
