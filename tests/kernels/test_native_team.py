@@ -1,4 +1,4 @@
-"""How the compiled library's threads share out a phase: every item once, before any goes on."""
+"""The compiled library's threads: how they share out a phase, how many take long steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ CAMPAIGN = """
 #include <cstdio>
 #include <numeric>
 #include <random>
+#include "pace.h"
 #include "team.h"
 
 int main() {
@@ -65,6 +66,17 @@ int main() {
     for (int item = 0; item < 8000; ++item) own += of_thread[phase][item] == item / 4000;
     std::printf("own %d\\n", own);
   }
+
+  // All threads are twice as quick, but every third step meets a burst, which takes most of that.
+  // From the 1000th step on another process takes as much of every step, until the 2000th.
+  rayfleet::Pace pace;
+  int64_t with_all[3] = {};
+  for (int step = 0; step < 3000; ++step) {
+    const bool all = pace.takes_all(), slow = step / 1000 == 1 || step % 3 == 1;
+    with_all[step / 1000] += all;
+    pace.ran(all, all ? (slow ? 0.1 : 2.0) : 1.0);
+  }
+  for (const int64_t count : with_all) std::printf("all %d\\n", (int)count);
 }
 """
 
@@ -92,3 +104,10 @@ def test_a_thread_has_the_same_part_of_each_phase(output: str) -> None:
     own = [int(line.split()[1]) for line in output.splitlines() if line.startswith("own")]
     assert len(own) == 4
     assert max(own) > 6000, own
+
+
+def test_bursts_do_not_change_how_many_threads_take_a_step(output: str) -> None:
+    early, loaded, late = (int(x.split()[1]) for x in output.splitlines() if x.startswith("all"))
+    assert early > 980
+    assert loaded < 100, "another process holds all threads up"
+    assert late > 800
