@@ -137,6 +137,16 @@ async def test_tokens_may_overtake_the_answer(wire):
     assert [delta.token_ids for delta in wire.seen.deltas] == [[5]]
 
 
+async def test_requests_a_step_of_the_event_loop_apart_are_one_call(wire):
+    await wire.start()
+    first = wire.submit("first")
+    await asyncio.sleep(0)
+    second = wire.submit("second")
+    await first
+    await second
+    assert [[s.request_id for s in b.submits] for b in wire.worker.batches] == [["first", "second"]]
+
+
 async def test_abort_before_the_submit_left_sends_neither(wire):
     await wire.start()
     wire.worker.gate.clear()
