@@ -28,18 +28,21 @@ def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[R
     Args:
         kind: heldout: the file's questions; copy: the sentences of its answers about
             copying, several at once to be given back; random: tokens without sense, drawn on at
-            temperature 1, which nobody can guess.
+            temperature 1, which nobody can guess. These are of unlike lengths, as users' are: were
+            all as long, then without drafts, and only without, all would end in the same step, and
+            the prompts of those that follow be computed in one.
         model: folder with a chat template.
         questions: JSON lines with `messages` and `answer`.
         vocab_size: of the model.
     """
     if kind == "random":
+        lengths = np.random.default_rng(_SEED).integers(64, 129, _NUM_RANDOM).tolist()
         return [
             Request(
                 random_prompt((_SEED, number), vocab_size, _RANDOM_LENGTH),
-                SamplingParams(temperature=1.0, seed=number, max_tokens=96, ignore_eos=True),
+                SamplingParams(temperature=1.0, seed=number, max_tokens=length, ignore_eos=True),
             )
-            for number in range(_NUM_RANDOM)
+            for number, length in enumerate(lengths)
         ]
     lines = [json.loads(line) for line in Path(questions).read_text().splitlines()]
     conversations = [line["messages"] for line in lines]
