@@ -54,7 +54,6 @@ _GREEDY: Final = _Asked()
 _RANDOM: Final = _Asked(temperature=1.0)
 _FILTERED: Final = _Asked(temperature=1.0, top_p=0.5)
 _PROCESSED: Final = _Asked(params=PROCESSORS)
-_SCORED: Final = _Asked(params=LogitsParams(num_prompt=2, num_prompt_logprobs=1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,9 +148,6 @@ def _steps(limits: WarmUpLimits) -> Iterator[_Step]:
     one = PlannedRow(0, 0, 1, True)
     for asked in (_RANDOM, _FILTERED, _PROCESSED):
         yield _Step(plan=Plan(0, [_admit(one, 1, asked)], [], [one]))
-    if limits.longest_row > 1:
-        pair = PlannedRow(0, 0, 2, True)
-        yield _Step(plan=Plan(0, [_admit(pair, 2, _SCORED)], [], [pair]))
     for count in range(1, min(limits.max_num_seqs, 2) + 1):  # all rows masked, or some
         rows = [PlannedRow(slot, 0, 1, True) for slot in range(count)]
         admits = [_admit(row, 1) for row in rows]
