@@ -121,10 +121,10 @@ class SubmitQueue:
             self._sender = asyncio.create_task(self._send_all())
 
     async def _send_all(self) -> None:
+        # Requests that came together are a step of the event loop apart: they are one call, and the
+        # worker can compute their prompts in one step.
+        await asyncio.sleep(0)
         while self._submits or self._aborts or self._admission:
-            # Requests that came together are a step of the event loop apart: they are one call, and
-            # the worker can compute their prompts in one step.
-            await asyncio.sleep(0)
             submits, aborts = list(self._submits.values()), self._aborts
             batch = SubmitBatch(submits=submits, aborts=aborts, admission=self._admission)
             self._submits, self._aborts, self._admission = {}, [], None

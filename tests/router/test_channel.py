@@ -147,6 +147,17 @@ async def test_requests_a_step_of_the_event_loop_apart_are_one_call(wire):
     assert [[s.request_id for s in b.submits] for b in wire.worker.batches] == [["first", "second"]]
 
 
+async def test_an_abort_of_the_only_submit_sends_no_call(wire):
+    await wire.start()
+    only = wire.submit("only")
+    for _ in range(2):  # it is queued, and the call waits for others
+        await asyncio.sleep(0)
+    wire.channel.abort("only")
+    await only
+    await wire.submit("next")
+    assert [[s.request_id for s in b.submits] for b in wire.worker.batches] == [["next"]]
+
+
 async def test_abort_before_the_submit_left_sends_neither(wire):
     await wire.start()
     wire.worker.gate.clear()

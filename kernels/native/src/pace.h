@@ -27,7 +27,8 @@ class Pace {
   static constexpr int64_t kStepsOfAll = 256, kStepsOfFewer = 32;  // between trials of the other
 
   // The last few of one kind. Their median, since requests come in bursts: a step that runs beside one
-  // may take twice as long, and says nothing of the next.
+  // may take twice as long, and says nothing of the next. Of seven in a row at most three meet one
+  // where every third step does.
   class Speeds {
    public:
     bool is_known() const { return count_ >= kKept / 2; }
