@@ -42,35 +42,6 @@ class RequestState(Enum):
     FINISHED_ERROR = auto()
 
 
-_MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyType(
-    {
-        RequestState.WAITING: (
-            RequestState.RUNNING,
-            RequestState.FINISHED_LENGTH,
-            RequestState.FINISHED_STOPPED,
-            RequestState.FINISHED_ABORTED,
-            RequestState.FINISHED_ERROR,
-        ),
-        RequestState.RUNNING: (
-            RequestState.PREEMPTED,
-            RequestState.FINISHED_STOPPED,
-            RequestState.FINISHED_LENGTH,
-            RequestState.FINISHED_ABORTED,
-            RequestState.FINISHED_ERROR,
-        ),
-        RequestState.PREEMPTED: (
-            RequestState.RUNNING,
-            RequestState.FINISHED_STOPPED,
-            RequestState.FINISHED_ABORTED,
-            RequestState.FINISHED_ERROR,
-        ),
-        RequestState.FINISHED_STOPPED: (),
-        RequestState.FINISHED_LENGTH: (),
-        RequestState.FINISHED_ABORTED: (),
-        RequestState.FINISHED_ERROR: (),
-    }
-)
-
 _FINISH_REASONS: Final[Mapping[RequestState, FinishReason]] = MappingProxyType(
     {
         RequestState.FINISHED_STOPPED: "stop",
@@ -79,6 +50,20 @@ _FINISH_REASONS: Final[Mapping[RequestState, FinishReason]] = MappingProxyType(
         RequestState.FINISHED_ERROR: "error",
     }
 )
+
+_MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyType(
+    {
+        RequestState.WAITING: (RequestState.RUNNING, *_FINISH_REASONS),
+        RequestState.RUNNING: (RequestState.PREEMPTED, *_FINISH_REASONS),
+        RequestState.PREEMPTED: (
+            RequestState.RUNNING,
+            RequestState.FINISHED_STOPPED,
+            RequestState.FINISHED_ABORTED,
+            RequestState.FINISHED_ERROR,
+        ),
+    }
+)
+"""From a finished state there is none."""
 
 
 class IllegalMove(RuntimeError):
@@ -214,7 +199,7 @@ class Request:
 
     def move_to(self, state: RequestState) -> None:
         """Enters `state`. Raises IllegalMove unless the transition table has the move."""
-        if state not in _MOVES[self.state]:
+        if state not in _MOVES.get(self.state, ()):
             raise IllegalMove(f"request {self.request_id}: {self.state.name} to {state.name}")
         self.state = state
 

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from worker.core.cache.pool import FencedPool
+from worker.plan.plan import PageCopies
 from worker.wire.host_cache import HostCacheTotals
-
-
-class Copies(NamedTuple):
-    """Copies between device pages and host slots, one to one."""
-
-    pages: Sequence[int]
-    slots: Sequence[int]
-
-
-NO_COPIES: Final = Copies((), ())
-
-
-class _Due(NamedTuple):
-    pages: list[int]
-    slots: list[int]
 
 
 class HostPool:
@@ -48,8 +33,8 @@ class HostPool:
         """By slot: the last step that stores to it."""
         self._next_seq = 1
         """Of the Plan that takes the copies."""
-        self._stores = _Due([], [])
-        self._loads = _Due([], [])
+        self._stores = PageCopies([], [])
+        self._loads = PageCopies([], [])
         self._totals = HostCacheTotals(num_pages=num_slots)
 
     @property
@@ -112,13 +97,13 @@ class HostPool:
         """A step's loads took so long."""
         self._totals.load_s += seconds
 
-    def take_copies(self, seq: int) -> tuple[Copies, Copies]:
-        """Stores and loads for Plan `seq`; every Plan takes them."""
+    def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
+        """Stores and loads for Plan `seq`, None for no copies; every Plan takes them."""
         assert seq == self._next_seq, f"Plan {seq} takes the copies of Plan {self._next_seq}"
         self._next_seq += 1
-        taken = Copies(*self._stores), Copies(*self._loads)
-        self._stores, self._loads = _Due([], []), _Due([], [])
-        return taken
+        stores, self._stores = self._stores, PageCopies([], [])
+        loads, self._loads = self._loads, PageCopies([], [])
+        return stores if stores.pages else None, loads if loads.pages else None
 
     def complete(self, seq: int) -> None:
         """Frees what waited for steps up to `seq`."""

@@ -6,12 +6,13 @@ from array import array
 from collections.abc import Iterable
 
 from worker.core.cache.blocks import BlockPool
-from worker.core.cache.host import NO_COPIES, Copies, HostPool
+from worker.core.cache.host import HostPool
 from worker.core.cache.lease import Lease
 from worker.core.cache.match import Match
 from worker.core.cache.pool import FencedPool
 from worker.core.cache.radix import RadixTree
-from worker.core.cache.snapshots import NO_LOADS, PendingSnapshot, SnapshotPool, StateLoads
+from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
+from worker.plan.plan import PageCopies, StateLoad
 from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import BlockEvent
 from worker.wire.page_groups import ONE_GROUP, PageGroups
@@ -285,24 +286,24 @@ class CacheManager:
         if self.host is not None:
             self.host.complete(seq)
 
-    def take_copies(self, seq: int) -> tuple[Copies, Copies]:
-        """Stores and loads that Plan `seq` makes, in this order and before its rows.
+    def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
+        """Stores and loads that Plan `seq` makes, in this order and before its rows; None for none.
 
         Every Plan takes them.
         """
-        return (NO_COPIES, NO_COPIES) if self.host is None else self.host.take_copies(seq)
+        return (None, None) if self.host is None else self.host.take_copies(seq)
 
     @property
     def keeps_states(self) -> bool:
         """Whether `take_snapshots` has anything to do."""
         return self._snapshots is not None
 
-    def take_loads(self, seq: int) -> StateLoads:
+    def take_loads(self, seq: int) -> list[StateLoad]:
         """Snapshots that Plan `seq` copies into slots' states, before its rows.
 
         Every Plan takes them.
         """
-        return NO_LOADS if self._snapshots is None else self._snapshots.take_loads(seq)
+        return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_snapshots(self, lease: Lease, start: int, end: int) -> list[PendingSnapshot]:
         """Snapshots that a step stores of the state of a lease, of which it computes positions

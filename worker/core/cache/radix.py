@@ -62,21 +62,17 @@ class RadixTree:
         num_unlocked = num_host = 0
         device_node: Node | None = None
         while (num_pages := len(pages) + num_host) < max_pages:
-            start = num_pages * self._width
-            child = node.children.get(key[start : start + self._width])
+            child = self._child_along(node, key, num_pages)
             if child is None:
                 break
-            count = child.common_pages(key, start, self._width)
-            if count < len(child.pages):
-                child = self._split(child, count)
             node = child
             if child.on_host:
-                num_host += count
+                num_host += len(child.pages)
                 continue
             device_node = child
             pages += child.pages
             if not child.locks:
-                num_unlocked += count
+                num_unlocked += len(child.pages)
         return Match(device_node, pages, num_unlocked, node if num_host else None, num_host)
 
     def lock(self, node: Node | None, cache_salt: str) -> Node:
@@ -117,14 +113,10 @@ class RadixTree:
         held = node
         num_known = num_duplicates = 0
         while num_known < len(pages):
-            start = num_known * self._width
-            child = node.children.get(key[start : start + self._width])
+            child = self._child_along(node, key, num_known)
             if child is None:
                 break
-            count = child.common_pages(key, start, self._width)
-            if count < len(child.pages):
-                child = self._split(child, count)
-            node = child
+            node, count = child, len(child.pages)
             if node.on_host:
                 slots = self._promote(node, pages[num_known : num_known + count])
                 assert self._host is not None
@@ -223,15 +215,26 @@ class RadixTree:
         root = self._roots.get(salt)
         if root is None:
             start = root_hash(self._block_hash_salt, cache_salt)
-            root = self._roots[salt] = self._new_node(None, salt, [], [start])
+            root = self._roots[salt] = Node(None, salt, [], [start], self._next_serial())
         return root
 
-    def _new_node(
-        self, parent: Node | None, key: bytes, pages: list[int], hashes: list[int]
-    ) -> Node:
+    def _next_serial(self) -> int:
+        """Of a node that is being added to the tree."""
         self._num_nodes += 1
         self._serial += 1
-        return Node(parent, key, pages, hashes, self._serial)
+        return self._serial
+
+    def _child_along(self, node: Node, key: bytes, num_pages: int) -> Node | None:
+        """The child that continues the path along `key` from so many pages on, cut where it leaves
+        that; None where none does."""
+        start = num_pages * self._width
+        child = node.children.get(key[start : start + self._width])
+        if child is None:
+            return None
+        count = child.common_pages(key, start, self._width)
+        if count == len(child.pages):
+            return child
+        return child.cut_head(count, self._width, self._next_serial())
 
     def _store(self, node: Node, held: Node, key: bytes, pages: list[int]) -> Node:
         """Puts pages below `node`, where no child starts with them; returns where they lie."""
@@ -245,23 +248,15 @@ class RadixTree:
             node.pages += pages
             node.hashes += hashes
             return node
-        child = self._new_node(node, key, list(pages), hashes)
+        child = Node(node, key, list(pages), hashes, self._next_serial())
         node.children[key[: self._width]] = child
         node.num_device_children += 1
         self.num_evictable += len(pages)
         return child
 
-    def _split(self, node: Node, count: int) -> Node:
-        """Cuts a node after `count` pages; returns the new upper part."""
-        self._num_nodes += 1
-        self._serial += 1
-        return node.cut_head(count, self._width, self._serial)
-
     def _split_tail(self, node: Node, count: int) -> Node:
         """Cuts an unlocked node after `count` pages; returns the new lower part."""
-        self._num_nodes += 1
-        self._serial += 1
-        return node.cut_tail(count, self._width, self._serial)
+        return node.cut_tail(count, self._width, self._next_serial())
 
     def _lock_up_to(self, node: Node | None, stop: Node | None) -> None:
         while node is not stop:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from worker.core.cache.fence import Fence
 from worker.core.cache.pool import FencedPool
+from worker.plan.plan import StateLoad
 
 
 class PendingSnapshot(NamedTuple):
@@ -21,22 +21,11 @@ class PendingSnapshot(NamedTuple):
     """Whether it stays when the lease has a later one."""
 
 
-class StateLoads(NamedTuple):
-    """Snapshots that a step copies into the states of slots before its rows, one to one."""
-
-    slots: Sequence[int]
-    snapshots: Sequence[int]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Load:
+class _Load(NamedTuple):
     """A copy that the next Plan is to make."""
 
     page: int
     snapshot: int
-
-
-NO_LOADS = StateLoads((), ())
 
 
 class SnapshotPool:
@@ -112,7 +101,7 @@ class SnapshotPool:
         self._of_page.move_to_end(page)
         self._rolling.discard(page)
         self._readers[snapshot] += 1
-        self._loads[slot] = _Load(page=page, snapshot=snapshot)
+        self._loads[slot] = _Load(page, snapshot)
 
     def cancel(self, slot: int) -> None:
         """A slot comes free: what no Plan has loaded into it yet, none does."""
@@ -120,14 +109,12 @@ class SnapshotPool:
         if load is not None:
             self._end_read(load.snapshot)
 
-    def take_loads(self, seq: int) -> StateLoads:
+    def take_loads(self, seq: int) -> list[StateLoad]:
         """What Plan `seq` loads."""
-        if not self._loads:
-            return NO_LOADS
         loads, self._loads = self._loads, {}
         for load in loads.values():
             self._fence.hold(load.snapshot, seq)
-        return StateLoads(list(loads), [load.snapshot for load in loads.values()])
+        return [StateLoad(slot, load.snapshot) for slot, load in loads.items()]
 
     def release(self, snapshots: Iterable[int], fence: int) -> None:
         """Frees pending ones once step `fence`, the last that stores them, has completed."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from worker.core.cache.host import Copies
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.core.request import Request
@@ -185,15 +184,14 @@ class StepBuilder:
         for group, (start, page_ids) in enumerate(rows):
             self._page_writes.append(PageWrite(slot, start, page_ids, group))
 
-    def copy_pages(self, stores: Copies, loads: Copies) -> None:
+    def copy_pages(self, stores: PageCopies | None, loads: PageCopies | None) -> None:
         """Moves pages to host memory and back before the step."""
-        self._stores = _page_copies(stores)
-        self._loads = _page_copies(loads)
+        self._stores, self._loads = stores, loads
 
     def copy_states(self, cache: CacheManager) -> None:
         """Has snapshots taken of the states of requests, once all rows are there, and those loaded
         that requests begin with."""
-        self._state_loads = list(map(StateLoad, *cache.take_loads(self.seq)))
+        self._state_loads = cache.take_loads(self.seq)
         for row, _, lease in self._rows():
             for one in cache.take_snapshots(lease, row.start, row.start + row.length):
                 self._state_stores.append(StateStore(lease.slot, one.position, one.snapshot))
@@ -309,7 +307,3 @@ class StepBuilder:
 def _attended(start: int, length: int) -> int:
     """Pairs of positions that a causal row of so many attends to."""
     return length * start + length * (length + 1) // 2
-
-
-def _page_copies(copies: Copies) -> PageCopies | None:
-    return PageCopies(list(copies.pages), list(copies.slots)) if copies.pages else None

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.effort import cases
-from worker.core.cache.host import Copies
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
+from worker.plan.plan import PageCopies
 from worker.wire.messages import BlockStored
 
 SIZE = 2
@@ -30,8 +30,8 @@ Content = tuple[str, tuple[int, ...]]
 class Step(NamedTuple):
     """In flight: what it copies and writes, and what the pages of its lease must hold then."""
 
-    stores: Copies
-    loads: Copies
+    stores: PageCopies
+    loads: PageCopies
     written: dict[int, Content]
     read: dict[int, Content]
 
@@ -232,7 +232,7 @@ class CacheMachine(RuleBasedStateMachine):
         for index, page in enumerate(lease.pages):
             target = read if index < lease.num_cached_pages else written
             target[page] = (salt, tuple(row[: (index + 1) * SIZE]))
-        stores, loads = self.cache.take_copies(self.seq)
+        stores, loads = (one or PageCopies([], []) for one in self.cache.take_copies(self.seq))
         _copy(stores.pages, self.content, stores.slots, self.host_content)
         _copy(loads.slots, self.host_content, loads.pages, self.content)
         self.content |= written

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.effort import cases
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
-from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool, StateLoads
+from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
+from worker.plan.plan import StateLoad
 from worker.wire.page_groups import LEAST_SNAPSHOTS, PageGroups
 
 SIZE = 2
@@ -39,7 +40,7 @@ class Step:
     running: Running
     start: int
     end: int
-    loads: StateLoads
+    loads: list[StateLoad]
     stores: list[PendingSnapshot]
 
 
@@ -99,9 +100,9 @@ class StateMachine(RuleBasedStateMachine):
         assert all(start < store.position <= end for store in stores)
         stored = [store.snapshot for store in stores]
         assert len({*stored}) == len(stored)
-        busy = {*loads.snapshots}
+        busy = {load.snapshot for load in loads}
         for step in self.steps:
-            busy |= {*step.loads.snapshots, *(store.snapshot for store in step.stores)}
+            busy |= {one.snapshot for one in (*step.loads, *step.stores)}
         assert busy.isdisjoint(stored), "stored under a step in flight"
         self.steps.append(Step(one, start, end, loads, stores))
 
@@ -117,8 +118,8 @@ class StateMachine(RuleBasedStateMachine):
     def complete(self) -> None:
         self.completed += 1
         step = self.steps.popleft()
-        for slot, snapshot in zip(*step.loads, strict=True):
-            self.slots[slot] = self.snapshots[snapshot]
+        for load in step.loads:
+            self.slots[load.slot] = self.snapshots[load.snapshot]
         one = step.running
         if step.start:
             assert self.slots[one.lease.slot] == _content(one, step.start), "another state"
@@ -290,7 +291,7 @@ def test_what_is_being_read_is_not_taken() -> None:
     assert second not in (None, first)
     assert pool.take() is None
     pool.give_up(7)
-    assert pool.take_loads(1) == ([3], [first])
+    assert pool.take_loads(1) == [StateLoad(3, first)]
     assert pool.take() is None
     pool.complete(1)
     assert pool.take() == first
