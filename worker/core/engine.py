@@ -149,9 +149,9 @@ class EngineCore:
             if self._has_blocks and self._overlap_depth and not self._in_flight:
                 self.timeline.completed(result, awaited, collected)
                 if self._launch_before_report(take_in):
-                    return self._report()
+                    return self.report()
                 result = None  # the timeline has it
-        report = self._report()
+        report = self.report()
         if result is not None:
             self.timeline.completed(result, awaited, collected)
         report.load.step_times = self.timeline.totals()
@@ -168,10 +168,7 @@ class EngineCore:
         return launched
 
     def report(self) -> StepReport:
-        """A report without a step."""
-        return self._report()
-
-    def _report(self) -> StepReport:
+        """What happened since the last report, and the load as it stands; takes no step."""
         self._guided.drop(self.scheduler.take_ended())
         report = self.scheduler.take_report()
         report.load.step_times = self.timeline.totals()

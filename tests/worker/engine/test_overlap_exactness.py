@@ -107,7 +107,7 @@ def test_depth_1_equals_depth_0(tensor_parallel_size: int, count: int) -> None:
     with PoisonedEngine(str(DEMO), overlap_depth=1, **options) as engine:
         actual, aborted_too = run(engine, count)
         assert engine.num_preemptions > 0
-        assert engine.core.scheduler.num_dropped_tokens > 0, "nothing ended in flight"
+        assert engine.core.scheduler.state.stats.num_dropped_tokens > 0, "nothing ended in flight"
     assert aborted == aborted_too
     assert len(aborted) >= count // 100
     for index, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):

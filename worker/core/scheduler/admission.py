@@ -17,7 +17,6 @@ from worker.core.scheduler.policy import (
     POLICIES,
     AdmissionPolicy,
     AdmissionRound,
-    InTurn,
     Item,
     Outcome,
     StepHeadroom,
@@ -128,7 +127,7 @@ class Admission:
         policy = POLICIES["fifo" if forced else options.prefill_admission_policy]
         requests, items = self._candidates(headroom, policy, oldest if starves else None)
         if not policy.stops and self._is_shared(requests):
-            policy = InTurn(policy)
+            policy = policy._replace(key=None)  # they are arranged
         drop = self._preemption.gap * LEVEL
         floor = running_level * LEVEL - drop + 1 if drop else -1
         leases: dict[int, Lease] = {}
@@ -203,7 +202,7 @@ class Admission:
             requests = [requests[index] for index in order.order(list(map(self._item, requests)))]
         if not policy.stops and self._is_shared(requests):
             waiting = list(map(self._item, requests))
-            turns = InTurn(policy).arrange(waiting, [request.tenant for request in requests])
+            turns = policy.in_turn(waiting, [request.tenant for request in requests])
             requests = [requests[index] for index in turns]
         if starves is not None:
             requests = [starves, *(request for request in requests if request is not starves)]

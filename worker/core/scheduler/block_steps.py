@@ -67,6 +67,11 @@ class BlockSteps:
         While a step is in flight, its outcome, which the next one follows from, is open: what
         comes is planned ahead as far as that can be (see `rows_ahead`), else not at all. So nobody
         is admitted or preempted before the result is in.
+
+        Args:
+            builder: of the step; gets rows for requests that run, and for those that it admits.
+            now: the clock.
+            in_flight: steps whose results are not in yet, oldest first.
         """
         if in_flight:
             self._build_ahead(builder, in_flight[-1])
@@ -101,7 +106,7 @@ class BlockSteps:
         counts: Sequence[int],
         followed: Iterator[Followed],
     ) -> None:
-        """Gives requests what a step decided for them.
+        """Gives requests what a step decided for them, and ends those that this ends.
 
         Args:
             step: the oldest in flight.

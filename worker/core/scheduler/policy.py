@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from worker.wire.admission import AdmissionPolicyName, SchedulePolicy
 
@@ -37,7 +37,7 @@ class QueueOrder(NamedTuple):
 
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in the order of the queue; levels descend."""
-        return sorted(range(len(items)), key=lambda i: (-items[i].level, self.key(items[i]), i))
+        return _ordered(items, self.key)
 
 
 ORDERS: Final[Mapping[SchedulePolicy, QueueOrder | None]] = MappingProxyType(
@@ -50,66 +50,25 @@ ORDERS: Final[Mapping[SchedulePolicy, QueueOrder | None]] = MappingProxyType(
 cached; its bound is SGLang's."""
 
 
-class AdmissionPolicy(Protocol):
-    """A strategy without state: `orders` what a round tries, and `stops` at a misfit or not.
+class AdmissionPolicy(NamedTuple):
+    """In which order a round tries equally urgent requests, and whether it stops at a misfit.
 
-    To add one: a class here, its entry in `POLICIES`, and its name in `worker.wire.admission`.
+    To add one: its entry in `POLICIES`, and its name in `worker.wire.admission`.
     """
 
-    @property
-    def stops(self) -> bool:
-        """Whether the first that does not fit ends the round; it then sees no more of the queue
-        than could enter, else `prefill_admission_lookahead` requests."""
-        ...
+    stops: bool
+    """Whether the first that does not fit ends the round; it then sees no more of the queue than
+    could enter, else `prefill_admission_lookahead` requests."""
+    key: Callable[[Item], float] | None = None
+    """The least goes first; ties as they come. None for the order of the queue."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in the order of trying; levels descend."""
-        ...
+        return list(range(len(items))) if self.key is None else _ordered(items, self.key)
 
-
-class Fifo:
-    """In the order of the queue, up to the first that does not fit."""
-
-    stops = True
-
-    def order(self, items: Sequence[Item]) -> list[int]:
-        """The order of the queue."""
-        return list(range(len(items)))
-
-
-class Pack:
-    """Of equally urgent requests by ascending cost, then in the order of the queue.
-
-    What fits by ascending cost is the largest number of requests that fit at all, and of these
-    choices the cheapest.
-    """
-
-    stops = False
-
-    def order(self, items: Sequence[Item]) -> list[int]:
-        """The most urgent first, of these the cheapest."""
-        return sorted(range(len(items)), key=lambda i: (-items[i].level, items[i].cost, i))
-
-
-POLICIES: Final[Mapping[AdmissionPolicyName, AdmissionPolicy]] = MappingProxyType(
-    {"fifo": Fifo(), "pack": Pack()}
-)
-"""By the name that `--prefill-admission-policy` has for it."""
-
-
-class InTurn:
-    """A policy where requests of several tenants wait, each of which keeps its turns in the queue.
-
-    Args:
-        policy: orders the requests of each tenant.
-    """
-
-    def __init__(self, policy: AdmissionPolicy) -> None:
-        self.stops = policy.stops
-        self._policy = policy
-
-    def arrange(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
-        """Indices in the order of trying.
+    def in_turn(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
+        """Indices in the order of trying where several tenants wait, each of which keeps its turns
+        in the queue.
 
         Args:
             items: in the order of the queue, which gives tenants their turns.
@@ -120,13 +79,23 @@ class InTurn:
             turns[item.level, tenant].append(index)
         ordered = list(range(len(items)))
         for own in turns.values():
-            for turn, index in zip(own, self._policy.order([items[i] for i in own]), strict=True):
+            for turn, index in zip(own, self.order([items[i] for i in own]), strict=True):
                 ordered[turn] = own[index]
         return ordered
 
-    def order(self, items: Sequence[Item]) -> list[int]:
-        """The order given: they are arranged."""
-        return list(range(len(items)))
+
+POLICIES: Final[Mapping[AdmissionPolicyName, AdmissionPolicy]] = MappingProxyType(
+    {
+        "fifo": AdmissionPolicy(stops=True),
+        "pack": AdmissionPolicy(stops=False, key=lambda item: item.cost),
+    }
+)
+"""By the name that `--prefill-admission-policy` has for it. What fits by ascending cost, as pack
+tries, is the largest number of requests that fit at all, and of these choices the cheapest."""
+
+
+def _ordered(items: Sequence[Item], key: Callable[[Item], float]) -> list[int]:
+    return sorted(range(len(items)), key=lambda i: (-items[i].level, key(items[i]), i))
 
 
 class Outcome(Enum):

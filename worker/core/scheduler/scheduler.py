@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from worker.core.grammar.state import DrawnTokens, Followed, GrammarProblem, GrammarStatus
 from worker.core.request import Request, RequestState
@@ -27,52 +26,10 @@ from worker.wire.admission import AdmissionChange
 from worker.wire.messages import StepReport, StepShape, Submit
 from worker.wire.queue_limits import QueueLimits
 
-__all__ = ["Clock", "Scheduler", "SchedulerConfig"]
-
 logger = logging.getLogger(__name__)
 
 DIGEST_INTERVAL = 64
 """Every so many Plans carry a digest."""
-
-
-class Steps(Protocol):
-    """How requests of one kind of model advance, step by step."""
-
-    speculation: SpeculationGate | None
-    """Decides on drafts; None drafts nothing."""
-
-    def build(
-        self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
-    ) -> None:
-        """Puts the next step together: rows for requests that run, and for those that it admits.
-
-        Args:
-            builder: of the step.
-            now: the clock.
-            in_flight: steps whose results are not in yet, oldest first.
-        """
-        ...
-
-    def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """How many of the result's tokens each row has; ValueError if it has others in all."""
-        ...
-
-    def take(
-        self,
-        step: StepInFlight,
-        result: StepResult,
-        counts: Sequence[int],
-        followed: Iterator[Followed],
-    ) -> None:
-        """Gives requests what a step yields for them, and ends those that this ends.
-
-        Args:
-            step: the oldest in flight.
-            result: of it.
-            counts: its tokens of each row.
-            followed: what grammars made of the tokens, one for each row that yields any under one.
-        """
-        ...
 
 
 class Scheduler:
@@ -109,8 +66,8 @@ class Scheduler:
         )
         self.admission = Admission(state, self.lifecycle, self._host_loads)
         """Takes new requests into steps."""
-        self.steps: Steps
-        """Puts steps together."""
+        self.steps: TokenSteps | BlockSteps
+        """Puts steps together, as the kind of the model asks for."""
         if config.blocks is None:
             self.steps = TokenSteps(state, self.lifecycle, self.admission, speculation)
         else:
@@ -134,11 +91,6 @@ class Scheduler:
     def launched_shape(self) -> StepShape:
         """What the newest step in flight computes."""
         return self._in_flight[-1].shape
-
-    @property
-    def num_dropped_tokens(self) -> int:
-        """Tokens drawn for requests that had ended or been preempted when they arrived."""
-        return self.state.stats.num_dropped_tokens
 
     def add(self, submit: Submit) -> None:
         """Queues a request. One that could never fit has been refused before.

@@ -56,7 +56,13 @@ class TokenSteps:
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
     ) -> None:
-        """Shares the step's tokens among those that run and those that wait."""
+        """Shares the step's tokens among those that run and those that wait.
+
+        Args:
+            builder: of the step; gets rows for requests that run, and for those that it admits.
+            now: the clock.
+            in_flight: steps whose results are not in yet, oldest first.
+        """
         # A copy: admission adds members, and claiming pages preempts some.
         members = [(request, request.num_pending) for request in self._state.running]
         prompts = [member for member in members if member[1] > 1]
@@ -111,7 +117,7 @@ class TokenSteps:
         counts: Sequence[int],
         followed: Iterator[Followed],
     ) -> None:
-        """Gives requests what a step drew for them.
+        """Gives requests what a step drew for them, and ends those that this ends.
 
         Args:
             step: the oldest in flight.

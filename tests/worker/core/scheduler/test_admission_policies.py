@@ -18,16 +18,15 @@ from worker.core.scheduler.policy import (
     POLICIES,
     AdmissionPolicy,
     AdmissionRound,
-    Fifo,
     Item,
     Outcome,
-    Pack,
     StepHeadroom,
 )
 from worker.core.scheduler.starvation_guard import MAX_PASSES
 from worker.wire.admission import AdmissionChange, AdmissionPolicyName, SchedulePolicy
 
 LEVEL = 4
+FIFO, PACK = POLICIES["fifo"], POLICIES["pack"]
 
 
 def admit(
@@ -64,17 +63,17 @@ def test_the_most_urgent_prompts_take_all_that_they_can_use() -> None:
 
 
 def test_pack_takes_the_small_ones_and_leaves_the_large_at_the_head() -> None:
-    assert admit(Pack(), [100, 2, 2], 4) == [1, 2]
+    assert admit(PACK, [100, 2, 2], 4) == [1, 2]
 
 
 def test_pack_sends_an_oversize_head_alone_when_nothing_fits() -> None:
-    assert admit(Pack(), [100, 100], 4) == [0]
+    assert admit(PACK, [100, 100], 4) == [0]
 
 
 def test_fifo_sends_an_oversize_head_alone_and_stops_at_a_misfit() -> None:
-    assert admit(Fifo(), [100, 2, 2], 4) == [0]
-    assert admit(Fifo(), [2, 100, 2], 4) == [0]
-    assert admit(Fifo(), [2, 2, 2], 4) == [0, 1]
+    assert admit(FIFO, [100, 2, 2], 4) == [0]
+    assert admit(FIFO, [2, 100, 2], 4) == [0]
+    assert admit(FIFO, [2, 2, 2], 4) == [0, 1]
 
 
 def subsets(costs: list[int], max_tokens: int, max_requests: int) -> list[tuple[int, ...]]:
@@ -94,7 +93,7 @@ def subsets(costs: list[int], max_tokens: int, max_requests: int) -> list[tuple[
 def test_pack_admits_as_many_as_any_choice_could_and_of_these_the_cheapest(
     costs: list[int], max_tokens: int, max_requests: int
 ) -> None:
-    found = admit(Pack(), costs, max_tokens, max_requests)
+    found = admit(PACK, costs, max_tokens, max_requests)
     possible = subsets(costs, max_tokens, max_requests)
     if not possible:
         assert found == [0]
@@ -121,7 +120,7 @@ def test_pack_admits_as_many_as_any_choice_could_and_of_these_the_cheapest(
 def test_fifo_admits_the_longest_beginning_that_fits(
     costs: list[int], max_tokens: int, max_requests: int
 ) -> None:
-    found = admit(Fifo(), costs, max_tokens, max_requests)
+    found = admit(FIFO, costs, max_tokens, max_requests)
     beginnings = [
         list(range(size))
         for size in range(1, min(len(costs), max_requests) + 1)
@@ -333,7 +332,7 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
 def test_room_of_its_own_goes_to_the_first_of_the_most_urgent() -> None:
     headroom = StepBudget(50, 0, max_prefill_tokens=4, chunked=False).headroom([], 9)
     items = [Item(20, 9, 20), Item(20, 9, 20), Item(1, 4, 1)]
-    assert play(Pack(), items, headroom) == {0: 20}
+    assert play(PACK, items, headroom) == {0: 20}
     assert isinstance(headroom, StepHeadroom)
 
 

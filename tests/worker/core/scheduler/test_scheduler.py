@@ -307,7 +307,7 @@ def test_output_of_an_aborted_request_in_flight_is_dropped_and_counted() -> None
     assert harness.scheduler.has_work()
     harness.apply()
     assert (outcome.tokens, outcome.finish_reason) == ([], "abort")
-    assert harness.scheduler.num_dropped_tokens == 1
+    assert harness.scheduler.state.stats.num_dropped_tokens == 1
     assert not harness.scheduler.has_work()
     assert len(harness.free_pages()) == harness.config.num_pages - 1
 
@@ -317,14 +317,14 @@ def test_an_end_found_one_step_late_costs_one_dropped_token() -> None:
     harness.submit(make_submit("a", prompt(4), max_tokens=None, stop_token_ids=tuple(range(50))))
     harness.drain(depth=1)
     assert len(harness.finished("a").tokens) == 1
-    assert harness.scheduler.num_dropped_tokens == 1
+    assert harness.scheduler.state.stats.num_dropped_tokens == 1
 
 
 def test_a_length_known_beforehand_costs_no_useless_step() -> None:
     harness = Harness()
     harness.submit(make_submit("a", prompt(4), max_tokens=3, ignore_eos=True))
     harness.drain(depth=1)
-    assert harness.scheduler.num_dropped_tokens == 0
+    assert harness.scheduler.state.stats.num_dropped_tokens == 0
     assert harness.device.launched == 3
 
 
