@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from worker.config import EngineConfig
-from worker.core.executor import Executor, StepFuture
+from worker.core.executor import AwaitResult, Executor
 from worker.core.executor_factory import uses_cuda
 from worker.core.grammar.guided import GuidedRequests
 from worker.core.grammar.state import GrammarProblem, GrammarState, GrammarStatus
@@ -69,7 +69,7 @@ class EngineCore:
         self._executor = executor
         self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
         self._has_blocks = info.block_size > 1
-        self._in_flight: deque[StepFuture] = deque()
+        self._in_flight: deque[AwaitResult] = deque()
         self._prompt_launched = False
         """Whether the step launched last computes part of a prompt that nothing is to follow."""
         self._masks_due: Plan | None = None
@@ -141,7 +141,8 @@ class EngineCore:
         result: StepResult | None = None
         if self._in_flight and (not launched or len(self._in_flight) > self._overlap_depth):
             awaited = self.timeline.now()
-            result = self._in_flight.popleft().result()
+            await_result = self._in_flight.popleft()
+            result = await_result()
             collected = self.timeline.now()
             drawn = self.scheduler.drawn_under_grammar(result)
             self.scheduler.apply(result, self._guided.follow(drawn))

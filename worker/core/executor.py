@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Callable
 
 from worker.plan.plan import Plan, StepResult
 from worker.wire.messages import EngineInfo
 from worker.wire.retry import RemoteFailure
 
-
-class StepFuture(Protocol):
-    """A launched step. Futures of one executor complete in the order of their launches."""
-
-    @property
-    def seq(self) -> int:
-        """Sequence number of the Plan."""
-        ...
-
-    def result(self) -> StepResult:
-        """Blocks until the step has completed. Raises RankFailure if a rank ended instead."""
-        ...
+AwaitResult = Callable[[], StepResult]
+"""Of a launched step: blocks until it has completed, and raises RankFailure if a rank ended
+instead. Steps of one executor are asked for in the order of their launches, each once."""
 
 
 class RankFailure(RemoteFailure):
@@ -45,9 +36,9 @@ class Executor(ABC):
         """Loads the model on every rank and allocates the KV cache. Raises RankFailure."""
 
     @abstractmethod
-    def launch(self, plan: Plan) -> StepFuture:
-        """Sends one Plan to all ranks. One with masked draws waits for `sample` when it went
-        forward."""
+    def launch(self, plan: Plan) -> AwaitResult:
+        """Sends one Plan to all ranks; returns what waits for its result. One with masked draws
+        waits for `sample` when it went forward."""
 
     @abstractmethod
     def drafts(self, seq: int) -> list[list[int]]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from worker.config import EngineConfig
-from worker.core.executor import Executor, RankFailure, StepFuture
+from worker.core.executor import AwaitResult, Executor, RankFailure
 from worker.core.info import begin_salt, build_engine_info, slowest
 from worker.core.ranks import LAST_WORD_MS, RankGroup
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import PlanMessage, Sample, Start
-from worker.plan.plan import Plan, StepResult
+from worker.plan.plan import Plan
 from worker.rank.memory import await_free_memory
-from worker.rank.rank import Rank, RankStep, select_device
+from worker.rank.rank import Rank, select_device
 from worker.wire.messages import EngineInfo
 
 
@@ -64,11 +64,11 @@ class LocalExecutor(Executor):
         info.startup |= slowest(readies)
         return info
 
-    def launch(self, plan: Plan) -> StepFuture:
+    def launch(self, plan: Plan) -> AwaitResult:
         """Sends the Plan to the other ranks; launches it here as far as it goes without masks."""
         self._others.send(PlanMessage(plan=plan))
         with self._blaming_peers():
-            return _LocalStep(self._rank.launch(plan), self._blaming_peers)
+            return self._blaming_peers()(self._rank.launch(plan).result)
 
     def drafts(self, seq: int) -> list[list[int]]:
         """What rank 0 has drafted for the step that waits for masks."""
@@ -91,7 +91,8 @@ class LocalExecutor(Executor):
 
     @contextmanager
     def _blaming_peers(self) -> Iterator[None]:
-        """Raises RankFailure, with who ended, where a collective failed for lack of a peer."""
+        """Raises RankFailure, with who ended, where a collective failed for lack of a peer; as a
+        context, or around a function whenever that is called."""
         try:
             yield
         except RankFailure:
@@ -109,24 +110,3 @@ class LocalExecutor(Executor):
         self._rank.close()
         self._others.close()
         torch.cuda.empty_cache()  # does nothing where CUDA was not used
-
-
-class _LocalStep:
-    """A step in flight on this process's device.
-
-    Args:
-        step: of rank 0.
-        blaming: names the peer that ended, where the step failed for lack of it.
-    """
-
-    def __init__(self, step: RankStep, blaming: Callable[[], AbstractContextManager[None]]) -> None:
-        self._step = step
-        self._blaming = blaming
-
-    @property
-    def seq(self) -> int:
-        return self._step.seq
-
-    def result(self) -> StepResult:
-        with self._blaming():
-            return self._step.result()

@@ -7,9 +7,10 @@ times slower, so rank 0's scheduler and rank 0's step never share a process here
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from worker.config import EngineConfig
-from worker.core.executor import Executor, StepFuture
+from worker.core.executor import AwaitResult, Executor
 from worker.core.info import begin_salt, build_engine_info, slowest
 from worker.core.ranks import RankGroup
 from worker.plan.messages import Drafts, PlanMessage, Result, Sample
@@ -44,10 +45,10 @@ class ProcessExecutor(Executor):
         info.startup |= slowest(self._group.start(num_pages, info.num_host_pages))
         return info
 
-    def launch(self, plan: Plan) -> StepFuture:
+    def launch(self, plan: Plan) -> AwaitResult:
         """Sends the Plan; the ranks run it while the caller continues."""
         self._group.send(PlanMessage(plan=plan))
-        return _PendingStep(self, plan.seq)
+        return partial(self._result, plan.seq)
 
     def drafts(self, seq: int) -> list[list[int]]:
         """Waits until rank 0 has drafted, which it does first."""
@@ -73,25 +74,9 @@ class ProcessExecutor(Executor):
         """Ends all ranks."""
         self._group.close()
 
-    def next_result(self) -> StepResult:
+    def _result(self, seq: int) -> StepResult:
         """The oldest result not handed out yet; blocks."""
         message = self._group.receive()
         assert isinstance(message, Result), f"expected a result, got {message!r}"
+        assert message.step.seq == seq, f"result of step {message.step.seq}, expected {seq}"
         return message.step
-
-
-class _PendingStep:
-    """A step that rank 0's process is running."""
-
-    def __init__(self, executor: ProcessExecutor, seq: int) -> None:
-        self._executor = executor
-        self._seq = seq
-
-    @property
-    def seq(self) -> int:
-        return self._seq
-
-    def result(self) -> StepResult:
-        result = self._executor.next_result()
-        assert result.seq == self._seq, f"result of step {result.seq}, expected {self._seq}"
-        return result

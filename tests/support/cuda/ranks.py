@@ -14,7 +14,7 @@ import torch
 from tests.support.cuda.clocks import Clock, World
 from tests.support.cuda.tensors import DEVICE
 from worker.config import EngineConfig
-from worker.core.executor import Executor, StepFuture
+from worker.core.executor import AwaitResult, Executor
 from worker.core.info import build_engine_info
 from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Start
@@ -133,8 +133,8 @@ class RanksHere(Executor):
         self.each(lambda rank, _: rank.allocate(start))
         return info
 
-    def launch(self, plan: Plan) -> StepFuture:
-        return self.each(lambda rank, _: rank.launch(plan))[0]
+    def launch(self, plan: Plan) -> AwaitResult:
+        return self.each(lambda rank, _: rank.launch(plan))[0].result
 
     def drafts(self, seq: int) -> list[list[int]]:
         return self._rank.drafts(seq)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.support.engines.engine_driver import Engine
-from worker.core.executor import StepFuture
+from worker.core.executor import AwaitResult
 from worker.core.executor_local import LocalExecutor
 from worker.plan.plan import BlockRow, Plan
 from worker.wire.messages import EngineInfo, Submit
@@ -87,7 +87,7 @@ class AheadExecutor(LocalExecutor):
         self.plans = []
         return info
 
-    def launch(self, plan: Plan) -> StepFuture:
+    def launch(self, plan: Plan) -> AwaitResult:
         self.plans.append(plan)
         return super().launch(plan)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from tests.support.engines.engine_driver import Engine
-from worker.core.executor import StepFuture
+from worker.core.executor import AwaitResult
 from worker.core.executor_local import LocalExecutor
 from worker.plan.plan import Plan, StepResult
 
@@ -13,30 +15,17 @@ from worker.plan.plan import Plan, StepResult
 class LateExecutor(LocalExecutor):
     """Runs each step when its result is asked for."""
 
-    def launch(self, plan: Plan) -> StepFuture:
-        return _LateStep(self, plan)
+    def launch(self, plan: Plan) -> AwaitResult:
+        return partial(self.run, plan)
 
     def sample(self, seq: int, masks: bytes) -> None:
         self.masks = masks
 
     def run(self, plan: Plan) -> StepResult:
-        step = super().launch(plan)
+        await_result = super().launch(plan)
         if plan.masked:
             super().sample(plan.seq, self.masks)
-        return step.result()
-
-
-class _LateStep:
-    def __init__(self, executor: LateExecutor, plan: Plan) -> None:
-        self._executor = executor
-        self._plan = plan
-
-    @property
-    def seq(self) -> int:
-        return self._plan.seq
-
-    def result(self) -> StepResult:
-        return self._executor.run(self._plan)
+        return await_result()
 
 
 class PoisonedEngine(Engine):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from worker.config import EngineConfig
 from worker.core.engine import EngineCore
-from worker.core.executor import Executor, StepFuture
+from worker.core.executor import AwaitResult, Executor
 from worker.plan.plan import Plan, StepResult
 from worker.wire.messages import EngineInfo, Submit
 from worker.wire.sampling import SamplingParams
@@ -41,11 +42,15 @@ class InventingExecutor(Executor):
     def start(self) -> EngineInfo:
         return INFO
 
-    def launch(self, plan: Plan) -> StepFuture:
+    def launch(self, plan: Plan) -> AwaitResult:
         self.journal.append(f"launch {plan.seq}")
         self.plans.append(plan)
         tokens = [next(self._tokens) for row in plan.rows if row.num_draws]
-        return InventedStep(self, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
+        return partial(self._collect, StepResult(seq=plan.seq, token_ids=tokens, compute_ms=1.0))
+
+    def _collect(self, result: StepResult) -> StepResult:
+        self.journal.append(f"result {result.seq}")
+        return result
 
     def drafts(self, seq: int) -> list[list[int]]:
         raise AssertionError("nothing is drafted here")
@@ -63,20 +68,6 @@ class InventingExecutor(Executor):
 
     def close(self) -> None:
         pass
-
-
-class InventedStep:
-    def __init__(self, executor: InventingExecutor, result: StepResult) -> None:
-        self._executor = executor
-        self._result = result
-
-    @property
-    def seq(self) -> int:
-        return self._result.seq
-
-    def result(self) -> StepResult:
-        self._executor.journal.append(f"result {self.seq}")
-        return self._result
 
 
 def submit(request_id: str, num_prompt: int = 5, max_tokens: int = 3) -> Submit:
