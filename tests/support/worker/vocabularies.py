@@ -30,7 +30,7 @@ def follow(
     """A request that has drawn `output` already."""
     loaded = backend.load(backend.compile(StructuredOutputsParams(**params)))
     return GrammarFollower(
-        loaded.matcher(),
+        loaded(),
         sampling or SamplingParams(),
         eos_token_ids=[EOS],
         vocab_size=VOCAB_SIZE,

@@ -7,12 +7,12 @@ scheduler    GrammarState: a token in, the next mask out
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from worker.wire.messages import CompiledGrammar, Vocabulary
 from worker.wire.structured import StructuredOutputsParams
 
 MAX_WHITESPACE = 8
@@ -76,12 +76,9 @@ class Matcher(Protocol):
         ...
 
 
-class LoadedGrammar(Protocol):
-    """A compiled grammar, ready to be followed by any number of requests."""
-
-    def matcher(self) -> Matcher:
-        """A fresh matcher, before the first token."""
-        ...
+LoadedGrammar = Callable[[], Matcher]
+"""A compiled grammar, ready to be followed by any number of requests: each call makes a fresh
+matcher, before the first token."""
 
 
 class GrammarBackend(Protocol):
@@ -94,14 +91,3 @@ class GrammarBackend(Protocol):
     def load(self, payload: str) -> LoadedGrammar:
         """The grammar that `compile` returned, in this process or another. Raises GrammarError."""
         ...
-
-
-__all__ = [
-    "CompiledGrammar",
-    "GrammarBackend",
-    "GrammarError",
-    "LoadedGrammar",
-    "Matcher",
-    "Vocabulary",
-    "Words",
-]

@@ -7,13 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from worker.core.grammar.base import (
-    MAX_WHITESPACE,
-    GrammarError,
-    LoadedGrammar,
-    Matcher,
-    Words,
-)
+from worker.core.grammar.base import MAX_WHITESPACE, GrammarError, LoadedGrammar, Words
 from worker.wire.structured import StructuredOutputsParams
 
 
@@ -28,7 +22,6 @@ class GuidanceBackend:
 
     def __init__(self, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
         self._library = _import_library()
-        self._num_words = -(-len(tokens) // 32)
         # The library asks for an end token: where the model has none, one that cannot be drawn.
         ends = list(eos_token_ids) or [next((i for i, t in enumerate(tokens) if not t), 0)]
         # Of forced text it admits the first of its tokens alone. By bytes, as it would do without
@@ -53,7 +46,7 @@ class GuidanceBackend:
         matcher = self._library.LLMatcher(self._tokenizer, payload, log_level=0)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
-        return _Loaded(matcher, self._num_words)
+        return lambda: _Matcher(matcher.deep_copy())
 
     def _grammar(self, params: StructuredOutputsParams) -> str:
         compiler, kind, text = self._library.LLMatcher, params.kind, params.text
@@ -105,20 +98,9 @@ class _TokenList:
         return self._tokenize(text)
 
 
-class _Loaded:
-    def __init__(self, template: Any, num_words: int) -> None:
-        self._template = template
-        self._num_words = num_words
-
-    def matcher(self) -> Matcher:
-        """A fresh matcher, before the first token."""
-        return _Matcher(self._template.deep_copy(), self._num_words)
-
-
 class _Matcher:
-    def __init__(self, handle: Any, num_words: int) -> None:
+    def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self._num_words = num_words
 
     def accept(self, token_id: int) -> bool:
         """Takes one token; False if it cannot follow."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import select
 import threading
 import weakref
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from worker.core.grammar.base import (
@@ -65,8 +65,8 @@ class GrammarStore:
         # HAZARD: of what is provided and the bytes that wake the loop, each stands for the other.
         self._handover = threading.Lock()
         # Apart, so that no new request waits for a slow one.
-        self._loading = _Thread("grammar-loads")
-        self._advancing = _Thread("slow-grammars")
+        self._loading = ThreadPoolExecutor(1, "grammar-loads")
+        self._advancing = ThreadPoolExecutor(1, "slow-grammars")
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -120,14 +120,14 @@ class GrammarStore:
         return taken
 
     def close(self) -> None:
-        """Ends the threads."""
-        self._loading.close()
-        self._advancing.close()
+        """Ends the threads, after what is queued."""
+        self._loading.shutdown()
+        self._advancing.shutdown()
         self._finalizer()
 
     def _begin(
         self,
-        thread: _Thread,
+        thread: ThreadPoolExecutor,
         request_id: str,
         attempt: int,
         work: Callable[[], GrammarState | GrammarProblem],
@@ -148,7 +148,7 @@ class GrammarStore:
                     os.write(self._wake_write, b"\0")
 
         self.num_due += 1
-        thread.put(run)
+        thread.submit(run)
 
     def _follow(self, entry: _Entry | None, submit: Submit) -> GrammarFollower:
         if entry is None:
@@ -161,7 +161,7 @@ class GrammarStore:
                 raise GrammarFault(str(error)) from error
         tokens = array("i")
         tokens.frombytes(submit.prompt)
-        matcher = entry.loaded.matcher()
+        matcher = entry.loaded()
         eos_token_ids, vocab_size = self._info.eos_token_ids, self._info.vocab_size
         if (thought := submit.sampling.thought) is not None:
             matcher = ThoughtMatcher(
@@ -186,32 +186,6 @@ class GrammarStore:
                 backend = GuidanceBackend(vocabulary.tokens, vocabulary.eos_token_ids)
             self._backends[name] = backend
         return backend
-
-
-class _Thread:
-    """Runs jobs one after another; started with the first."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def put(self, job: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """Ends after the jobs that are queued."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
 
 
 def _close_all(*fds: int) -> None:

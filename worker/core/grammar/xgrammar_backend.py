@@ -5,13 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from worker.core.grammar.base import (
-    MAX_WHITESPACE,
-    GrammarError,
-    LoadedGrammar,
-    Matcher,
-    Words,
-)
+from worker.core.grammar.base import MAX_WHITESPACE, GrammarError, LoadedGrammar, Words
 from worker.core.grammar.exactness import inexact_keyword
 from worker.core.grammar.native import XGrammarCore, load_core
 from worker.core.grammar.tags import modern_tag
@@ -71,7 +65,7 @@ class XGrammarBackend:
             compiled = self._core.bindings.CompiledGrammar.deserialize_json(payload, self._info)
         except RuntimeError as error:
             raise GrammarError(_reason(error)) from error
-        return _Loaded(compiled, self._core)
+        return lambda: _Matcher(compiled, self._core)
 
     def _compiled(self, params: StructuredOutputsParams) -> Any:
         if self._compiler is None:
@@ -105,20 +99,9 @@ class XGrammarBackend:
         return self._compiler.compile_grammar_from_strings(in_json, "root")
 
 
-class _Loaded:
-    def __init__(self, compiled: Any, core: XGrammarCore) -> None:
-        self._compiled = compiled
-        self._core = core
-
-    def matcher(self) -> Matcher:
-        """A fresh matcher, before the first token."""
-        handle = self._core.bindings.GrammarMatcher(self._compiled, None, False, 0, None)
-        return _Matcher(handle, self._core)
-
-
 class _Matcher:
-    def __init__(self, handle: Any, core: XGrammarCore) -> None:
-        self._handle = handle
+    def __init__(self, compiled: Any, core: XGrammarCore) -> None:
+        self._handle = core.bindings.GrammarMatcher(compiled, None, False, 0, None)
         self._core = core
 
     def accept(self, token_id: int) -> bool:

@@ -131,11 +131,11 @@ class WaitingQueue:
     def _in_turn(self, level: _Level) -> Iterator[Request]:
         """As if each request looked at were served."""
         if len(level.by_tenant) == 1:
-            yield from next(iter(level.by_tenant.values())).in_order()
+            yield from next(iter(level.by_tenant.values()))
             return
         turns = []
         for number, (tenant, queue) in enumerate(level.by_tenant.items()):
-            waiting = queue.in_order()
+            waiting = iter(queue)
             request = next(waiting, None)
             if request is not None:
                 turns.append((self._service.served(tenant), number, request, waiting))

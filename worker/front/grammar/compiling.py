@@ -100,7 +100,7 @@ class GrammarWorkshop:
 
 def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
     """Draws some tokens. Raises GrammarError where there are none or that takes too long."""
-    matcher = backend.load(payload).matcher()
+    matcher = backend.load(payload)()
     vocab_size, ends = setting.vocab_size, np.array(setting.eos_token_ids, dtype=np.int64)
     words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
     random = np.random.default_rng(0)

@@ -86,7 +86,7 @@ def test_of_forced_text_the_longest_tokens_are_admitted() -> None:
         "additionalProperties": False,
     }
     params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
-    matcher = backend.load(backend.compile(params)).matcher()
+    matcher = backend.load(backend.compile(params))()
     words = np.zeros(-(-(len(tokens) + 1) // 32), dtype=np.int32)
     for byte in b'{"':
         assert matcher.accept(byte)

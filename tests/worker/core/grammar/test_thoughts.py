@@ -19,7 +19,7 @@ ANY = set(range(VOCAB_SIZE)) - {EOS}
 
 def follow(*, is_open: bool, output: Sequence[int] = ()) -> GrammarFollower:
     thought = ThoughtTokens(opening=OPENING, closing=CLOSING, is_open=is_open)
-    matcher = ThoughtMatcher(LOADED.matcher(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    matcher = ThoughtMatcher(LOADED(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
     return GrammarFollower(
         matcher, SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=output
     )
@@ -41,7 +41,7 @@ def test_the_form_begins_behind_an_open_thought() -> None:
 def test_a_thought_may_end_with_a_sequence_alone() -> None:
     """As harmony does: the same token ends other headers."""
     thought = ThoughtTokens(opening=OPENING, closing=CLOSING, before=(7, 8), is_open=True)
-    matcher = ThoughtMatcher(LOADED.matcher(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+    matcher = ThoughtMatcher(LOADED(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
     follower = GrammarFollower(
         matcher, SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=[]
     )
