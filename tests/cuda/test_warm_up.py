@@ -25,6 +25,7 @@ from tests.support.cuda.warm_starts import (
 )
 from tests.support.engines.engine_driver import Engine
 from worker.models.qwen3_next import GatedDeltaNet
+from worker.plan.plan import Plan
 from worker.rank import warmup
 from worker.rank.runner import ModelRunner
 from worker.rank.sampling.state import FILTERS, SamplingState
@@ -270,8 +271,8 @@ def specialize_on_places(patch: pytest.MonkeyPatch) -> None:
 def leave_out_prompts(patch: pytest.MonkeyPatch) -> None:
     steps = warmup._steps
 
-    def short(limits: warmup.WarmUpLimits) -> list[warmup._Step]:
-        return [step for step in steps(limits) if all(row.length == 1 for row in step.plan.rows)]
+    def short(limits: warmup.WarmUpLimits) -> list[Plan]:
+        return [plan for plan in steps(limits) if all(row.length == 1 for row in plan.rows)]
 
     patch.setattr(warmup, "_steps", short)
 

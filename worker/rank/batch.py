@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from worker.models.context import AttentionInputs, ForwardContext, KVCache, Stat
 from worker.models.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
-from worker.rank.sampling.state import ProcessedRows
+from worker.rank.sampling.state import ProcessedRows, staged_parameters
 from worker.rank.tables import DeviceTables, ragged_ranges
 from worker.rank.transfer import IntArray, StagedArrays, Staging, Uploader, uploader_to
 
@@ -66,16 +66,7 @@ class SamplingBatch:
         """For the draw; None where every draw is greedy."""
         if self.positions is None:
             return None
-        kept = self.filters
-        return SamplingParameters(
-            temperature=self.staged["temperature"],
-            seeds=self.staged["seeds"],
-            positions=self.positions,
-            top_k=self.staged["top_k"] if "top_k" in kept else None,
-            top_p=self.staged["top_p"] if "top_p" in kept else None,
-            log_min_p=self.staged["log_min_p"] if "log_min_p" in kept else None,
-            max_top_k=self.max_top_k,
-        )
+        return staged_parameters(self.staged, self.positions, self.filters, self.max_top_k)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,19 +299,6 @@ class _StagedBatch:
         )
 
 
-class StepStates(Protocol):
-    """States of requests, as a step reads them."""
-
-    @property
-    def caches(self) -> Mapping[int, StateCache]:
-        """By layer."""
-        ...
-
-    def rows(self, batch: Batch) -> StateRows:
-        """What layers have to know of a step's rows."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardInputs:
     """Arguments of a forward pass."""
@@ -338,7 +316,8 @@ def gather_inputs(
     kv_caches: Mapping[int, KVCache],
     groups: Sequence[KVCacheGroup],
     backend: AttentionBackend,
-    states: StepStates | None = None,
+    states: Mapping[int, StateCache] | None = None,
+    state_rows: StateRows | None = None,
 ) -> ForwardInputs:
     """Gathers tokens, positions and pages of the batch's rows from the tables.
 
@@ -348,7 +327,8 @@ def gather_inputs(
         kv_caches: by layer.
         groups: of the layers.
         backend: of attention.
-        states: of requests, where layers keep any.
+        states: of requests, by layer that keeps any.
+        state_rows: what layers have to know of the rows then.
     """
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
@@ -386,8 +366,8 @@ def gather_inputs(
         attention=by_layer,
         num_decode_tokens=batch.num_decodes,
         read_tokens=batch.read_tokens,
-        states={} if states is None else states.caches,
-        state_rows=None if states is None else states.rows(batch),
+        states=states or {},
+        state_rows=state_rows,
     )
     return ForwardInputs(input_ids=step.input_ids, positions=step.positions, context=context)
 

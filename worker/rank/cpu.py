@@ -92,8 +92,13 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that take memory only where they are written, so a large cache costs nothing idle."""
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
+    """Zeros of a cache; on CPU, unless another device is named, they take memory only where they
+    are written, so that a large one costs nothing idle."""
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     num_values = math.prod(shape)
     region = mmap.mmap(-1, num_values * dtype.itemsize)
     return torch.frombuffer(region, dtype=dtype, count=num_values).view(shape)

@@ -9,7 +9,10 @@ which waited for it, woke up.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from worker.plan.plan import RankTimes
 
 _LARGEST_LAG_S = 1e-3
 """How far a step's end may lie before the moment when the host saw it: more than waking up takes,
@@ -27,39 +30,6 @@ class TimedEvent(Protocol):
         ...
 
 
-class TimedStep(Protocol):
-    """A completed step's events, in the order in which they happened."""
-
-    @property
-    def started(self) -> TimedEvent:
-        """Before the first launch."""
-        ...
-
-    @property
-    def prepared(self) -> TimedEvent:
-        """Before the forward pass."""
-        ...
-
-    @property
-    def forwarded(self) -> TimedEvent:
-        """After it."""
-        ...
-
-    @property
-    def finished(self) -> TimedEvent:
-        """After the last launch."""
-        ...
-
-
-class Moments(NamedTuple):
-    """When the device did what in a step: seconds of the host's clock."""
-
-    started: float
-    prepared: float
-    forwarded: float
-    finished: float
-
-
 class DeviceClock:
     """Takes steps in the order of their completion."""
 
@@ -67,32 +37,35 @@ class DeviceClock:
         self._last: tuple[TimedEvent, float] | None = None
         """The end of the step before, as event and as moment."""
 
-    def place(self, step: TimedStep, *, launched: float, seen: float, waited: bool) -> Moments:
-        """The moments of a completed step.
+    def place(
+        self, events: Sequence[TimedEvent], *, launched: float, seen: float, waited: bool
+    ) -> RankTimes:
+        """When the device did what in a completed step: seconds of the host's clock.
 
         Args:
-            step: its events.
+            events: before its first launch, before its forward pass, after that, and after its
+                last launch.
             launched: when the host began to launch it.
             seen: when the host knew that it had completed.
             waited: whether the host had to wait, so that it knew soon.
         """
-        finished = self._finished(step, launched, seen, waited)
-        started = finished - step.started.elapsed_time(step.finished) / 1e3
-        moments = Moments(
+        first, prepared, forwarded, last = events
+        finished = self._finished(last, launched, seen, waited)
+        started = finished - first.elapsed_time(last) / 1e3
+        self._last = last, finished
+        return RankTimes(
             started,
-            started + step.started.elapsed_time(step.prepared) / 1e3,
-            started + step.started.elapsed_time(step.forwarded) / 1e3,
+            started + first.elapsed_time(prepared) / 1e3,
+            started + first.elapsed_time(forwarded) / 1e3,
             finished,
         )
-        self._last = step.finished, finished
-        return moments
 
-    def _finished(self, step: TimedStep, launched: float, seen: float, waited: bool) -> float:
+    def _finished(self, last: TimedEvent, launched: float, seen: float, waited: bool) -> float:
         if self._last is None:
             return seen
         event, moment = self._last
         if launched - moment > _LONGEST_CHAIN_S:
             return seen
-        finished = moment + event.elapsed_time(step.finished) / 1e3
+        finished = moment + event.elapsed_time(last) / 1e3
         lag = seen - finished
         return seen if lag < 0.0 or (waited and lag > _LARGEST_LAG_S) else finished

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -19,12 +20,8 @@ _STAGED_BYTES = 32 << 20
 """Most bytes on the device between its pages and host memory."""
 
 
-class LoadClock(ABC):
-    """Measures a step's loads; read once the step has completed."""
-
-    @abstractmethod
-    def milliseconds(self) -> float:
-        """Time of all loads of the step."""
+LoadMs = Callable[[], float]
+"""Milliseconds that all loads of a step took; to be asked once the step has completed."""
 
 
 class HostPages(ABC):
@@ -42,20 +39,20 @@ class HostPages(ABC):
         self.slots = lazy_zeros((num_slots, len(self._planes), first.shape[1]), first.dtype)
         """[slots, planes, values]."""
 
-    def copy(self, plan: Plan) -> LoadClock | None:
+    def copy(self, plan: Plan) -> LoadMs | None:
         """Makes a Plan's copies, before anything else of it; None where it loads nothing."""
         if plan.stores is None and plan.loads is None:
             return None
         return self._copy(plan)
 
     @abstractmethod
-    def _copy(self, plan: Plan) -> LoadClock | None: ...
+    def _copy(self, plan: Plan) -> LoadMs | None: ...
 
 
 class CPUHostPages(HostPages):
     """Copies within the step, from memory to memory."""
 
-    def _copy(self, plan: Plan) -> LoadClock | None:
+    def _copy(self, plan: Plan) -> LoadMs | None:
         if plan.stores is not None:
             pages, slots = _indices(plan.stores)
             for number, plane in enumerate(self._planes):
@@ -66,15 +63,8 @@ class CPUHostPages(HostPages):
         pages, slots = _indices(plan.loads)
         for number, plane in enumerate(self._planes):
             plane.index_copy_(0, pages, self.slots[:, number].index_select(0, slots))
-        return _Elapsed((time.perf_counter() - started) * 1e3)
-
-
-class _Elapsed(LoadClock):
-    def __init__(self, milliseconds: float) -> None:
-        self._milliseconds = milliseconds
-
-    def milliseconds(self) -> float:
-        return self._milliseconds
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        return lambda: elapsed_ms
 
 
 class CUDAHostPages(HostPages):
@@ -111,17 +101,19 @@ class CUDAHostPages(HostPages):
                 device=streams.device,
             )
 
-    def _copy(self, plan: Plan) -> LoadClock | None:
-        clock: LoadClock | None = None
+    def _copy(self, plan: Plan) -> LoadMs | None:
+        load_ms: LoadMs | None = None
         with torch.cuda.stream(self._stream):
             if plan.stores is not None:
                 self._store(plan.stores)
             if plan.loads is not None:
-                clock = _Events()
+                started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                started.record()
                 self._load(plan.loads)
-                clock.stop()
+                stopped.record()
+                load_ms = partial(started.elapsed_time, stopped)
         self._streams.compute.wait_stream(self._stream)
-        return clock
+        return load_ms
 
     def _store(self, copies: PageCopies) -> None:
         for pages, slots in self._batches(copies):
@@ -145,21 +137,6 @@ class CUDAHostPages(HostPages):
             (copies.pages[start : start + size], copies.slots[start : start + size])
             for start in range(0, len(copies.pages), size)
         ]
-
-
-class _Events(LoadClock):
-    """CUDA events around the loads of one step, recorded on the current stream."""
-
-    def __init__(self) -> None:
-        self._started, self._stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._started.record()
-
-    def stop(self) -> None:
-        """The last load is launched."""
-        self._stopped.record()
-
-    def milliseconds(self) -> float:
-        return float(self._started.elapsed_time(self._stopped))
 
 
 def create_host_pages(

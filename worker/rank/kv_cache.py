@@ -70,7 +70,7 @@ def allocate_kv_caches(
     spec = layout.spec
     shape = (num_pages, *spec.page_shape(page_size))
     tensors = [
-        [_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)]
+        [lazy_zeros(shape, spec.dtype, device) for _ in range(spec.num_planes)]
         for _ in range(layout.group_size)
     ]
     by_layer: dict[int, KVCache] = {}
@@ -86,9 +86,3 @@ def allocate_kv_caches(
 def _make_cache(planes: Sequence[torch.Tensor], spec: KVCacheSpec) -> KVCache:
     values = planes[0][..., : spec.value_dim] if spec.value_dim else planes[1]
     return KVCache(planes=tuple(planes), v=values)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return lazy_zeros(shape, dtype)
-    return torch.zeros(shape, dtype=dtype, device=device)

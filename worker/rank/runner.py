@@ -280,9 +280,11 @@ class ModelRunner:
             assert self.model.native is not None, "an unstaged batch is for the library"
             tables, read = self._tables, batch.read_tokens
             return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
+        states = self._states
         inputs = gather_inputs(
             *(batch, self._tables, self._kv_caches, self._layout.groups, self._attention),
-            states=self._states,
+            states=None if states is None else states.caches,
+            state_rows=None if states is None else states.rows(batch),
         )
         hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         if self._drafts is not None:

@@ -124,12 +124,6 @@ class RequestStates:
 
 def _allocate(spec: StateSpec, count: int, device: torch.device) -> StateCache:
     return StateCache(
-        conv=_zeros((count, *spec.conv_shape), spec.dtype, device),
-        recurrent=_zeros((count, *spec.recurrent_shape), torch.float32, device),
+        conv=lazy_zeros((count, *spec.conv_shape), spec.dtype, device),
+        recurrent=lazy_zeros((count, *spec.recurrent_shape), torch.float32, device),
     )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return lazy_zeros(shape, dtype)
-    return torch.zeros(shape, dtype=dtype, device=device)

@@ -12,7 +12,7 @@ from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
-from worker.rank.host_pages import LoadClock
+from worker.rank.host_pages import LoadMs
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.sampler import SamplerOutput
@@ -41,7 +41,7 @@ class ForwardStep:
     """Seconds of the time up to `prepared` that copies to and from host memory took."""
     slot: StepSlot | None
     """None on CPU."""
-    loads: LoadClock | None = None
+    loads: LoadMs | None = None
     """Time of its copies from host memory."""
 
     def masked_drafts(self) -> list[list[int]]:
@@ -82,7 +82,7 @@ class SampledStep:
     """None without speculative rows."""
     blocks: BlockResults | None = None
     """Outcomes of a block-diffusion model's blocks, whose steps wait for the device."""
-    loads: LoadClock | None = None
+    loads: LoadMs | None = None
     """Time of its copies from host memory."""
 
     def result(self) -> StepResult:
@@ -94,18 +94,17 @@ class SampledStep:
         times, compute_ms = self.times, self.compute_ms
         if self.slot is not None and self.clock is not None:
             waited = self.slot.wait()
-            moments = self.clock.place(
-                self.slot, launched=times.started, seen=time.monotonic(), waited=waited
+            times = self.clock.place(
+                self.slot.events, launched=times.started, seen=time.monotonic(), waited=waited
             )
-            times = RankTimes(*moments)
-            compute_ms = (moments.finished - moments.started) * 1e3
+            compute_ms = (times.finished - times.started) * 1e3
         output = self.output
         result = StepResult(
             seq=self.seq,
             token_ids=self._token_ids(),
             compute_ms=compute_ms,
             times=times,
-            load_ms=0.0 if self.loads is None else self.loads.milliseconds(),
+            load_ms=0.0 if self.loads is None else self.loads(),
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)

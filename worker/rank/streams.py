@@ -16,8 +16,8 @@ again only when its last step has completed, which the host knows by the slot's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+import itertools
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,49 +31,23 @@ NUM_SLOTS = 3
 _LEAST_STAGING_BYTES = 1 << 16
 
 
-class Waitable(Protocol):
-    """What a ring hands out in turn."""
-
-    def wait(self) -> bool:
-        """Returns when nobody uses it any more; whether that took time."""
-        ...
-
-
-T = TypeVar("T", bound=Waitable)
-
-
-class SlotRing(Generic[T]):
-    """Hands out slots in a fixed order, each again once its last use is over."""
-
-    def __init__(self, slots: Sequence[T]) -> None:
-        self._slots = tuple(slots)
-        self._next = 0
-
-    def take(self) -> T:
-        """The next slot. Waits for its last step, which is over already where results are taken."""
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
-        slot.wait()
-        return slot
-
-
 class DeviceStreams:
     """The streams of one rank, and its slots."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.schedule = _stream(device)
-        self.compute = _stream(device)
-        self.copy = _stream(device)
+        self.schedule, self.compute, self.copy = (torch.cuda.Stream(device) for _ in range(3))
         # What was made on the default stream, such as weights, is there for all of them.
         torch.cuda.synchronize(device)
-        self._ring = SlotRing([StepSlot(self) for _ in range(NUM_SLOTS)])
+        self._slots = itertools.cycle([StepSlot(self) for _ in range(NUM_SLOTS)])
         self.latest: StepSlot | None = None
         """The slot whose results are fetched last."""
 
     def take(self) -> StepSlot:
-        """A slot for the next step."""
-        slot = self._ring.take()
+        """A slot for the next step: they take turns. Waits for the slot's last step, which is over
+        already where results are taken."""
+        slot = next(self._slots)
+        slot.wait()
         slot.reset()
         return slot
 
@@ -88,19 +62,18 @@ class StepSlot:
 
     def __init__(self, streams: DeviceStreams) -> None:
         self._streams = streams
-        self._uploaded = _event()
+        self._uploaded = torch.cuda.Event()
         self._host = torch.empty(0, dtype=torch.uint8)
         self._staged = torch.empty(0, dtype=torch.uint8)
         self._used = 0
         self._outgrown: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._fetched: list[torch.Tensor] = []
-        self.started, self.prepared, self.forwarded, self.finished = (
-            _event(enable_timing=True) for _ in range(4)
-        )
+        self.events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(4))
+        self.started, self.prepared, self.forwarded, self.finished = self.events
         """On the compute stream: before the first launch of the step, before and after its forward
         pass, after its last launch."""
         # Blocking: the waiting thread sleeps instead of spinning.
-        self._completed = _event(blocking=True)
+        self._completed = torch.cuda.Event(blocking=True)
         self._is_pending = False
 
     def reset(self) -> None:
@@ -185,11 +158,3 @@ class StepSlot:
 def staging_size(num_bytes: int) -> int:
     """Bytes of a staging buffer that must hold so many: a power of two, so that it grows rarely."""
     return max(_LEAST_STAGING_BYTES, 1 << (num_bytes - 1).bit_length())
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-def _event(*, enable_timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=enable_timing, blocking=blocking)

@@ -12,7 +12,7 @@ import torch
 from kernels import write_table_rows_
 from worker.plan.plan import Plan
 from worker.rank.sampling.state import SamplingState
-from worker.rank.transfer import IntArray, StagedArrays, Staging, to_device, uploader_to
+from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 
 class DeviceTables:
@@ -76,9 +76,7 @@ class DeviceTables:
         """Brings the tables to where the Plan's rows expect them. A Plan writes no cell twice."""
         writes = self.stage(plan)
         if writes is not None:
-            staging = Staging()
-            staging.add(writes)
-            self.write(staging.send(uploader_to(self.device))[0])
+            self.write(stage(writes, self.device))
 
     def stage(self, plan: Plan) -> dict[str, npt.NDArray[Any]] | None:
         """A Plan's writes for `write`: segments [4 * n] and values, as `write_table_rows_` takes

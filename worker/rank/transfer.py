@@ -113,6 +113,15 @@ class Staging:
                 start += aligned(array.nbytes)
 
 
+def stage(arrays: Arrays, device: torch.device) -> StagedArrays:
+    """One group of arrays on the device, by a copy on the current stream, which nobody waits
+    for."""
+    staging = Staging()
+    staging.add(arrays)
+    [staged] = staging.send(uploader_to(device))
+    return staged
+
+
 class StagedArrays:
     """A group of arrays on the device, one after another in one buffer.
 

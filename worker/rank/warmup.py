@@ -72,15 +72,6 @@ class WarmUpLimits:
     """Most of a row; 0 where nothing is drafted."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Step:
-    """On tables whose every page is the dummy page."""
-
-    plan: Plan
-    num_masks: int = 0
-    """Draws under a grammar."""
-
-
 def choose_kernel_cache() -> None:
     """Has Triton keep kernels where it does by default if we may not write where it is told to: it
     would end in an error there, and a volume with models may be mounted read-only."""
@@ -135,44 +126,42 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
         show=show,
     )
     with shown as advance:
-        for step in steps:
-            execute(step.plan, step.num_masks * mask)
+        for plan in steps:
+            num_masks = sum(plan.rows[number].num_draws for number in plan.masked)  # all rows draw
+            execute(plan, num_masks * mask)
             advance(1)
 
 
-def _steps(limits: WarmUpLimits) -> Iterator[_Step]:
-    """Of a model that draws token by token."""
+def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
+    """Of a model that draws token by token, on tables whose every page is the dummy page."""
     for lengths in _prompts(limits):
         rows: list[Row] = [PlannedRow(slot, 0, length, True) for slot, length in enumerate(lengths)]
-        yield _Step(plan=Plan(0, [_admit(row, row.length) for row in rows], [], rows))
+        yield Plan(0, [_admit(row, row.length) for row in rows], [], rows)
     one = PlannedRow(0, 0, 1, True)
     for asked in (_RANDOM, _FILTERED, _PROCESSED):
-        yield _Step(plan=Plan(0, [_admit(one, 1, asked)], [], [one]))
+        yield Plan(0, [_admit(one, 1, asked)], [], [one])
     for count in range(1, min(limits.max_num_seqs, 2) + 1):  # all rows masked, or some
         rows = [PlannedRow(slot, 0, 1, True) for slot in range(count)]
-        admits = [_admit(row, 1) for row in rows]
-        yield _Step(plan=Plan(0, admits, [], rows, masked=[0]), num_masks=1)
+        yield Plan(0, [_admit(row, 1) for row in rows], [], rows, masked=[0])
     for count in _doubling(1, limits.num_drafts):
         draft = DraftRow(0, 0, 1 + count, count)
         for asked in (_GREEDY, _RANDOM, _FILTERED, _PROCESSED):
-            yield _Step(plan=Plan(0, [_admit(draft, 1, asked)], [], [draft]))
-        masked = Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
-        yield _Step(plan=masked, num_masks=1 + count)
+            yield Plan(0, [_admit(draft, 1, asked)], [], [draft])
+        yield Plan(0, [_admit(draft, 1)], [], [draft], masked=[0])
 
 
-def _block_steps(limits: WarmUpLimits) -> Iterator[_Step]:
-    """Of a block-diffusion model."""
+def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
+    """Of a block-diffusion model, on such tables."""
     size = limits.block_size
     block = BlockAdmit(None, [], limits.max_model_len)
     for lengths in _prompts(limits):
         rows: list[Row] = [BlockRow(slot, 0, length) for slot, length in enumerate(lengths)]
         admits = [_admit(row, row.length - size, block=block) for row in rows]
-        yield _Step(plan=Plan(0, admits, [], rows))
+        yield Plan(0, admits, [], rows)
     one = BlockRow(0, 0, size)
     for asked in (_RANDOM, _FILTERED):
-        yield _Step(plan=Plan(0, [_admit(one, 0, asked, block=block)], [], [one]))
-    masked = Plan(0, [_admit(one, 0, block=block)], [], [one], masked=[0])
-    yield _Step(plan=masked, num_masks=1)
+        yield Plan(0, [_admit(one, 0, asked, block=block)], [], [one])
+    yield Plan(0, [_admit(one, 0, block=block)], [], [one], masked=[0])
 
 
 def _admit(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
-from worker.rank.device_clock import DeviceClock, Moments
+from worker.plan.plan import RankTimes
+from worker.rank.device_clock import DeviceClock
 
 
 @dataclass(frozen=True)
@@ -18,28 +20,17 @@ class Event:
         return end_event.ms - self.ms
 
 
-@dataclass(frozen=True)
-class Step:
-    started: Event
-    prepared: Event
-    forwarded: Event
-    finished: Event
-
-    @staticmethod
-    def at(start: float, end: float) -> Step:
-        return Step(Event(start), Event(start + 0.01), Event(end - 0.5), Event(end))
-
-
 def place(
     clock: DeviceClock, start: float, end: float, seen: float, waited: bool = True
-) -> Moments:
-    return clock.place(Step.at(start, end), launched=seen - 0.003, seen=seen, waited=waited)
+) -> RankTimes:
+    events = [Event(ms) for ms in (start, start + 0.01, end - 0.5, end)]
+    return clock.place(events, launched=seen - 0.003, seen=seen, waited=waited)
 
 
 def test_gaps_are_the_devices_however_late_the_host_looks() -> None:
     clock = DeviceClock()
     first = place(clock, 100.0, 104.0, 7.0)
-    assert first == pytest.approx((6.996, 6.99601, 6.9995, 7.0))
+    assert msgspec.structs.astuple(first) == pytest.approx((6.996, 6.99601, 6.9995, 7.0))
     second = place(clock, 104.02, 108.0, 7.0042)  # woke up 0.2 ms late
     assert second.started - first.finished == pytest.approx(20e-6)
     assert second.finished == pytest.approx(7.004)

@@ -28,7 +28,7 @@ from worker.rank.graphs import (
     token_capture_sizes,
 )
 from worker.rank.speculation.device_model import DeviceModelProposer
-from worker.rank.streams import DeviceStreams, SlotRing, staging_size
+from worker.rank.streams import DeviceStreams, staging_size
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import Staging, uploader_to
 
@@ -341,22 +341,6 @@ def test_rows_with_rules_draw_outside_of_the_graph() -> None:
     assert (sampling.is_captured, sampling.num_draws) == (False, 1)
     assert sampling.tokens is not None
     assert sampling.tokens.tolist() == [1]
-
-
-def test_slots_take_turns_and_wait_for_their_last_step() -> None:
-    journal: list[str] = []
-
-    class Slot:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def wait(self) -> bool:
-            journal.append(f"wait {self.name}")
-            return True
-
-    ring = SlotRing([Slot("a"), Slot("b"), Slot("c")])
-    assert [ring.take().name for _ in range(5)] == ["a", "b", "c", "a", "b"]
-    assert journal == ["wait a", "wait b", "wait c", "wait a", "wait b"]
 
 
 def test_staging_grows_in_powers_of_two() -> None:

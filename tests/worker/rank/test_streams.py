@@ -71,6 +71,18 @@ def test_steps_in_flight_do_not_race(detector: Detector, depth: int) -> None:
     assert found == [[number] * 4 for number in range(NUM_STEPS)]
 
 
+def test_slots_take_turns_and_wait_for_their_last_step(
+    detector: Detector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal: list[StepSlot] = []
+    streams = DeviceStreams(torch.device("cpu"))
+    monkeypatch.setattr(StepSlot, "wait", lambda slot: journal.append(slot))
+    taken = [streams.take() for _ in range(5)]
+    assert len({*map(id, taken[:NUM_SLOTS])}) == NUM_SLOTS
+    assert taken[NUM_SLOTS:] == taken[: 5 - NUM_SLOTS]
+    assert journal == taken
+
+
 def test_a_slot_is_not_filled_before_its_last_step_is_over(
     detector: Detector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from worker.config import EngineConfig
 from worker.models.config import ModelConfig
 from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
-from worker.rank.diffusion.modes import ExecutionMode, FirstDoneFirstOut, Synchronous
 from worker.rank.diffusion.proposal import propose, random_positions
 from worker.rank.diffusion.running import RunningBlock, index_reads, read_indices
 from worker.rank.diffusion.table import BlockTable
@@ -111,7 +110,7 @@ class BlockDecoder:
         self._tables = tables
         self._forward = forward
         self._score = score
-        self._mode: ExecutionMode = FirstDoneFirstOut() if config.dllm_fdfo else Synchronous()
+        self._first_done_first_out = config.dllm_fdfo
         features = config.dllm_features
         self._early_exit = "early_exit" in features
         self._masked_logits = "masked_logits" in features
@@ -176,25 +175,45 @@ class BlockDecoder:
         mask_bytes = -(-self._vocab_size // 32) * 4
         for index, number in enumerate(plan.masked):
             blocks[number].mask = masks[index * mask_bytes : (index + 1) * mask_bytes]
-        rounds = _Rounds(self, plan.seq, blocks, hidden)
-        self._mode.run(rounds.advance, len(blocks), plan.max_rounds)
+        num_forwards = self._run_rounds(plan, blocks, hidden)
         outcomes = [self._outcome(block) for block in blocks]
         for index in step.left_out:
             outcomes.insert(index, _NOT_RUN)
         return BlockResults(
             outcomes=outcomes,
             token_ids=[token_id for block in blocks for token_id in block.token_ids],
-            num_forwards=rounds.num_forwards,
+            num_forwards=num_forwards,
         )
 
-    def forward(self, seq: int, blocks: Sequence[RunningBlock]) -> torch.Tensor:
+    def _run_rounds(self, plan: Plan, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> int:
+        """Runs rounds until control is to go back to the scheduler; how many passes they took.
+
+        First done, first out: until any block is done, which leaves, or after the Plan's most
+        rounds; the others come again just as they stand. Otherwise until all blocks are done:
+        those that were done earlier ride along, and such a barrier is not interrupted.
+        """
+        num_forwards = 0
+        while True:
+            if num_forwards:
+                hidden = self._forward_blocks(plan.seq, blocks)
+            num_forwards += 1
+            for block in blocks:
+                block.num_forwards += 1
+            self._step([block for block in blocks if not block.is_over], hidden)
+            are_over = [block.is_over for block in blocks]
+            if all(are_over):
+                return num_forwards
+            if self._first_done_first_out and (any(are_over) or num_forwards == plan.max_rounds):
+                return num_forwards
+
+    def _forward_blocks(self, seq: int, blocks: Sequence[RunningBlock]) -> torch.Tensor:
         """One pass over the blocks alone."""
         for index, block in enumerate(blocks):
             block.first_token = index * self._block_size
         plan = Plan(seq, [], [], [block.row for block in blocks])
         return self._forward(plan, self._reads(blocks))
 
-    def step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
+    def _step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
         """One step for blocks that are not done."""
         by_name: dict[DllmAlgorithm, list[RunningBlock]] = {}
         guided: list[RunningBlock] = []
@@ -329,7 +348,7 @@ class BlockDecoder:
 
     def _draft(self, block: RunningBlock) -> list[int] | None:
         slot = block.row.slot
-        if block.is_done or block.is_paused or not self.table.wants_drafts[slot]:
+        if block.is_over or not self.table.wants_drafts[slot]:
             return None
         return self.table.draft(slot)
 
@@ -345,34 +364,3 @@ class BlockDecoder:
 
 _NOT_RUN: Final = BlockOutcome(num_tokens=0, is_committed=False, num_rounds=0, num_forwards=0)
 """The outcome of a block that no pass was spent on."""
-
-
-class _Rounds:
-    """The rounds of one Plan, as an execution mode sees them."""
-
-    def __init__(
-        self,
-        decoder: BlockDecoder,
-        seq: int,
-        blocks: Sequence[RunningBlock],
-        hidden: torch.Tensor,
-    ) -> None:
-        self.num_forwards = 0
-        self._decoder = decoder
-        self._seq = seq
-        self._blocks = blocks
-        self._hidden: torch.Tensor | None = hidden
-
-    def advance(self, rows: Sequence[int]) -> list[bool]:
-        """One forward pass over these blocks, and one step for those that are not done."""
-        blocks = [self._blocks[row] for row in rows]
-        hidden, self._hidden = self._hidden, None
-        if hidden is None:
-            hidden = self._decoder.forward(self._seq, blocks)
-        self.num_forwards += 1
-        for block in blocks:
-            block.num_forwards += 1
-        self._decoder.step(
-            [block for block in blocks if not (block.is_done or block.is_paused)], hidden
-        )
-        return [block.is_done or block.is_paused for block in blocks]

@@ -37,6 +37,11 @@ class RunningBlock:
     num_rounds: int = 0
     num_forwards: int = 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further round is to decide anything in it before control goes back."""
+        return self.is_done or self.is_paused
+
 
 def index_reads(
     blocks: Sequence[RunningBlock], table: BlockTable, *, only_needed: bool
@@ -51,7 +56,7 @@ def index_reads(
     tokens, num_read = [np.zeros(0, dtype=np.int64)], 0
     for block in blocks:
         slot = block.row.slot
-        if block.is_done or block.is_paused:
+        if block.is_over:
             block.reads = np.zeros(table.block_size, dtype=np.bool_)
         else:
             # Under a grammar it is the undecided ones, which any algorithm scores, too.

@@ -24,7 +24,7 @@ from worker.rank.sampling.logits_processors import (
     penalizes,
 )
 from worker.rank.sampling.logprobs import LogprobRows, PromptChunk
-from worker.rank.transfer import IntArray, Staging, to_device, uploader_to
+from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 FILTERS = ("top_k", "top_p", "log_min_p")
 """Parameters that leave tokens out of a draw."""
@@ -125,13 +125,11 @@ class SamplingState:
             return None
         columns = self.columns(slots, positions)
         columns["seeds"] = columns["seeds"] + keys
-        staging, filters = Staging(), self.filters(slots)
+        filters = self.filters(slots)
         names = ("positions", "seeds", "temperature", *filters)
-        staging.add({name: columns[name] for name in names})
-        [staged] = staging.send(uploader_to(self._device))
-        return SamplingParameters(
-            **{name: staged[name] for name in names}, max_top_k=int(columns["top_k"].max())
-        )
+        staged = stage({name: columns[name] for name in names}, self._device)
+        max_top_k = int(columns["top_k"].max())
+        return staged_parameters(staged, staged["positions"], filters, max_top_k)
 
     def gather(self, table: IntArray) -> ProcessedRows | None:
         """What is to be done to a step's rows [R, 4] (as in Batch); None where all are plain."""
@@ -206,3 +204,18 @@ class SamplingState:
                 num_top=params.num_prompt_logprobs,
             )
         ]
+
+
+def staged_parameters(
+    staged: StagedArrays, positions: torch.Tensor, filters: Sequence[str], max_top_k: int
+) -> SamplingParameters:
+    """The parameters of draws [S] for kernels.
+
+    Args:
+        staged: of `SamplingState.columns` at least seeds, temperature and `filters`.
+        positions: [S] int64: where the new tokens will stand.
+        filters: those of FILTERS that are applied.
+        max_top_k: the largest.
+    """
+    columns = {name: staged[name] for name in ("temperature", "seeds", *filters)}
+    return SamplingParameters(positions=positions, **columns, max_top_k=max_top_k)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import SamplingParameters, TokenCells, sample_tokens
+from kernels import TokenCells, sample_tokens
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
 from worker.models.config import load_model_config
@@ -31,13 +31,13 @@ from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
-from worker.rank.sampling.state import FILTERS
+from worker.rank.sampling.state import FILTERS, staged_parameters
 from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
 from worker.rank.speculation.draft_model import DRAFT_DTYPE
 from worker.rank.speculation.placement import Placement
 from worker.rank.tables import DeviceTables
-from worker.rank.transfer import IntArray, StagedArrays, Staging, to_device, uploader_to
+from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 _PRIOR, _PRIOR_WEIGHT = 0.7, 1.0
 """Share of right guesses that is supposed before any is known."""
@@ -172,7 +172,7 @@ class DeviceModelProposer(Proposer):
         """Makes the buffers that graphs of so many rows and fewer read."""
         device = self._tables.device
         arrays = self._arrays(np.zeros(0, dtype=np.int64), largest)
-        [staged] = _send(arrays, device)
+        staged = stage(arrays, device)
         self._packed = torch.empty_like(staged.packed)
         self._starts = torch.zeros(largest, dtype=torch.int64, device=device)
         self._last = torch.zeros(largest, dtype=torch.int64, device=device)
@@ -181,7 +181,7 @@ class DeviceModelProposer(Proposer):
     def capture(self, size: int, capture: Capture) -> None:
         """Captures the draft of a token for so many rows, on padding."""
         tables = self._tables
-        [staged] = _send(self._arrays(np.zeros(0, dtype=np.int64), size), tables.device)
+        staged = stage(self._arrays(np.zeros(0, dtype=np.int64), size), tables.device)
         self._packed[: len(staged.packed)].copy_(staged.packed)
         for filters in ((), FILTERS):
             rows = _Rows(
@@ -212,7 +212,7 @@ class DeviceModelProposer(Proposer):
         filters = tables.sampling.filters(slots)
         sizes = sorted({size for size, _ in self._graphs if size >= count})
         size = sizes[0] if sizes else None
-        [staged] = _send(self._arrays(slots, size or count), tables.device)
+        staged = stage(self._arrays(slots, size or count), tables.device)
         if size is None:
             rows = _Rows(
                 staged=staged,
@@ -242,16 +242,7 @@ class DeviceModelProposer(Proposer):
         )
         hidden = draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         positions = rows.starts + 1
-        kept = rows.filters
-        parameters = SamplingParameters(
-            temperature=rows.staged["temperature"],
-            seeds=rows.staged["seeds"],
-            positions=positions,
-            top_k=rows.staged["top_k"] if "top_k" in kept else None,
-            top_p=rows.staged["top_p"] if "top_p" in kept else None,
-            log_min_p=rows.staged["log_min_p"] if "log_min_p" in kept else None,
-            max_top_k=rows.max_top_k,
-        )
+        parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
         # A row that has all its drafts draws into a cell of the row that belongs to no request.
         cells = rows.staged["slots"] * tables.token_stride + positions
         nowhere = tables.dummy_slot * tables.token_stride
@@ -268,12 +259,6 @@ class DeviceModelProposer(Proposer):
         columns = sampling.columns(slots, slots)
         del columns["positions"]  # the device counts them
         return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
-
-
-def _send(arrays: dict[str, npt.NDArray[Any]], device: torch.device) -> list[StagedArrays]:
-    staging = Staging()
-    staging.add(arrays)
-    return staging.send(uploader_to(device))
 
 
 def _decodes(rows: _Rows, tables: DeviceTables) -> Batch:
