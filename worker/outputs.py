@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worker.wire.detokenizer import RequestText, StopStrings
+from worker.wire.detokenizer import RequestText
 from worker.wire.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
+from worker.wire.stop import StopStrings
 from worker.wire.tokenizer import Tokenizer
 
 

@@ -25,8 +25,9 @@ from router.serving.mailbox import Mailbox
 from router.serving.placing import Placer
 from router.tokens.encoder import PromptEncoder
 from worker.wire.admission import AdmissionChange
-from worker.wire.detokenizer import RequestText, StopStrings
+from worker.wire.detokenizer import RequestText
 from worker.wire.messages import AttachSnapshot, WorkerUpdate
+from worker.wire.stop import StopStrings
 from worker.wire.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

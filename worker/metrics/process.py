@@ -9,9 +9,9 @@ import platform
 import resource
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Final
 
+import psutil
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -86,7 +86,7 @@ class ProcessCollector(Collector):
         memory = GaugeMetricFamily(
             "rayfleet_process_resident_memory_bytes", "Resident memory.", labels=labels
         )
-        memory.add_metric([self._process], _resident_bytes())
+        memory.add_metric([self._process], psutil.Process().memory_info().rss)
         yield from (build, cpu, memory)
         if self._lag is not None:
             late = HistogramMetricFamily(
@@ -105,8 +105,3 @@ def version_of(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()

@@ -8,12 +8,12 @@ no token: the network between the nodes has to be one that nobody else is in.
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from worker.plan.sockets import listen_on
 
@@ -81,23 +81,12 @@ def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface that leads to `host`; None where its name is not known (IPv6)."""
+    """The network interface that leads to `host`; None where its name is not known."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # a datagram socket: nothing is sent
         mine = probe.getsockname()[0]
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == mine), None)
-
-
-def _address_of(interface: str) -> str | None:
-    import fcntl
-    import struct
-
-    get_address = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            request = struct.pack("256s", os.fsencode(interface)[:15])
-            answer = fcntl.ioctl(probe, get_address, request)
-        except OSError:  # it has no address of this family
-            return None
-    return socket.inet_ntoa(answer[20:24])
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(own.address == mine for own in addresses):
+            return name
+    return None

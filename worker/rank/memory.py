@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+import psutil
 import torch
 
 from worker.config import EngineConfig
@@ -126,7 +125,7 @@ def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
     if not config.host_cache_gib:
         return 0
     num_bytes = int(config.host_cache_gib * 2**30)
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = psutil.virtual_memory().total
     if num_bytes >= most:
         raise ValueError(
             f"--host-cache-gib {config.host_cache_gib:g}: this machine has "
@@ -186,9 +185,4 @@ def cache_share(total: int, free: int, utilization: float, ranks: Sequence[Seque
 
 
 def _available_cpu_bytes() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)

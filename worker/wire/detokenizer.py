@@ -12,15 +12,6 @@ from tokenizers.decoders import DecodeStream
 
 from worker.wire.stop import StopChecker, StopStrings
 
-__all__ = [
-    "ByteDetokenizer",
-    "Detokenizer",
-    "RequestText",
-    "StopChecker",
-    "StopStrings",
-    "StreamDetokenizer",
-]
-
 MAX_HELD_TOKENS = 8
 """No character spans more tokens; what does not decode by then is not text."""
 

@@ -18,7 +18,8 @@ DllmFeature = Literal[
     "skip_unread",
 ]
 
-_MOST_STEPS = 1024
+_MOST = {"threshold": 1, "edit_threshold": 1, "max_post_edit_steps": 1024, "penalty": 100}
+"""Of DiffusionParams; the least is 0."""
 
 
 class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,17 +44,10 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Whether a stream shows after every round how the running block stands."""
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "edit_threshold"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ValueError(f"diffusion.{name} must be in [0, 1], got {value}")
-        steps = self.max_post_edit_steps
-        if steps is not None and not 0 <= steps <= _MOST_STEPS:
-            raise ValueError(
-                f"diffusion.max_post_edit_steps must be in [0, {_MOST_STEPS}], got {steps}"
-            )
-        if self.penalty is not None and not 0.0 <= self.penalty <= 100.0:
-            raise ValueError(f"diffusion.penalty must be in [0, 100], got {self.penalty}")
+            if value is not None and not 0.0 <= value <= most:
+                raise ValueError(f"diffusion.{name} must be in [0, {most}], got {value}")
 
 
 class BlockTotals(msgspec.Struct, array_like=True):

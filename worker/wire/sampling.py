@@ -161,10 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_draws(self) -> None:
         if self.n < 1:
             raise InvalidParameter("n", f"n must be at least 1, got {self.n}")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise InvalidParameter(
-                "temperature", f"temperature must be in [0, 100], got {self.temperature}"
-            )
+        _check_range("temperature", self.temperature, 0.0, 100.0)
         if not 0.0 < self.top_p <= 1.0:
             raise InvalidParameter("top_p", f"top_p must be in (0, 1], got {self.top_p}")
         if not -1 <= self.top_k <= _INT32_MAX:
@@ -194,10 +191,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check_tokens("bad_words_token_ids", token_ids)
 
     def _check_end(self) -> None:
-        if self.max_tokens is not None and not 1 <= self.max_tokens <= _INT32_MAX:
-            raise InvalidParameter(
-                "max_tokens", f"max_tokens must be in [1, {_INT32_MAX}], got {self.max_tokens}"
-            )
+        _check_range("max_tokens", self.max_tokens, 1, _INT32_MAX)
         _check_range("min_tokens", self.min_tokens, 0, _INT32_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter(

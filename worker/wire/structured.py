@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -11,14 +11,7 @@ MAX_GRAMMAR_BYTES = 2**20
 """Of a schema, pattern, grammar or list of choices; larger ones are refused unseen."""
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
-KINDS: tuple[GrammarKind, ...] = (
-    "json",
-    "json_object",
-    "regex",
-    "choice",
-    "grammar",
-    "structural_tag",
-)
+KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

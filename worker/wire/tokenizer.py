@@ -82,13 +82,9 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether `render_chat` works."""
-        return self._template is not None
-
-    @property
     def chat_template(self) -> ChatTemplate | None:
-        """What `render_chat` renders, for those who ask what it reads of a message."""
+        """What `render_chat` renders, for those who ask what it reads of a message; None where that
+        does not work."""
         return self._template
 
     def with_chat_template(self, source: str) -> Tokenizer:

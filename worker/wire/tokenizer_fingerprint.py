@@ -26,7 +26,7 @@ _SCOPE = "tokenizer fingerprint"
 def fingerprint(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> TokenizerFingerprint:
     """What becomes of the probe chat here."""
     text = _TEXT * 4
-    if tokenizer.has_chat_template:
+    if tokenizer.chat_template is not None:
         try:
             # A template may write today's date, which may differ between here and there.
             text = tokenizer.render_chat(_MESSAGES, strftime_now=str)

@@ -95,7 +95,7 @@ def test_templates_render_as_in_transformers(folder: Path) -> None:
 
 def test_template_in_the_configuration(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
-    assert not load_tokenizer(str(folder)).has_chat_template
+    assert load_tokenizer(str(folder)).chat_template is None
     for template in (
         "plain",
         [{"name": "rag", "template": "no"}, {"name": "default", "template": "plain"}],

@@ -1,6 +1,6 @@
 """The main of a compiling process: grammars in on stdin, verdicts out on stdout.
 
-Frames: four bytes of length, then msgpack. First out is the Vocabulary. The process holds itself
+Frames are those of `worker.wire.frames`. First out is the Vocabulary. The process holds itself
 to limits of memory and of processor time, whether or not somebody watches it.
 """
 
@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import IO
 
 import msgspec
 import numpy as np
@@ -21,7 +20,8 @@ import numpy as np
 from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHeavy, shortened
 from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
-from worker.front.grammar.compiling_messages import LENGTH, Job, Setting, Verdict
+from worker.front.grammar.process import Job, Setting, Verdict
+from worker.wire.frames import FrameReader, frame
 from worker.wire.messages import Vocabulary
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import load_tokenizer
@@ -30,6 +30,8 @@ MEMORY_BYTES = 2 * 2**30
 """Address space of the whole process."""
 PAYLOAD_BYTES = 16 * 2**20
 """Of a compiled grammar."""
+READ_BYTES = 1 << 20
+"""Of a pipe at once."""
 PROBE_TOKENS = 256
 PROBE_S = 0.3
 """A grammar for which the first tokens take longer together would stall everybody's steps."""
@@ -140,14 +142,6 @@ def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
     return result, "; ".join(dict.fromkeys(warnings))
 
 
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next frame's content; None at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return stream.read(LENGTH.unpack(head)[0])
-
-
 def main() -> None:
     """Compiles until stdin ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -160,19 +154,20 @@ def main() -> None:
     setting = msgspec.json.decode(sys.argv[1], type=Setting)
 
     def answer(message: Vocabulary | Verdict) -> None:
-        payload = msgspec.msgpack.encode(message)
-        answers.write(LENGTH.pack(len(payload)) + payload)
+        answers.write(frame(msgspec.msgpack.encode(message)))
         answers.flush()
 
     workshop = GrammarWorkshop(setting)
     answer(workshop.vocabulary())
-    while (frame := read_frame(sys.stdin.buffer)) is not None:
-        job = msgspec.msgpack.decode(frame, type=Job)
-        # By processor time, not the clock's: what else runs here says nothing of the grammar.
-        signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
-        verdict = workshop.compile(job.params)
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        answer(verdict)
+    reader = FrameReader()
+    while data := os.read(sys.stdin.fileno(), READ_BYTES):
+        for payload in reader.feed(data):
+            job = msgspec.msgpack.decode(payload, type=Job)
+            # By processor time, not the clock's: what else runs here says nothing of the grammar.
+            signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
+            verdict = workshop.compile(job.params)
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            answer(verdict)
 
 
 if __name__ == "__main__":

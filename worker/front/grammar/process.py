@@ -1,4 +1,5 @@
-"""Starts, feeds and kills a compiling process. Blocks; imports no grammar library."""
+"""Starts, feeds and kills a compiling process; what the two say to each other. Blocks; imports no
+grammar library."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import time
 import msgspec
 
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy, shortened
-from worker.front.grammar.compiling_messages import LENGTH, Job, Setting, Verdict
+from worker.wire.frames import FrameReader, frame
 from worker.wire.messages import CompiledGrammar, EngineInfo, Vocabulary
 from worker.wire.structured import StructuredOutputsParams
 
@@ -26,6 +27,35 @@ START_S = 60.0
 """Time for loading the vocabulary."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a process from outside, whatever it compiles."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What a compiling process gets as its arguments."""
+
+    tokenizer: str
+    """Checkpoint folder or Hub repository."""
+    vocab_size: int
+    eos_token_ids: list[int]
+    backend: str
+    """auto, xgrammar or guidance."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One grammar to compile."""
+
+    params: StructuredOutputsParams
+    cpu_s: float
+    """Processor time that it may take, of all threads."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a Job: a payload, or the reason why there is none."""
+
+    backend: str = ""
+    payload: str = ""
+    problem: str | None = None
+    is_final: bool = True
+    """False where a limit of time or memory decided: another time the Job may keep it."""
 
 
 class CompilerFailure(RuntimeError):
@@ -80,8 +110,8 @@ class GrammarCompiler:
         process = self._ready_process()
         deadline = time.monotonic() + self.seconds * STARVED
         try:
-            _write(process, LENGTH.pack(len(job)) + job, deadline)
-            frame = _read_frame(process, deadline)
+            _write(process, frame(job), deadline)
+            answer = _read_frame(process, deadline)
         except TimeoutError:
             self._kill()
             self._start()  # ready for the next one
@@ -90,9 +120,9 @@ class GrammarCompiler:
                 f"{self.seconds * STARVED} s"
             ) from None
         except OSError:
-            frame = None
-        if frame is not None:
-            return frame
+            answer = None
+        if answer is not None:
+            return answer
         self._kill()
         code = process.wait()
         self._start()
@@ -115,13 +145,13 @@ class GrammarCompiler:
         process = self._process or self._start()
         if not self._greeted:
             try:
-                frame = _read_frame(process, time.monotonic() + START_S)
+                greeting = _read_frame(process, time.monotonic() + START_S)
             except TimeoutError:
-                frame = None
-            if frame is None:
+                greeting = None
+            if greeting is None:
                 self._kill()
                 raise CompilerFailure("grammars cannot be compiled here: see the worker's log")
-            self.vocabulary = msgspec.msgpack.decode(frame, type=Vocabulary)
+            self.vocabulary = msgspec.msgpack.decode(greeting, type=Vocabulary)
             self._greeted = True
         return process
 
@@ -168,23 +198,17 @@ def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> 
 
 
 def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """One frame; None if the process ended. Raises TimeoutError."""
+    """One frame, the only one that is under way; None if the process ended. Raises TimeoutError."""
     assert process.stdout is not None
-    fd = process.stdout.fileno()
-    head = _read(fd, LENGTH.size, deadline)
-    return None if head is None else _read(fd, LENGTH.unpack(head)[0], deadline)
-
-
-def _read(fd: int, size: int, deadline: float) -> bytes | None:
-    parts: list[bytes] = []
-    while size:
+    fd, reader = process.stdout.fileno(), FrameReader()
+    payloads: list[bytes] = []
+    while not payloads:
         _wait(fd, select.POLLIN, deadline)
-        part = os.read(fd, min(size, 1 << 20))
-        if not part:
+        data = os.read(fd, 1 << 20)
+        if not data:
             return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        payloads = reader.feed(data)
+    return payloads[0]
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:

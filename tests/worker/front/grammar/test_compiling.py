@@ -13,8 +13,7 @@ from worker.config import EngineConfig
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy
 from worker.core.info import build_engine_info
 from worker.front.grammar import process
-from worker.front.grammar.compiling_messages import Setting
-from worker.front.grammar.process import CompilerFailure, GrammarCompiler, setting_of
+from worker.front.grammar.process import CompilerFailure, GrammarCompiler, Setting, setting_of
 from worker.plan.messages import Hello
 from worker.wire.messages import CompiledGrammar
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
