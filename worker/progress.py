@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -15,12 +14,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 logger = logging.getLogger(__name__)
 
 
-class Advance(Protocol):
-    """Notes what has been done since the last call."""
-
-    def __call__(self, amount: int, /) -> None:
-        """Adds to what is done."""
-        ...
+Advance = Callable[[int], None]
+"""Takes how much has been done since the last call."""
 
 
 @contextmanager

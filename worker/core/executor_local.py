@@ -10,10 +10,10 @@ import torch
 
 from worker.config import EngineConfig
 from worker.core.executor import AwaitResult, Executor, RankFailure
-from worker.core.info import begin_salt, build_engine_info, slowest
+from worker.core.info import begin_salt, build_engine_info, slowest, start_of
 from worker.core.ranks import LAST_WORD_MS, RankGroup
 from worker.models.tensor_parallel import TensorParallelGroup
-from worker.plan.messages import PlanMessage, Sample, Start
+from worker.plan.messages import PlanMessage, Sample
 from worker.plan.plan import Plan
 from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank, select_device
@@ -56,8 +56,7 @@ class LocalExecutor(Executor):
         info = build_engine_info(self._config, hellos, salt())
         if info.block_size > 1:
             self.max_overlap_depth = 0  # `launch` waits for the rounds of its blocks
-        num_pages = min(hello.num_pages for hello in hellos)
-        start = Start(num_pages=num_pages, num_host_pages=info.num_host_pages)
+        start = start_of(info)
         self._others.send(start)
         with self._blaming_peers():
             readies = [self._rank.allocate(start), *self._others.collect_readies()]

@@ -11,7 +11,7 @@ from functools import partial
 
 from worker.config import EngineConfig
 from worker.core.executor import AwaitResult, Executor
-from worker.core.info import begin_salt, build_engine_info, slowest
+from worker.core.info import begin_salt, build_engine_info, slowest, start_of
 from worker.core.ranks import RankGroup
 from worker.plan.messages import Drafts, PlanMessage, Result, Sample
 from worker.plan.plan import Plan, StepResult
@@ -41,8 +41,8 @@ class ProcessExecutor(Executor):
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())
-        num_pages = min(hello.num_pages for hello in hellos)
-        info.startup |= slowest(self._group.start(num_pages, info.num_host_pages))
+        self._group.send(start_of(info))
+        info.startup |= slowest(self._group.collect_readies())
         return info
 
     def launch(self, plan: Plan) -> AwaitResult:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from worker.config import EngineConfig
 from worker.models.checkpoint import block_hash_salt
 from worker.models.config import load_model_config
-from worker.plan.messages import Hello, Ready
+from worker.plan.messages import Hello, Ready, Start
 from worker.wire.messages import EngineInfo
 
 
@@ -83,6 +83,11 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         page_groups=groups,
         processes={"rank 0": os.getpid()} | _processes(hellos),
     )
+
+
+def start_of(info: EngineInfo) -> Start:
+    """What its ranks are to allocate: equally many pages on all, and the dummy page."""
+    return Start(num_pages=info.num_pages + 1, num_host_pages=info.num_host_pages)
 
 
 def _processes(hellos: Sequence[Hello]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import msgspec
 from worker.config import EngineConfig
 from worker.core.executor import RankFailure
 from worker.plan.channel import CoordinatorChannel
-from worker.plan.messages import Failure, FromRank, Hello, Ready, Start, Stop, ToRank
+from worker.plan.messages import Failure, FromRank, Hello, Ready, Stop, ToRank
 from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
 LAST_WORD_MS = 200
@@ -72,11 +72,6 @@ class RankGroup:
             hellos[message.rank] = message
         self._is_connected = True
         return hellos
-
-    def start(self, num_pages: int, num_host_pages: int = 0) -> list[Ready]:
-        """Has every rank allocate its KV cache and waits for it. Raises RankFailure."""
-        self.send(Start(num_pages=num_pages, num_host_pages=num_host_pages))
-        return self.collect_readies()
 
     def collect_readies(self) -> list[Ready]:
         """Waits until every rank has done what `Start` asks for. Raises RankFailure."""

@@ -167,7 +167,8 @@ class StepGraphs:
         with shown as advance:
             # The largest first: the others reuse its memory.
             for size in reversed(self._token_sizes):
-                self._capture_ragged(builder.build_padding(self._num_rows(size), size), capture)
+                padding = builder.build_padding(self._num_rows(size), size)
+                self._ragged[size] = self._captured_forward(padding, capture)
                 advance(1)
             for size in reversed(self._sizes):
                 self._capture(builder.build_padding(size), capture)
@@ -260,11 +261,7 @@ class StepGraphs:
         """Captures the steps of a batch's size, on a step of padding: harmless on empty tables."""
         size, sampling = padding.size, padding.sampling
         assert size is not None, "padding is of some size"
-        assert padding.staged is not None, "graphs gather their inputs"
-        self._load(padding)
-        rows = padding.staged.at(self._rows)
-        static = replace(padding, staged=rows, starts=rows["starts"])
-        self._forward[size] = capture(partial(self._run_forward, static))
+        self._forward[size] = self._captured_forward(padding, capture)
         if sampling is None:
             return
         assert self._draws is not None
@@ -280,13 +277,13 @@ class StepGraphs:
             launch = partial(self._run_sample, size, replace(own, filters=filters))
             self._sample[size, bool(filters)] = capture(launch)
 
-    def _capture_ragged(self, padding: Batch, capture: Capture) -> None:
-        """Captures the forward pass of a number of tokens, on a step of padding."""
+    def _captured_forward(self, padding: Batch, capture: Capture) -> Replay:
+        """The forward pass of a batch's size, captured on a step of padding."""
         self._load(padding)
         assert padding.staged is not None, "graphs gather their inputs"
         rows = padding.staged.at(self._rows)
         static = replace(padding, staged=rows, starts=rows["starts"])
-        self._ragged[padding.num_tokens] = capture(partial(self._run_forward, static))
+        return capture(partial(self._run_forward, static))
 
     def _run_forward(self, batch: Batch) -> None:
         hidden = self._run_model(batch)

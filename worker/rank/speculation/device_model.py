@@ -22,19 +22,15 @@ import torch
 from kernels import TokenCells, sample_tokens
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
-from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.kv_cache import KVCacheLayout, group_layers
-from worker.models.linear_method import LayerOptions
-from worker.models.loader import build_model, load_weights
-from worker.models.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
 from worker.rank.sampling.state import FILTERS, staged_parameters
 from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
-from worker.rank.speculation.draft_model import DRAFT_DTYPE
+from worker.rank.speculation.draft_model import DRAFT_DTYPE, load_draft_model
 from worker.rank.speculation.placement import Placement
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
@@ -56,13 +52,8 @@ class DeviceDraftModel:
     """
 
     def __init__(self, config: EngineConfig, device: torch.device, max_model_len: int) -> None:
-        model_config = load_model_config(config.draft_checkpoint)
-        options = LayerOptions(
-            group=TensorParallelGroup.alone(device),
-            dtype=DRAFT_DTYPE,
-            device=device,
-            batch_invariant=config.batch_invariant,
-        )
+        self.model: DecoderModel = load_draft_model(config, device, max_model_len)
+        model_config = self.model.config
         self.backend: AttentionBackend = create_attention_backend(
             "auto",
             AttentionSettings(
@@ -77,11 +68,9 @@ class DeviceDraftModel:
                 num_heads=model_config.num_heads,
             ),
         )
-        self.model: DecoderModel = build_model(model_config, options, max_model_len)
         self.layout: KVCacheLayout = group_layers(
             [layer.kv_cache_spec for layer in self.model.layers]
         )
-        load_weights(self.model, model_config, show_progress=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

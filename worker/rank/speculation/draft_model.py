@@ -151,9 +151,16 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
         )
 
 
-def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel:
-    """The draft model, without a cache; `check_draft_model` has passed it."""
-    device = tables.token_pool.device
+def load_draft_model(
+    config: EngineConfig, device: torch.device, max_model_len: int
+) -> DecoderModel:
+    """The draft model, whole on this rank and without a cache; on CPU the compiled library has it.
+
+    Args:
+        config: of the engine; `check_draft_model` has passed it.
+        device: of the rank.
+        max_model_len: longest request.
+    """
     model_config = load_model_config(config.draft_checkpoint)
     options = LayerOptions(
         group=TensorParallelGroup.alone(device),
@@ -161,12 +168,14 @@ def load_draft_model(config: EngineConfig, tables: DeviceTables) -> DecoderModel
         device=device,
         batch_invariant=config.batch_invariant,
     )
-    model = build_model(model_config, options, tables.max_model_len)
-    native = NativeOptions(
-        page_size=config.page_size,
-        num_threads=torch.get_num_threads(),
-        required=True,
-        weight_cache=config.enable_weight_caching,
-    )
+    model = build_model(model_config, options, max_model_len)
+    native = None
+    if device.type == "cpu":
+        native = NativeOptions(
+            page_size=config.page_size,
+            num_threads=torch.get_num_threads(),
+            required=True,
+            weight_cache=config.enable_weight_caching,
+        )
     load_weights(model, model_config, show_progress=False, native=native)
     return model

@@ -35,7 +35,7 @@ def create_drafter(
         return Drafter(tables, ngram, ngram if drafts_on_device(tables, backend) else None)
     if on_device is not None:
         return Drafter(tables, on_device, on_device if drafts_on_device(tables, backend) else None)
-    model = load_draft_model(config, tables)
+    model = load_draft_model(config, tables.device, tables.max_model_len)
     most = config.num_speculative_tokens
     return Drafter(tables, DraftModelProposer(model, tables, num_pages, most))
 
