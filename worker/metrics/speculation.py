@@ -1,59 +1,47 @@
-"""What workers report of speculation, as Prometheus families by vLLM's names."""
+"""What a worker reports of speculation, as Prometheus families by vLLM's names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from worker.wire.speculation import Decision, SpeculationTotals
 
+_LABELS = ["model_name", "worker_id"]
 
-def speculation_metrics(
-    workers: Iterable[tuple[list[str], SpeculationTotals]],
-) -> Iterator[Metric]:
-    """Families of the workers that draft.
 
-    Args:
-        workers: label values (model, worker) and totals of each.
-    """
-    found = list(workers)
-    labels = ["model_name", "worker_id"]
-    for name, text, read in (
-        ("drafts", "Rows with drafts.", lambda t: t.num_drafts),
-        ("draft_tokens", "Tokens drafted.", lambda t: t.num_draft_tokens),
-        ("accepted_tokens", "Drafts that were right.", lambda t: t.num_accepted_tokens),
-        ("decode_rows", "Requests in decode steps.", lambda t: t.num_decode_rows),
-        ("decode_tokens", "Tokens of these; per row: tokens per step.", _decode_tokens),
+def speculation_metrics(labels: Sequence[str], totals: SpeculationTotals) -> Iterator[Metric]:
+    """The families of one worker, whose (model_name, worker_id) are `labels`."""
+    for name, text, count in (
+        ("drafts", "Rows with drafts.", totals.num_drafts),
+        ("draft_tokens", "Tokens drafted.", totals.num_draft_tokens),
+        ("accepted_tokens", "Drafts that were right.", totals.num_accepted_tokens),
+        ("decode_rows", "Requests in decode steps.", totals.num_decode_rows),
+        ("decode_tokens", "Tokens of these; per row: tokens per step.", totals.num_decode_tokens),
     ):
-        family = CounterMetricFamily(f"rayfleet_spec_decode_num_{name}", text, labels=labels)
-        for values, totals in found:
-            family.add_metric(values, read(totals))
+        family = CounterMetricFamily(f"rayfleet_spec_decode_num_{name}", text, labels=_LABELS)
+        family.add_metric(labels, count)
         yield family
-    drafted = CounterMetricFamily(
-        "rayfleet_spec_decode_num_draft_tokens_per_pos",
-        "Tokens drafted, by position in their row.",
-        labels=[*labels, "position"],
-    )
-    accepted = CounterMetricFamily(
-        "rayfleet_spec_decode_num_accepted_tokens_per_pos",
-        "Drafts that were accepted, by position in their row.",
-        labels=[*labels, "position"],
-    )
+    for name, text, counts in (
+        ("draft_tokens", "Tokens drafted, by position in their row.", totals.drafted_at),
+        (
+            "accepted_tokens",
+            "Drafts that were accepted, by position in their row.",
+            totals.accepted_at,
+        ),
+    ):
+        family = CounterMetricFamily(
+            f"rayfleet_spec_decode_num_{name}_per_pos", text, labels=[*_LABELS, "position"]
+        )
+        for position, count in enumerate(counts):
+            family.add_metric([*labels, str(position)], count)
+        yield family
     decisions = CounterMetricFamily(
         "rayfleet_spec_decode_decisions",
         "Why decoding requests were drafted for or not, step by step.",
-        labels=[*labels, "reason"],
+        labels=[*_LABELS, "reason"],
     )
-    for values, totals in found:
-        for position, count in enumerate(totals.drafted_at):
-            drafted.add_metric([*values, str(position)], count)
-        for position, count in enumerate(totals.accepted_at):
-            accepted.add_metric([*values, str(position)], count)
-        for decision, count in zip(Decision, totals.decisions, strict=True):
-            decisions.add_metric([*values, decision.name.lower()], count)
-    yield from (drafted, accepted, decisions)
-
-
-def _decode_tokens(totals: SpeculationTotals) -> int:
-    return totals.num_decode_tokens
+    for decision, count in zip(Decision, totals.decisions, strict=True):
+        decisions.add_metric([*labels, decision.name.lower()], count)
+    yield decisions
