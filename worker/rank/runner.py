@@ -270,10 +270,6 @@ class ModelRunner:
             self._graphs.close()
             self._graphs = None
 
-    def build(self, plan: Plan) -> Batch | None:
-        """Applies the Plan's writes and makes its batch, for no graph; None without rows."""
-        return self._builder.build(plan)
-
     def run_model(self, batch: Batch) -> torch.Tensor:
         """Hidden states of the batch's tokens that are read, or of all."""
         if batch.staged is None:

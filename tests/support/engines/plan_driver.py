@@ -122,7 +122,7 @@ def _admit(request: Request) -> Admit:
 
 @torch.inference_mode()
 def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> None:
-    batch = runner.build(plan)
+    batch = runner._builder.build(plan)
     assert batch is not None
     hidden = runner.run_model(batch)
     draws: Iterator[tuple[int, torch.Tensor]] = iter(())

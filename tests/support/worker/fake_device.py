@@ -306,7 +306,7 @@ class Harness:
         """Pages that anybody may write to now."""
         cache = self.scheduler.state.cache
         # What tests evict without need is free, but waits to be stored.
-        stored = set() if cache.host is None else set(cache.host.stored_pages)
+        stored = set() if cache.host is None else set(cache.host._stores.pages)
         for plan in self.device.in_flight:
             stored.update(() if plan.stores is None else plan.stores.pages)
         return [page for page in cache._pages._free if page not in stored]
@@ -328,8 +328,9 @@ class Harness:
         assert cache._pages.num_fenced == 0
         assert cache._slots.num_free == self.config.max_num_seqs
         assert cache.num_available == self.config.num_pages - 1
-        assert tree.num_evictable == tree.num_pages
         nodes = [node for node in tree.nodes() if not node.is_root]
+        on_device = [page for node in nodes if not node.on_host for page in node.pages]
+        assert tree.num_evictable == len(on_device)
         for mirror, on_host in ((self.mirror, False), (self.host_mirror, True)):
             cached = [value for n in nodes if n.on_host == on_host for value in n.hashes]
             assert sorted(cached) == sorted(mirror)

@@ -128,7 +128,7 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
         for plan in plans:
             torch.cuda.set_sync_debug_mode("error")
             try:
-                batch = runner.build(plan)
+                batch = runner._builder.build(plan)
                 assert batch is not None
                 drawn = runner.draw(runner.run_model(batch), batch)
             finally:

@@ -82,7 +82,8 @@ def test_what_nobody_reads_changes_no_bit(
         return [torch.stack(request.logits) for request in requests]
 
     counts: list[int] = []
-    run_model, build = invariant.run_model, invariant.build
+    run_model, builder = invariant.run_model, invariant._builder
+    build = builder.build
 
     def counted(batch: Batch) -> torch.Tensor:
         hidden = run_model(batch)
@@ -92,7 +93,7 @@ def test_what_nobody_reads_changes_no_bit(
     monkeypatch.setattr(invariant, "run_model", counted)
     found, num_found = draws(), sum(counts)
     assert num_found == 4 * 9, "one for each draw"
-    monkeypatch.setattr(invariant, "build", lambda plan: replace(build(plan), read_tokens=None))
+    monkeypatch.setattr(builder, "build", lambda plan: replace(build(plan), read_tokens=None))
     counts.clear()
     for one, other in zip(found, draws(), strict=True):
         assert torch.equal(one, other)

@@ -34,6 +34,7 @@ class HostPool:
         self._next_seq = 1
         """Of the Plan that takes the copies."""
         self._stores = PageCopies([], [])
+        """For the next Plan; until then the content must stay in these pages."""
         self._loads = PageCopies([], [])
         self._totals = HostCacheTotals(num_pages=num_slots)
 
@@ -41,11 +42,6 @@ class HostPool:
     def num_free(self) -> int:
         """Slots that `store` can take now."""
         return self._slots.num_free
-
-    @property
-    def stored_pages(self) -> Sequence[int]:
-        """Device pages whose content the next Plan stores; until then it must stay in them."""
-        return self._stores.pages
 
     @property
     def totals(self) -> HostCacheTotals:

@@ -30,8 +30,6 @@ class RadixTree:
     """
 
     def __init__(self, page_size: int, block_hash_salt: str, host: HostPool | None = None) -> None:
-        self.num_pages = 0
-        """Device pages in the tree."""
         self.num_evictable = 0
         """Device pages that nobody has locked."""
         self._page_size = page_size
@@ -206,7 +204,6 @@ class RadixTree:
             assert below or node.serial in candidates, "a leaf is lost to eviction"
         device = [node for node in nodes if not node.on_host]
         evictable = sum(len(node.pages) for node in device if not node.locks)
-        assert sum(len(node.pages) for node in device) == self.num_pages, "pages miscounted"
         assert evictable == self.num_evictable, "evictable pages miscounted"
         assert len(nodes) == self._num_nodes, "nodes of the tree miscounted"
 
@@ -240,7 +237,6 @@ class RadixTree:
         """Puts pages below `node`, where no child starts with them; returns where they lie."""
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
         self._events.append(BlockStored(hashes[:], _chain_before(node)))
-        self.num_pages += len(pages)
         if node is held and node.locks == 1 and not node.children and not node.is_root:
             # Nobody else's path ends here: the run grows in place, and a long generation stays
             # one node.
@@ -298,7 +294,6 @@ class RadixTree:
         if num_stored < len(node.pages):
             tail = self._split_tail(node, num_stored) if num_stored else node
             self._drop_below(tail)
-            self.num_pages -= len(tail.pages)
             self.num_evictable -= len(tail.pages)
             self._detach(tail)
         if num_stored:
@@ -325,7 +320,6 @@ class RadixTree:
         assert not node.locks
         assert not node.num_device_children
         self._events.append(BlockStored(node.hashes[:], _chain_before(parent), "host"))
-        self.num_pages -= len(node.pages)
         self.num_evictable -= len(node.pages)
         node.pages = self._host.store(node.pages)
         node.on_host = True
@@ -346,7 +340,6 @@ class RadixTree:
         slots, node.pages = node.pages, list(pages)
         node.on_host = False
         parent.num_device_children += 1
-        self.num_pages += len(pages)
         if not node.locks:
             self.num_evictable += len(pages)
         self._events.append(BlockStored(node.hashes[:], _chain_before(parent)))

@@ -21,8 +21,6 @@ class BlockPolicy:
 
     size: int
     """Positions of a block."""
-    first_done_first_out: bool = True
-    """Whether a block that is done leaves its batch at once."""
     inplace: bool = True
     """Whether a running block keeps its slot and pages between rounds, and continues by itself
     while none of its batch is done."""
@@ -39,7 +37,6 @@ class BlockPolicy:
         features = config.dllm_features
         return cls(
             size=size,
-            first_done_first_out=config.dllm_fdfo,
             inplace="inplace" in features,
             mixed_rounds="mixed_rounds" in features,
             fused_commit="fused_commit" in features,

@@ -49,16 +49,6 @@ class MaskRows:
         """The masked rows of a batch in which `samples` are the rows that draw."""
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 
-    def among(self, draws: Sequence[int]) -> MaskRows | None:
-        """The masked rows among some draws, numbered among these; None where none is masked."""
-        at = {row: index for index, row in enumerate(self._rows)}
-        found = [(index, at[draw]) for index, draw in enumerate(draws) if draw in at]
-        if not found:
-            return None
-        size = 4 * self._shape[1]
-        kept = [self._masks[index * size : (index + 1) * size] for _, index in found]
-        return MaskRows([row for row, _ in found], b"".join(kept), self._vocab_size, self._device)
-
     def apply(self, logits: torch.Tensor, *, native: bool = False) -> None:
         """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place.
 
