@@ -79,7 +79,8 @@ class WorkerFrontend:
         self.latency = WorkerLatency()
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
-        self._load = LoadSnapshot()
+        self.load = LoadSnapshot()
+        """How busy the worker is; all zero while it is loading."""
         self._traces = traces
         self._reserved = InFlightSubmits()
         self._attachments: dict[str, Attachment] = {}
@@ -103,11 +104,6 @@ class WorkerFrontend:
         """Watches the engine's steps; None while it does not run."""
         self._ready = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
-
-    @property
-    def load(self) -> LoadSnapshot:
-        """How busy the worker is; all zero while it is loading."""
-        return self._load
 
     def open(self) -> str:
         """Makes the private directory and the sockets in it for the current epoch; its path.
@@ -222,7 +218,7 @@ class WorkerFrontend:
         self.info = None
         self._ready.clear()
         self._mirror = CacheMirror()
-        self._load = LoadSnapshot()
+        self.load = LoadSnapshot()
         self._reserved = InFlightSubmits()
         self._watchdog = None
 
@@ -262,7 +258,7 @@ class WorkerFrontend:
         if self._grammars is None:
             self._grammars = GrammarService(info)
         self._grammars.engine_changed()
-        self._load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
+        self.load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
         self._processes = RankProcesses(info.processes)
         self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.glance)
         if self._engine is not None and self._admission_change.given:
@@ -273,7 +269,7 @@ class WorkerFrontend:
             attachment.put(snapshot)
 
     def _apply(self, report: StepReport) -> None:
-        self._load = self._reserved.added_to(report.load)
+        self.load = self._reserved.added_to(report.load)
         self.latency.take(report)
         if self._traces is not None:
             for changes in report.deltas.values():
@@ -284,7 +280,7 @@ class WorkerFrontend:
         for gateway_id, attachment in self._attachments.items():
             deltas = report.deltas.get(gateway_id)
             if deltas or report.block_events:
-                attachment.put_step(self.epoch, deltas or [], report.block_events, self._load)
+                attachment.put_step(self.epoch, deltas or [], report.block_events, self.load)
                 if attachment.num_pending_events > MAX_PENDING_EVENTS:
                     stalled.append(gateway_id)
         for gateway_id in stalled:
@@ -293,22 +289,21 @@ class WorkerFrontend:
 
     def _handed(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
         """Rank 0 has been sent submits; the last of them has this ordinal."""
-        self._reserve(submits, last_ordinal)
         self._num_handed = last_ordinal
-        if submits and self._watchdog is not None:
-            self._watchdog.handed(last_ordinal)
+        if submits:
+            self._reserve(submits, last_ordinal)
+            if self._watchdog is not None:
+                self._watchdog.handed(last_ordinal)
         if self._traces is not None:
             self._traces.handed(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
         """Tells the other gateways at once, so that they do not choose this worker as well."""
-        if not submits:
-            return
         self._reserved.add(submits, last_ordinal)
-        self._load = self._reserved.added_to(self._load)
+        self.load = self._reserved.added_to(self.load)
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
-                attachment.put_step(self.epoch, [], [], self._load)
+                attachment.put_step(self.epoch, [], [], self.load)
 
     def _refusals(
         self, batch: SubmitBatch, hopeless: Collection[str], info: EngineInfo | None
@@ -335,7 +330,7 @@ class WorkerFrontend:
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
         else:
-            return reject_early(submit, self.info, self._load, num_handed)
+            return reject_early(submit, self.info, self.load, num_handed)
         return Rejection(
             request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
         )
@@ -355,7 +350,7 @@ class WorkerFrontend:
             epoch=self.epoch,
             info=self.info,
             blocks=self._mirror.chains(),
-            load=self._load,
+            load=self.load,
         )
 
     async def _send_heartbeats(self) -> None:
@@ -365,7 +360,7 @@ class WorkerFrontend:
             if self._pulse is not None:
                 self._pulse.beat()
             for attachment in self._attachments.values():
-                attachment.put_step(self.epoch, [], [], self._load)
+                attachment.put_step(self.epoch, [], [], self.load)
             now = clock()
             # While this process stood still, what the engine says could not be read.
             self._watch(min(now - last, 2 * HEARTBEAT_S))

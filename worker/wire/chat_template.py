@@ -87,7 +87,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _tojson
     helpers: dict[str, Callable[..., Any]] = {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
     }
     environment.globals.update(helpers)
     return environment
@@ -108,7 +108,3 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

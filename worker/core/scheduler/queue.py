@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from math import inf
+from operator import attrgetter
 
 from worker.core.request import Request
 from worker.core.scheduler.fairness import TenantService
@@ -164,7 +165,7 @@ class _Level:
     def add(self, request: Request, *, resumed: bool) -> None:
         self.members[request.request_id] = request
         if resumed:
-            insort(self.resumed, request, key=_arrival)
+            insort(self.resumed, request, key=attrgetter("arrival"))
         else:
             waiting = self.by_tenant.get(request.tenant)
             if waiting is None:
@@ -181,7 +182,3 @@ class _Level:
 
     def is_resumed(self, request: Request) -> bool:
         return request in self.resumed
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival

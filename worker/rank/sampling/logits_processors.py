@@ -101,7 +101,7 @@ class TokenMaskTable:
                 found.append((one.sample, 2 * one.slot + is_late))
         if not found:
             return None
-        rows, mask_rows = to_device(torch.tensor(found).T.contiguous(), self._device).unbind()
+        rows, mask_rows = _columns(found, self._device)
         return TokenMaskRows(rows=rows, mask_rows=mask_rows)
 
     def apply(self, logits: torch.Tensor, rows: TokenMaskRows) -> None:
@@ -170,8 +170,7 @@ class TokenEditTable:
         ]
         if not found:
             return None
-        columns = to_device(torch.tensor(found).T.contiguous(), self._device)
-        rows, slots, cells, num_output = columns.unbind()
+        rows, slots, cells, num_output = _columns(found, self._device)
         return EditRows(rows=rows, slots=slots, cells=cells, num_output=num_output)
 
     def apply(self, logits: torch.Tensor, rows: EditRows, token_pool: torch.Tensor) -> None:
@@ -251,6 +250,11 @@ class PenaltyTable:
         return self._in_prompt, self._counts
 
 
+def _columns(rows: Sequence[tuple[float, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Rows of numbers as columns [n] on the device: int64, or fp32 where they are floats."""
+    return to_device(torch.tensor(rows).T.contiguous(), device).unbind()
+
+
 def _pack(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
     padded = np.pad(flags, (0, -len(flags) % _WORD))
     return np.packbits(padded, bitorder="little").view("<i4")
@@ -276,21 +280,11 @@ def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> 
     found = [one for one in sampled if penalizes(one.params)]
     if not found:
         return None
-    layout = torch.tensor(
-        [(one.sample, one.slot, one.end, one.num_drafts) for one in found]
-    ).T.contiguous()
-    strengths = torch.tensor(
-        [
-            (
-                one.params.frequency_penalty,
-                one.params.presence_penalty,
-                one.params.repetition_penalty,
-            )
-            for one in found
-        ]
-    ).T.contiguous()
-    rows, slots, ends, num_drafts = to_device(layout, device).unbind()
-    frequency, presence, repetition = to_device(strengths, device).unbind()
+    layout = [(one.sample, one.slot, one.end, one.num_drafts) for one in found]
+    rows, slots, ends, num_drafts = _columns(layout, device)
+    asked = [one.params for one in found]
+    strengths = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in asked]
+    frequency, presence, repetition = _columns(strengths, device)
     return PenaltyRows(
         rows=rows,
         slots=slots,
