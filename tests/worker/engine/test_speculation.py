@@ -155,8 +155,8 @@ def test_nothing_is_computed_behind_the_end_of_a_request() -> None:
             step = place(plan)
             if step is not None:
                 num_speculative[0] += sum(isinstance(row, DraftRow) for row in plan.rows)
-                num_speculative[1] += sum(isinstance(row, DraftRow) for row in step.rows)
-                assert (NO_ROW in step.row_of) == (len(step.rows) < len(plan.rows))
+                num_speculative[1] += sum(isinstance(row, DraftRow) for row in step.plan.rows)
+                assert (NO_ROW in step.row_of) == (len(step.plan.rows) < len(plan.rows))
             return step
 
         drafter.place = counting  # type: ignore[method-assign]

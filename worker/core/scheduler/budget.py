@@ -55,24 +55,15 @@ class StepBudget:
             max_requests: most that may be admitted.
             above: tokens that more urgent prompts under way could use.
         """
-        if not self._chunked:
-            tokens = self._prompts - sum(needs)
-            alone = 0 if needs else self._rest
-            return StepHeadroom(
-                tokens=max(tokens, 0),
-                most=self._prompts,
-                alone=alone,
-                requests=max_requests,
-                chunked=False,
-            )
-        tokens = max(self._prompts - above, 0)
-        most = self._most(tokens)
+        if self._chunked:
+            room, alone = max(self._prompts - above, 0), 0
+            most = self._most(room)
+            tokens = room - min(sum(needs), most)
+        else:
+            most, alone = self._prompts, 0 if needs else self._rest
+            tokens = max(most - sum(needs), 0)
         return StepHeadroom(
-            tokens=tokens - min(sum(needs), most),
-            most=most,
-            alone=0,
-            requests=max_requests,
-            chunked=True,
+            tokens=tokens, most=most, alone=alone, requests=max_requests, chunked=self._chunked
         )
 
     def allot(

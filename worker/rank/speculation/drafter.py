@@ -53,8 +53,8 @@ class DraftedStep:
 
     def masked_drafts(self, source: Plan) -> list[list[int]]:
         """Drafts of each of the masked rows of the Plan as it came."""
-        guesses = iter(self.guesses)
-        drafts = [next(guesses).drafts if isinstance(row, DraftRow) else [] for row in self.rows]
+        guesses, computed = iter(self.guesses), self.plan.rows
+        drafts = [next(guesses).drafts if isinstance(row, DraftRow) else [] for row in computed]
         rows = self._sampling_rows(source)
         return [drafts[rows[sample]] if rows[sample] != NO_ROW else [] for sample in source.masked]
 
@@ -67,7 +67,7 @@ class DraftedStep:
                 here there is one too.
             size: bytes of a mask.
         """
-        first_draws = [0, *itertools.accumulate(row.num_draws for row in self.rows)]
+        first_draws = [0, *itertools.accumulate(row.num_draws for row in self.plan.rows)]
         rows = self._sampling_rows(source)
         draws: list[int] = []
         kept: list[bytes] = []
@@ -81,11 +81,6 @@ class DraftedStep:
                 kept.append(masks[at * size : (at + count) * size])
             at += count
         return draws, b"".join(kept)
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """As they are computed."""
-        return self.plan.rows
 
     def _sampling_rows(self, source: Plan) -> list[int]:
         """By row of the Plan as it came that draws: the row here, or NO_ROW."""
@@ -153,7 +148,7 @@ class Drafter:
                 slots, newest = rows.placement.slots, rows.placement.newest
                 self._newest.index_copy_(0, slots, newest + acceptance.counts)
         return AcceptedTokens(
-            rows=step.rows,
+            rows=step.plan.rows,
             row_of=step.row_of,
             acceptance=acceptance,
         )
@@ -281,7 +276,7 @@ class Drafter:
         slots: list[int] = []
         newest: list[int] = []
         draw = 0
-        for row in step.rows:
+        for row in step.plan.rows:
             if isinstance(row, DraftRow):
                 guesses, count = next(found)
                 slots.append(row.slot)
