@@ -148,7 +148,8 @@ class Gateway:
         """This gateway's own metrics as Prometheus text."""
         sources = [Source(name, model.stats, model.fleet) for name, model in self._models.items()]
         created = float(self.created) if content_type == OPENMETRICS else None
-        return render(GatewayCollector(self.gateway_id, sources, self.http, created), content_type)
+        collector = GatewayCollector(self.gateway_id, sources, self.http, created)
+        return render(collector.collect(), content_type)
 
     async def _load_aside(self, route: ModelRoute) -> ServedModel:
         return await self.pool.run(partial(self._load, route), size=0)

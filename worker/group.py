@@ -30,7 +30,7 @@ from worker.front.pulse import Pulse
 from worker.front.server import WorkerFrontend
 from worker.front.traces import WorkerTraces
 from worker.memory import freeze_gc, trim_regularly
-from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
 from worker.models.config import load_model_config
@@ -197,8 +197,7 @@ class WorkerGroup:
         view = WorkerView(
             self._model_name, front.worker_id, front.epoch, front.info, front.load, front.latency
         )
-        collector = WorkerCollector(lambda: view, vllm_names=self._vllm_names)
-        return render(collector, content_type)
+        return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
         """Where a gateway on that node reaches this worker without Serve."""

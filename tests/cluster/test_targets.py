@@ -55,7 +55,7 @@ def test_wanted_and_ready_workers_are_metrics() -> None:
     stats = ModelStats()
     stats.workers = WorkerTarget(7, 0, 9)
     gateway = GatewayCollector("g", [Source("m", stats, Fleet())], HttpStats())
-    text = render(gateway, content_type_for(""))
+    text = render(gateway.collect(), content_type_for(""))
     values = {s.name: s.value for family in parse(text.decode()) for s in family.samples}
     names = ("wanted", "ready", "min", "max")
     assert [values[f"rayfleet_num_workers_{name}"] for name in names] == [7, 0, 0, 9]

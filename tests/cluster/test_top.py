@@ -22,7 +22,7 @@ from cluster.cli.main import build_parser
 from cluster.cli.top import MODEL_HEADS, WORKER_HEADS, FleetWatch, TopOptions, page
 from tests.support.router.rig import Rig, build_checkpoint
 from tests.support.worker.played_engine import INFO
-from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
 from worker.wire.exposition import TEXT, render
 from worker.wire.host_cache import HostCacheTotals
@@ -50,7 +50,7 @@ def scrape_of(
     for seconds in firsts:
         latency.first_token.observe(seconds)
     view = WorkerView("demo", "w", 1, info, load, latency)
-    text = render(WorkerCollector(lambda: view), TEXT).decode()
+    text = render(worker_metrics(view), TEXT).decode()
     return Scrape(at, [text, text])  # two nodes may tell of the same worker
 
 

@@ -26,7 +26,7 @@ from tests.support.deploy.promql import (
     rule_queries,
     selectors,
 )
-from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
 from worker.metrics.node import NodeMetrics
 from worker.wire.exposition import merge, render
@@ -48,8 +48,8 @@ def own(content_type: str) -> bytes:
     stats.slo[4, "interactive", True] = 1
     gateway = GatewayCollector("g", [Source("m", stats, fleet)], HttpStats())
     view = WorkerView("m", "w", 1, INFO, LoadSnapshot(), WorkerLatency())
-    worker = WorkerCollector(lambda: view)
-    return merge([render(gateway, content_type), render(worker, content_type)], content_type)
+    families = gateway.collect(), worker_metrics(view)
+    return merge([render(own, content_type) for own in families], content_type)
 
 
 async def test_every_query_is_of_a_family_that_there_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cluster.cli import fleet_rates
 from router.page.routes import CONTENT_TYPES
 from tests.support.paths import ROOT
 from tests.support.worker.played_engine import INFO
-from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
 from worker.wire.exposition import TEXT, render
 from worker.wire.messages import LoadSnapshot
@@ -98,7 +98,7 @@ async def test_metrics_that_the_page_and_top_read_are_told(rig: Any) -> None:
     await rig.start()
     await rig.chat(slo={"ttft_ms": 60000})
     view = WorkerView("stub", "w", 1, INFO, LoadSnapshot(), WorkerLatency())
-    own = render(WorkerCollector(lambda: view), TEXT).decode()
+    own = render(worker_metrics(view), TEXT).decode()
     told = set(re.findall(r"^(rayfleet_\w+)", (await rig.client.get("/metrics")).text + own, re.M))
     missing = {name for name in read if not {name, f"{name}_bucket"} & told}
     assert not missing

@@ -12,7 +12,6 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
-from prometheus_client.registry import Collector
 
 from worker.metrics.host_cache import host_cache_metrics
 from worker.metrics.latency import WorkerLatency, latency_metrics
@@ -97,8 +96,8 @@ _PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_per
 """What the Gateway API's model server protocol asks for, besides the cache's configuration."""
 
 
-class WorkerCollector(Collector):
-    """Yields all families of one worker; what it does not do counts as 0.
+def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Metric]:
+    """All families of one worker as they stand; what it does not do counts as 0.
 
     Counters of the engine begin anew with each rank group, which `worker_rebuilds` counts.
 
@@ -106,40 +105,32 @@ class WorkerCollector(Collector):
         view: what is known of the worker.
         vllm_names: whether the model server protocol's families come as `vllm:`, too.
     """
-
-    def __init__(self, view: Callable[[], WorkerView], *, vllm_names: bool = False) -> None:
-        self._view = view
-        self._vllm_names = vllm_names
-
-    def collect(self) -> Iterator[Metric]:
-        """The families as they stand, for prometheus_client."""
-        view = self._view()
-        labels, load = [view.model_name, view.worker_id], view.load
-        for name, (text, read) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"rayfleet_{name}", text, labels=LABELS)
-            gauge.add_metric(labels, read(view))
-            yield gauge
-        yield _cache_config("rayfleet_cache_config", view)
-        if self._vllm_names:
-            yield from _under_vllm_names(view)
-        yield from (_engine(view), _startup(view))
-        yield from latency_metrics(labels, view.latency)
-        for name, (text, count) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"rayfleet_{name}", text, labels=LABELS)
-            counter.add_metric(labels, count(view))
-            yield counter
-        for name, (text, total) in _BLOCKS.items():
-            totals = CounterMetricFamily(f"rayfleet_diffusion_{name}", text, labels=LABELS)
-            totals.add_metric(labels, total(load.blocks or BlockTotals()))
-            yield totals
-        times = load.step_times
-        for name, (text, seconds) in _STEP_PHASES.items():
-            phase = SummaryMetricFamily(f"rayfleet_step_{name}_seconds", text, labels=LABELS)
-            phase.add_metric(labels, times.num_steps, seconds(times))
-            yield phase
-        yield from speculation_metrics(labels, load.speculation or SpeculationTotals.of(0))
-        page_size = 0 if view.info is None else view.info.page_size
-        yield from host_cache_metrics(labels, load.host_cache or HostCacheTotals(), page_size)
+    labels, load = [view.model_name, view.worker_id], view.load
+    for name, (text, read) in _GAUGES.items():
+        gauge = GaugeMetricFamily(f"rayfleet_{name}", text, labels=LABELS)
+        gauge.add_metric(labels, read(view))
+        yield gauge
+    yield _cache_config("rayfleet_cache_config", view)
+    if vllm_names:
+        yield from _under_vllm_names(view)
+    yield from (_engine(view), _startup(view))
+    yield from latency_metrics(labels, view.latency)
+    for name, (text, count) in _COUNTERS.items():
+        counter = CounterMetricFamily(f"rayfleet_{name}", text, labels=LABELS)
+        counter.add_metric(labels, count(view))
+        yield counter
+    for name, (text, total) in _BLOCKS.items():
+        totals = CounterMetricFamily(f"rayfleet_diffusion_{name}", text, labels=LABELS)
+        totals.add_metric(labels, total(load.blocks or BlockTotals()))
+        yield totals
+    times = load.step_times
+    for name, (text, seconds) in _STEP_PHASES.items():
+        phase = SummaryMetricFamily(f"rayfleet_step_{name}_seconds", text, labels=LABELS)
+        phase.add_metric(labels, times.num_steps, seconds(times))
+        yield phase
+    yield from speculation_metrics(labels, load.speculation or SpeculationTotals.of(0))
+    page_size = 0 if view.info is None else view.info.page_size
+    yield from host_cache_metrics(labels, load.host_cache or HostCacheTotals(), page_size)
 
 
 def _share_in_use(load: LoadSnapshot) -> float:

@@ -18,15 +18,14 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from worker.metrics.process import LoopLag, ProcessCollector
+from worker.metrics.process import LoopLag, process_metrics
 from worker.wire.exposition import content_type_for, merge, render
 
 if TYPE_CHECKING:
@@ -119,12 +118,12 @@ class NodeMetrics:
         texts = [answer for answer in answers if answer is not None]
         num_silent = sum(answer == b"" for answer in answers)
         own = self._render(content_type)
-        node = render(_NodeCollector(len(texts) - num_silent + 1, num_silent), content_type)
+        node = render([_processes(len(texts) - num_silent + 1, num_silent)], content_type)
         return merge([own, *texts, node], content_type), content_type
 
     def _render(self, content_type: str) -> bytes:
         lag = None if self._lag is None else self._lag.histogram
-        process = render(ProcessCollector(self._process, lag), content_type)
+        process = render(process_metrics(self._process, lag), content_type)
         return merge([self._own(content_type), process], content_type)
 
     async def _ask(self, path: Path, content_type: str) -> bytes | None:
@@ -182,19 +181,15 @@ class NodeMetrics:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-class _NodeCollector(Collector):
-    def __init__(self, num_answered: int, num_silent: int) -> None:
-        self._states = {"answered": num_answered, "silent": num_silent}
-
-    def collect(self) -> Iterator[Metric]:
-        processes = GaugeMetricFamily(
-            "rayfleet_node_processes",
-            "Processes of this node, by whether they answered this scrape.",
-            labels=["state"],
-        )
-        for state, count in self._states.items():
-            processes.add_metric([state], count)
-        yield processes
+def _processes(num_answered: int, num_silent: int) -> Metric:
+    processes = GaugeMetricFamily(
+        "rayfleet_node_processes",
+        "Processes of this node, by whether they answered this scrape.",
+        labels=["state"],
+    )
+    processes.add_metric(["answered"], num_answered)
+    processes.add_metric(["silent"], num_silent)
+    return processes
 
 
 def _make_private(directory: Path) -> None:

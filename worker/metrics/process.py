@@ -19,7 +19,6 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
 from worker.wire.exposition import Histogram
 
@@ -59,43 +58,34 @@ class LoopLag:
         return due
 
 
-class ProcessCollector(Collector):
-    """Yields the families that every process has, under the label `process`.
+def process_metrics(process: str, lag: Histogram | None = None) -> Iterator[Metric]:
+    """The families that every process has, under the label `process`.
 
     Args:
         process: its name.
         lag: of its event loop; None where it has none.
     """
-
-    def __init__(self, process: str, lag: Histogram | None = None) -> None:
-        self._process = process
-        self._lag = lag
-
-    def collect(self) -> Iterator[Metric]:
-        """The families as they stand, for prometheus_client."""
-        labels = ["process"]
-        build = InfoMetricFamily("rayfleet_build", "What the process runs.", labels=labels)
-        versions = {f"{name}_version": version_of(name) for name in ("ray", "torch")}
-        python = {"python_version": platform.python_version()}
-        build.add_metric([self._process], {"version": version_of("rayfleet"), **python, **versions})
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = CounterMetricFamily(
-            "rayfleet_process_cpu_seconds", "Time on a processor.", labels=labels
+    labels = ["process"]
+    build = InfoMetricFamily("rayfleet_build", "What the process runs.", labels=labels)
+    versions = {f"{name}_version": version_of(name) for name in ("ray", "torch")}
+    python = {"python_version": platform.python_version()}
+    build.add_metric([process], {"version": version_of("rayfleet"), **python, **versions})
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = CounterMetricFamily("rayfleet_process_cpu_seconds", "Time on a processor.", labels=labels)
+    cpu.add_metric([process], used.ru_utime + used.ru_stime)
+    memory = GaugeMetricFamily(
+        "rayfleet_process_resident_memory_bytes", "Resident memory.", labels=labels
+    )
+    memory.add_metric([process], psutil.Process().memory_info().rss)
+    yield from (build, cpu, memory)
+    if lag is not None:
+        late = HistogramMetricFamily(
+            "rayfleet_event_loop_lag_seconds",
+            "How long what is due waits for the event loop.",
+            labels=labels,
         )
-        cpu.add_metric([self._process], used.ru_utime + used.ru_stime)
-        memory = GaugeMetricFamily(
-            "rayfleet_process_resident_memory_bytes", "Resident memory.", labels=labels
-        )
-        memory.add_metric([self._process], psutil.Process().memory_info().rss)
-        yield from (build, cpu, memory)
-        if self._lag is not None:
-            late = HistogramMetricFamily(
-                "rayfleet_event_loop_lag_seconds",
-                "How long what is due waits for the event loop.",
-                labels=labels,
-            )
-            late.add_metric([self._process], self._lag.cumulative(), self._lag.total)
-            yield late
+        late.add_metric([process], lag.cumulative(), lag.total)
+        yield late
 
 
 @cache

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from worker.metrics.node import NodeMetrics
 from worker.wire.exposition import render
@@ -50,33 +49,25 @@ def answer_scrapes(rank: int, memory: DeviceMemory) -> None:
 
 
 async def _serve(rank: int, owner: RankOwner, memory: DeviceMemory) -> None:
-    collector = DeviceCollector(rank, owner, memory)
-    process = f"rank {rank} of worker {owner.worker_id}"
     metrics = NodeMetrics(
-        process, lambda kind: render(collector, kind), owner.directory, watch_loop=False
+        f"rank {rank} of worker {owner.worker_id}",
+        lambda content_type: render(device_metrics(rank, owner, memory), content_type),
+        owner.directory,
+        watch_loop=False,
     )
     await metrics.open()
     await asyncio.Event().wait()
 
 
-class DeviceCollector(Collector):
-    """Yields the memory of one rank's device; other processes' use of it counts, too."""
-
-    def __init__(self, rank: int, owner: RankOwner, memory: DeviceMemory) -> None:
-        self._labels = [owner.model_name, owner.worker_id, str(rank)]
-        self._memory = memory
-
-    def collect(self) -> Iterator[Metric]:
-        """The families as they stand, for prometheus_client."""
-        free, total = self._memory()
-        for name, text, value in (
-            ("used", "Bytes in use on the rank's GPU, whoever uses them.", total - free),
-            ("total", "Bytes of the rank's GPU.", total),
-        ):
-            gauge = GaugeMetricFamily(
-                f"rayfleet_gpu_memory_{name}_bytes",
-                text,
-                labels=["model_name", "worker_id", "rank"],
-            )
-            gauge.add_metric(self._labels, value)
-            yield gauge
+def device_metrics(rank: int, owner: RankOwner, memory: DeviceMemory) -> Iterator[Metric]:
+    """The memory of one rank's device; other processes' use of it counts, too."""
+    free, total = memory()
+    for name, text, value in (
+        ("used", "Bytes in use on the rank's GPU, whoever uses them.", total - free),
+        ("total", "Bytes of the rank's GPU.", total),
+    ):
+        gauge = GaugeMetricFamily(
+            f"rayfleet_gpu_memory_{name}_bytes", text, labels=["model_name", "worker_id", "rank"]
+        )
+        gauge.add_metric([owner.model_name, owner.worker_id, str(rank)], value)
+        yield gauge

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,7 +54,7 @@ def content_type_for(accept: str) -> str:
     return OPENMETRICS if "application/openmetrics-text" in accept else TEXT
 
 
-def render(collector: Collector, content_type: str) -> bytes:
+def render(families: Iterable[Metric], content_type: str) -> bytes:
     """One process's metrics.
 
     prometheus_client writes the same text in up to four times as long, for which an event loop that
@@ -62,7 +62,7 @@ def render(collector: Collector, content_type: str) -> bytes:
     """
     openmetrics = content_type == OPENMETRICS
     lines: list[str] = []
-    for family in collector.collect():
+    for family in families:
         name, kind = family.name, family.type
         if not openmetrics and kind == "counter":
             name = f"{name}_total"

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from tests.support.router.rig import Rig
 from tests.support.router.stub_worker import StubWorker
-from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
 from worker.wire.exposition import TEXT, render
 
@@ -102,7 +102,7 @@ def told_with_workers(rig: Rig) -> None:
     def told_by(worker: StubWorker) -> bytes:
         load = worker.load()
         view = WorkerView("stub", worker.worker_id, 1, worker.info, load, WorkerLatency())
-        return render(WorkerCollector(lambda: view), TEXT)
+        return render(worker_metrics(view), TEXT)
 
     async def gather(_: str) -> tuple[bytes, str]:
         return b"".join([rig.gateway.metrics(TEXT), *map(told_by, rig.workers)]), TEXT

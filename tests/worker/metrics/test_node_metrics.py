@@ -23,7 +23,7 @@ from worker.wire.exposition import OPENMETRICS, TEXT, merge, render
 def own(worker: str, value: float = 1.0) -> Callable[[str], bytes]:
     counter = Counter("work", "Work\ndone.", ["worker"], registry=None)
     counter.labels(worker).inc(value)
-    return lambda content_type: render(counter, content_type)
+    return lambda content_type: render(counter.collect(), content_type)
 
 
 @asynccontextmanager

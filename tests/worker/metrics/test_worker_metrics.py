@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from tests.support.worker.played_engine import INFO
-from worker.metrics.collector import WorkerCollector, WorkerView
+from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
 from worker.wire.diffusion import BlockTotals
 from worker.wire.exposition import TEXT, render
@@ -20,7 +20,7 @@ from worker.wire.times import FirstTokenTimes, StepTimes
 def samples(info: EngineInfo | None, load: LoadSnapshot) -> dict[str, float]:
     """Values by name; all have the worker's labels."""
     view = WorkerView("demo", "w", 3, info, load, WorkerLatency())
-    text = render(WorkerCollector(lambda: view), TEXT).decode()
+    text = render(worker_metrics(view), TEXT).decode()
     assert "vllm:" not in text, "unless asked for"
     found = {}
     for family in parse(text):
@@ -61,7 +61,7 @@ def test_gauges_of_the_model_server_protocol_and_of_autoscaling() -> None:
     assert found["worker_ready"] == 1
     assert found["worker_rebuilds_total"] == 2
     view = WorkerView("demo", "w", 1, INFO, load, WorkerLatency())
-    text = render(WorkerCollector(lambda: view, vllm_names=True), TEXT).decode()
+    text = render(worker_metrics(view, vllm_names=True), TEXT).decode()
     pages = 'num_cpu_blocks="0",num_gpu_blocks="32"'
     config = f'{{block_size="4",model_name="demo",{pages},worker_id="w"}} 1.0'
     own = '{model_name="demo",worker_id="w"}'
@@ -104,7 +104,7 @@ def test_a_worker_reports_how_long_its_steps_and_first_tokens_take() -> None:
     latency.take(report(2, 40.0, StepShape(1, prefill_tokens=64, decode_rows=3)))  # no new step
     latency.take(report(3, 12.0, StepShape(2, decode_rows=4), later))
     view = WorkerView("demo", "w", 1, INFO, LoadSnapshot(), latency)
-    text = render(WorkerCollector(lambda: view), TEXT).decode()
+    text = render(worker_metrics(view), TEXT).decode()
     found = {
         (s.name, s.labels.get("kind")): s.value
         for family in parse(text)
@@ -129,7 +129,7 @@ def test_a_worker_reports_what_it_has_loaded_and_what_that_took() -> None:
     )
     for known in (info, None):
         view = WorkerView("demo", "w", 1, known, LoadSnapshot(), WorkerLatency())
-        text = render(WorkerCollector(lambda view=view: view), TEXT).decode()
+        text = render(worker_metrics(view), TEXT).decode()
         found = {s.name: s.labels for family in parse(text) for s in family.samples}
         if known is None:
             assert "rayfleet_engine_info" not in found

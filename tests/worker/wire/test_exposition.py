@@ -49,14 +49,14 @@ def test_text_is_what_prometheus_client_writes(content_type, theirs, created) ->
     collector = Everything(created)
     registry = CollectorRegistry()
     registry.register(collector)
-    own = render(collector, content_type)
+    own = render(collector.collect(), content_type)
     assert own.decode() == theirs(registry).decode()
     assert merge([own], content_type) == own
 
 
 def test_the_older_format_has_no_created_samples() -> None:
-    assert b"_created" not in render(Everything(1.5), TEXT)
-    assert b"c_created" in render(Everything(1.5), OPENMETRICS)
+    assert b"_created" not in render(Everything(1.5).collect(), TEXT)
+    assert b"c_created" in render(Everything(1.5).collect(), OPENMETRICS)
 
 
 def test_the_scraper_chooses_the_format() -> None:
