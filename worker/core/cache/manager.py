@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from worker.core.cache.blocks import BlockPool
 from worker.core.cache.host import HostPool
-from worker.core.cache.lease import Lease
-from worker.core.cache.match import Match
+from worker.core.cache.lease import Lease, Match
 from worker.core.cache.pool import FencedPool
 from worker.core.cache.radix import RadixTree
 from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool

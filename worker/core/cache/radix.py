@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from worker.core.cache.fence import Fence
 from worker.core.cache.host import HostPool
+from worker.core.cache.lease import Match
 from worker.core.cache.leaves import Leaves
-from worker.core.cache.match import Match
 from worker.core.cache.node import Node
 from worker.core.cache.radix_checks import check_locks, check_node
 from worker.wire.blocks import TOKEN_BYTES, block_hashes, root_hash

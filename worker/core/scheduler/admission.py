@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worker.core.cache.lease import Lease
-from worker.core.cache.match import Match
+from worker.core.cache.lease import Lease, Match
 from worker.core.request import Request, RequestState
 from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.lifecycle import Lifecycle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.core.cache.host import HostPool
-from worker.core.cache.match import Match
+from worker.core.cache.lease import Match
 from worker.core.request import Request
 from worker.core.step_forecast import StepForecast
 from worker.wire.host_cache import HostCachePolicy

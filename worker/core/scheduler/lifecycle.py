@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from worker.core.cache.lease import Lease
-from worker.core.cache.match import Match
+from worker.core.cache.lease import Lease, Match
 from worker.core.request import Request, RequestState
 from worker.core.scheduler.finish import stop_reason
 from worker.core.scheduler.state import SchedulerState

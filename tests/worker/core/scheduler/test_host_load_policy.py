@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from worker.core.cache.host import HostPool
-from worker.core.cache.match import Match
+from worker.core.cache.lease import Match
 from worker.core.cache.node import Node
 from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.step_forecast import StepForecast
