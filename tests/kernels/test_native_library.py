@@ -69,11 +69,22 @@ def library_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str],
     library.cache_clear()
 
 
+def _has_tiles() -> bool:
+    """Whether the processor has tiles, and the kernel lets this process use them."""
+    if platform.machine() != "x86_64" or "amx_bf16" not in build.processor():
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
 @pytest.mark.parametrize(
     ("processor", "dtype", "effort"),
     [
         ("AVX2", torch.float32, "-O1"),
-        ("AMX", torch.bfloat16, "-O1"),
+        pytest.param(
+            *("AMX", torch.bfloat16, "-O1"),
+            marks=pytest.mark.skipif(_has_tiles(), reason="all tests run on this one's tiles"),
+        ),
         pytest.param("AVX512_CORE", torch.bfloat16, "-O3", marks=pytest.mark.long),
         pytest.param("AVX2", torch.float32, "-O3", marks=pytest.mark.long),
         pytest.param("AVX2", torch.bfloat16, "-O3", marks=pytest.mark.long),
@@ -96,14 +107,6 @@ def test_it_runs_on_other_processors(
         test_products(dtype, n, k)
     test_prefill_then_decode_equals_torch(dtype, True)
     test_rows_chunks_and_threads_change_no_bit(dtype)
-
-
-def _has_tiles() -> bool:
-    """Whether the processor has tiles, and the kernel lets this process use them."""
-    if platform.machine() != "x86_64" or "amx_bf16" not in build.processor():
-        return False
-    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 @pytest.mark.skipif(not _has_tiles(), reason="this processor has no tiles, or nobody may use them")
