@@ -11,7 +11,6 @@ from worker.models.checkpoint import positive_integer
 from worker.models.family import (
     ModelFamily,
     RawConfig,
-    no_windows,
     one_window,
     windows_by_layer,
     with_alpha,
@@ -98,7 +97,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         },
         keys=words("attention_bias mlp_bias"),
         neutral={"hidden_act": ("relu2",)},
-        windows=no_windows,
     ),
     "ApertusForCausalLM": ModelFamily(
         model_types=("apertus",),
@@ -120,7 +118,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         keys=frozenset({"attention_bias"}),
         neutral={"hidden_act": ("xielu",), "qk_norm": (True,)},
         qk_norm=True,
-        windows=no_windows,
     ),
     "HeliumForCausalLM": ModelFamily(
         model_types=("helium",),
@@ -135,7 +132,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         },
         keys=words("attention_bias mlp_bias"),
         output_bias="",
-        windows=no_windows,
     ),
     "HunYuanDenseV1ForCausalLM": ModelFamily(
         model_types=("hunyuan_v1_dense",),
@@ -148,7 +144,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         keys=words("attention_bias eod_token_id"),
         qk_norm=True,
         translate=with_alpha,
-        windows=no_windows,
     ),
     "IQuestCoderForCausalLM": ModelFamily(
         model_types=("iquestcoder",),
@@ -161,7 +156,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
             "eos_token_id": 2,
         },
         keys=words("attention_bias mlp_bias sliding_window"),
-        windows=no_windows,
     ),
     "InternLMForCausalLM": ModelFamily(
         model_types=("internlm",),
@@ -169,7 +163,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         defaults={"max_position_embeddings": 2048, "bias": True, "eos_token_id": 2},
         qkv_bias_key="bias",
         output_bias="bias",
-        windows=no_windows,
     ),
     "InternLM2ForCausalLM": ModelFamily(
         model_types=("internlm2",),
@@ -177,7 +170,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         defaults={"max_position_embeddings": 2048, "bias": True, "eos_token_id": 2},
         qkv_bias_key="bias",
         output_bias="bias",
-        windows=no_windows,
     ),
     "BaichuanForCausalLM": ModelFamily(
         model_types=("baichuan",),
@@ -185,7 +177,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         defaults={"eos_token_id": 2},
         keys=words("_from_model_config model_max_length z_loss_weight"),
         translate=without_alibi,
-        windows=no_windows,
     ),
     "QWenLMHeadModel": ModelFamily(
         model_types=("qwen",),
@@ -209,7 +200,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         output_bias="has_bias",
         mlp_bias_key="has_bias",
         translate=qwen_sizes,
-        windows=no_windows,
     ),
     "MiMoForCausalLM": ModelFamily(
         model_types=("mimo",),
@@ -243,14 +233,12 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         ),
         keys=words("attention_bias num_experts num_experts_per_tok"),
         translate=with_scales,
-        windows=no_windows,
         parse_moe=parse_minicpm_moe,
     ),
     "OrionForCausalLM": ModelFamily(
         model_types=("orion",),
         implementation="layer_norm:StableLmForCausalLM",
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "eos_token_id": 2},
-        windows=no_windows,
     ),
     "StableLmForCausalLM": ModelFamily(
         model_types=("stablelm",),
@@ -266,7 +254,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         qkv_bias_key="use_qkv_bias",
         output_bias="",
         mlp_bias_key="",
-        windows=no_windows,
     ),
     "Starcoder2ForCausalLM": ModelFamily(
         model_types=("starcoder2",),
@@ -309,7 +296,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         keys=words("attention_bias mlp_bias"),
         neutral={"hidden_act": ("relu2",)},
         translate=renamed(layer_norm_eps="norm_eps"),
-        windows=no_windows,
     ),
     "PhiForCausalLM": ModelFamily(
         model_types=("phi",),
@@ -325,7 +311,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         output_bias="has_bias",
         mlp_bias_key="has_bias",
         translate=lambda raw: {**raw, "has_bias": True},
-        windows=no_windows,
     ),
     "FalconForCausalLM": ModelFamily(
         model_types=("falcon",),
@@ -348,7 +333,6 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         output_bias="bias",
         mlp_bias_key="bias",
         translate=falcon_sizes,
-        windows=no_windows,
     ),
 }
 """By value of `architectures` in config.json."""

@@ -15,7 +15,6 @@ from worker.models.family import (
     ModelFamily,
     linear_by_type,
     no_windowed_types,
-    no_windows,
     one_window,
     rotating_layers,
     wider_full_heads,
@@ -77,7 +76,6 @@ FAMILIES: dict[str, ModelFamily] = {
         implementation="llama:LlamaForCausalLM",
         defaults={"max_position_embeddings": 2048, "eos_token_id": 2},
         keys=frozenset({"attention_bias", "mlp_bias", "sliding_window"}),
-        windows=no_windows,
     ),
     "GraniteForCausalLM": ModelFamily(
         model_types=("granite",),
@@ -85,7 +83,6 @@ FAMILIES: dict[str, ModelFamily] = {
         defaults=GRANITE_DEFAULTS,
         own=GRANITE_OWN,
         keys=frozenset({"attention_bias", "mlp_bias"}),
-        windows=no_windows,
     ),
     "Ministral3ForCausalLM": ModelFamily(
         model_types=("ministral3",),
@@ -119,7 +116,6 @@ FAMILIES: dict[str, ModelFamily] = {
         neutral=QWEN3_5_NEUTRAL,
         qk_norm=True,
         skipped=("mtp.",),
-        windows=no_windows,
         linear_layers=linear_by_type,
     ),
     "InternLM3ForCausalLM": ModelFamily(
@@ -134,7 +130,6 @@ FAMILIES: dict[str, ModelFamily] = {
         qkv_bias_key="qkv_bias",
         output_bias="bias",
         mlp_bias_key="bias",
-        windows=no_windows,
     ),
     "MinistralForCausalLM": ModelFamily(
         model_types=("ministral",),
@@ -153,14 +148,12 @@ FAMILIES: dict[str, ModelFamily] = {
         implementation="glm4:GlmForCausalLM",
         defaults=_GLM_DEFAULTS,
         output_bias="",
-        windows=no_windows,
     ),
     "Glm4ForCausalLM": ModelFamily(
         model_types=("glm4",),
         implementation="glm4:Glm4ForCausalLM",
         defaults=_GLM_DEFAULTS,
         output_bias="",
-        windows=no_windows,
     ),
     "SmolLM3ForCausalLM": ModelFamily(
         model_types=("smollm3",),
@@ -190,7 +183,6 @@ FAMILIES: dict[str, ModelFamily] = {
         },
         keys=frozenset({"attention_out_bias", "mlp_bias", "residual_dropout"}),
         output_bias="attention_out_bias",
-        windows=no_windows,
     ),
     "Olmo2ForCausalLM": ModelFamily(
         model_types=("olmo2",),
@@ -201,7 +193,6 @@ FAMILIES: dict[str, ModelFamily] = {
             "eos_token_id": 50279,
         },
         keys=frozenset({"attention_bias"}),
-        windows=no_windows,
     ),
     "Olmo3ForCausalLM": ModelFamily(
         model_types=("olmo3",),
@@ -233,7 +224,6 @@ FAMILIES: dict[str, ModelFamily] = {
             "hidden_act": ("gelu", "gelu_pytorch_tanh"),  # both mean the latter
             "hidden_activation": ("gelu_pytorch_tanh",),
         },
-        windows=no_windows,
     ),
     "Gemma2ForCausalLM": ModelFamily(
         model_types=("gemma2",),
@@ -350,7 +340,6 @@ FAMILIES: dict[str, ModelFamily] = {
             "rope_theta": 500000.0,
             "eos_token_id": 2,
         },
-        windows=no_windows,
     ),
     "Exaone4ForCausalLM": ModelFamily(
         model_types=("exaone4",),
@@ -374,7 +363,6 @@ FAMILIES: dict[str, ModelFamily] = {
         defaults=_COHERE_DEFAULTS,
         own=("logit_scale",),
         keys=frozenset({"attention_bias", "model_max_length"}),
-        windows=no_windows,
     ),
     "Cohere2ForCausalLM": ModelFamily(
         model_types=("cohere2",),

@@ -73,6 +73,11 @@ _UNKNOWN = (
 )
 
 
+def no_windows(raw: RawConfig) -> tuple[int | None, ...]:
+    """transformers ignores `sliding_window` here."""
+    return (None,) * int(raw["num_hidden_layers"])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSizes:
     """Heads of some layers, where they are not those of the others."""
@@ -128,8 +133,9 @@ class ModelFamily:
     does not tell it; empty where all layers rotate alike."""
     skipped: tuple[str, ...] = ()
     """Beginnings of names of tensors that a checkpoint may hold and nothing here needs."""
-    windows: Callable[[RawConfig], tuple[int | None, ...]]
-    """Per layer, how many tokens one sees, itself included; None for all before it."""
+    windows: Callable[[RawConfig], tuple[int | None, ...]] = no_windows
+    """Per layer, how many tokens one sees, itself included; None for all before it. A family that
+    says nothing has none: where its `keys` lack `sliding_window`, no checkpoint may give one."""
     rotating: Callable[[RawConfig], tuple[bool, ...]] | None = None
     """Per layer, whether queries and keys rotate; None where they do in all, or where the class
     tells by the windows."""
@@ -177,11 +183,6 @@ class ModelFamily:
             else:
                 remedy = _UNKNOWN
             raise ValueError(f"{key} = {_short(value)} in config.json is not supported: {remedy}")
-
-
-def no_windows(raw: RawConfig) -> tuple[int | None, ...]:
-    """transformers ignores `sliding_window` here."""
-    return (None,) * int(raw["num_hidden_layers"])
 
 
 def one_window(raw: RawConfig) -> tuple[int | None, ...]:

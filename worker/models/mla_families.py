@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.models.checkpoint import positive_integer
-from worker.models.family import ROUTER_KEYS, ModelFamily, RawConfig, no_windows, words
+from worker.models.family import ROUTER_KEYS, ModelFamily, RawConfig, words
 from worker.models.moe_config import (
     parse_deepseek_v2_moe,
     parse_glm4_moe,
@@ -81,7 +81,6 @@ MLA_FAMILIES: dict[str, ModelFamily] = {
             "norm_topk_prob": (False,),
         },
         has_latents=True,
-        windows=no_windows,
         parse_moe=parse_deepseek_v2_moe,
     ),
     "DeepseekV3ForCausalLM": ModelFamily(
@@ -92,7 +91,6 @@ MLA_FAMILIES: dict[str, ModelFamily] = {
         neutral=_DEEPSEEK_V3_NEUTRAL,
         has_latents=True,
         skips_next_layers=True,
-        windows=no_windows,
         parse_moe=parse_glm4_moe,
     ),
     "Glm4MoeLiteForCausalLM": ModelFamily(
@@ -118,7 +116,6 @@ MLA_FAMILIES: dict[str, ModelFamily] = {
         neutral=_DEEPSEEK_V3_NEUTRAL,
         has_latents=True,
         skips_next_layers=True,
-        windows=no_windows,
         parse_moe=parse_glm4_moe_lite,
     ),
     "Mistral4ForCausalLM": ModelFamily(
@@ -153,7 +150,6 @@ MLA_FAMILIES: dict[str, ModelFamily] = {
         keys=ROUTER_KEYS | {"qk_head_dim", "partial_rotary_factor"},
         has_latents=True,
         query_beta=True,
-        windows=no_windows,
         parse_moe=parse_mistral4_moe,
     ),
     "LongcatFlashForCausalLM": ModelFamily(
@@ -185,7 +181,6 @@ MLA_FAMILIES: dict[str, ModelFamily] = {
         },
         has_latents=True,
         skipped=("model.mtp.",),
-        windows=no_windows,
         parse_moe=parse_longcat_moe,
         translate=with_half_layers,
     ),

@@ -9,7 +9,6 @@ from worker.models.family import (
     linear_by_type,
     no_other_attention,
     no_windowed_types,
-    no_windows,
     one_window,
     rotating_layers,
     switched_window,
@@ -109,7 +108,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         },
         keys=words("aux_loss_alpha ep_size seq_aux attention_bias"),
         neutral={"moe_layer_freq": (1,), "scoring_func": ("softmax",)},
-        windows=no_windows,
         parse_moe=parse_deepseek_moe,
     ),
     "Glm4MoeForCausalLM": ModelFamily(
@@ -139,7 +137,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         ),
         output_bias="",
         skips_next_layers=True,
-        windows=no_windows,
         parse_moe=parse_glm4_moe,
     ),
     "SolarOpenForCausalLM": ModelFamily(
@@ -164,7 +161,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         },
         keys=ROUTER_KEYS,
         output_bias="",
-        windows=no_windows,
         parse_moe=parse_solar_open_moe,
     ),
     "GraniteMoeForCausalLM": ModelFamily(
@@ -173,7 +169,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         defaults={**GRANITE_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2},
         own=GRANITE_OWN,
         keys=ROUTER_KEYS | {"attention_bias"},
-        windows=no_windows,
         parse_moe=parse_mixtral_moe,
     ),
     "FlexOlmoForCausalLM": ModelFamily(
@@ -188,7 +183,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
             "norm_topk_prob": False,
         },
         keys=ROUTER_KEYS | {"attention_bias", "num_local_experts"},
-        windows=no_windows,
         parse_moe=parse_olmo_moe,
     ),
     "HunYuanMoEV1ForCausalLM": ModelFamily(
@@ -215,7 +209,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         },
         qk_norm=True,
         translate=with_alpha,
-        windows=no_windows,
         parse_moe=parse_hunyuan_moe,
     ),
     "GptOssForCausalLM": ModelFamily(
@@ -276,7 +269,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         keys=words("output_router_logits router_aux_loss_coef num_nextn_predict_layers"),
         neutral={"moe_norm_min": (1e-12,)},
         skipped=("model.mtp_",),
-        windows=no_windows,
         parse_moe=parse_ernie_moe,
     ),
     "Llama4ForCausalLM": ModelFamily(
@@ -402,7 +394,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         keys=_QWEN3_MOE_KEYS - WINDOW_KEYS | {"layer_types", "full_attention_interval"},
         qk_norm=True,
         skipped=("mtp.",),
-        windows=no_windows,
         linear_layers=linear_by_type,
         parse_moe=parse_qwen3_moe,
     ),
@@ -423,7 +414,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         neutral={**QWEN3_5_NEUTRAL, "norm_topk_prob": (True,), "decoder_sparse_step": (1,)},
         qk_norm=True,
         skipped=("mtp.",),
-        windows=no_windows,
         linear_layers=linear_by_type,
         parse_moe=parse_qwen3_5_moe,
     ),
@@ -482,7 +472,6 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
             "moe_router_enable_shared_expert": (True,),
         },
         qk_norm=True,
-        windows=no_windows,
         parse_moe=parse_llada2_moe,
     ),
 }
