@@ -72,22 +72,12 @@ def parse_qwen3_5_moe(raw: dict[str, Any]) -> MoeConfig:
 
 def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of LLaDA 2, whose router is that of Ling 2."""
-    size = int(raw["moe_intermediate_size"])
-    return _checked(
-        MoeConfig(
-            num_experts=int(raw["num_experts"]),
-            num_chosen=int(raw["num_experts_per_tok"]),
-            intermediate_size=size,
-            dense_layers=frozenset(range(int(raw["first_k_dense_replace"]))),
-            normalize=bool(raw["norm_topk_prob"]),
-            sigmoid=True,
-            has_bias=bool(raw["moe_router_enable_expert_bias"]),
-            num_groups=int(raw["n_group"]),
-            num_chosen_groups=int(raw["topk_group"]),
-            scale=float(raw["routed_scaling_factor"]),
-            shared_size=size * int(raw["num_shared_experts"] or 0),
-        )
-    )
+    meant = {
+        "n_routed_experts": raw["num_experts"],
+        "n_shared_experts": raw["num_shared_experts"] or 0,
+    }
+    has_bias = bool(raw["moe_router_enable_expert_bias"])
+    return replace(parse_glm4_moe({**raw, **meant}), has_bias=has_bias)
 
 
 def parse_deepseek_v2_moe(raw: dict[str, Any]) -> MoeConfig:
@@ -200,15 +190,8 @@ def parse_solar_open_moe(raw: dict[str, Any]) -> MoeConfig:
 
 def parse_olmo_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of FlexOlmo, which stand in every layer."""
-    return _checked(
-        MoeConfig(
-            num_experts=int(raw["num_experts"]),
-            num_chosen=int(raw["num_experts_per_tok"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            dense_layers=frozenset(),
-            normalize=bool(raw["norm_topk_prob"]),
-        )
-    )
+    mixtral = parse_mixtral_moe({**raw, "num_local_experts": raw["num_experts"]})
+    return replace(mixtral, normalize=bool(raw["norm_topk_prob"]))
 
 
 def parse_longcat_moe(raw: dict[str, Any]) -> MoeConfig:
@@ -320,17 +303,7 @@ def parse_llama4_moe(raw: dict[str, Any]) -> MoeConfig:
 
 def parse_minimax_m2_moe(raw: dict[str, Any]) -> MoeConfig:
     """The experts of MiniMax-M2, which stand in every layer."""
-    return _checked(
-        MoeConfig(
-            num_experts=int(raw["num_local_experts"]),
-            num_chosen=int(raw["num_experts_per_tok"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            dense_layers=frozenset(),
-            normalize=True,
-            sigmoid=True,
-            has_bias=True,
-        )
-    )
+    return replace(parse_mixtral_moe(raw), sigmoid=True, has_bias=True)
 
 
 def _checked(config: MoeConfig, chosen: str = "num_experts_per_tok") -> MoeConfig:
