@@ -3,24 +3,23 @@ everything and do not; experts that read what a router scales, beside one that e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
 import torch
 
-from kernels import Beside, PackedLinear, Routing, choose_experts, linear, pack_linear_weight
 from worker.models.checkpoint import positive_integer
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.layers import AttentionTraits, GatedMLP
-from worker.models.linear_method import LayerOptions, WeightSlot
+from worker.models.linear_method import LayerOptions
 from worker.models.llama import LlamaLayer
-from worker.models.moe import MoeNames, RoutedExperts, StackedNames, num_joined
+from worker.models.moe import MoeMLP, MoeNames, StackedNames
 from worker.models.moe_config import MoeConfig
 
 
-class Llama4Moe:
+class Llama4Moe(MoeMLP):
     """An expert gets its tokens times the sigmoid of their scores, and what it yields counts fully.
 
     Args:
@@ -29,56 +28,13 @@ class Llama4Moe:
         options: of the rank.
     """
 
-    reads_wide: ClassVar[bool] = True
+    weighs_inputs: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
-        self._options = options
-        num_shared = num_joined(config, moe, options)
-        self._routing = Routing(
-            num_chosen=moe.num_chosen, scoring="sigmoid of chosen", num_always=num_shared
-        )
         stacked = StackedNames(is_transposed=True) if config.quantization is None else None
-        names = MoeNames(shared="shared_expert", stacked=stacked)
-        self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
-        self._shared: GatedMLP | None = None
-        if not num_shared:
-            self._shared = GatedMLP(config, options, moe.shared_size)
-        # Routing is decided in fp32: it must not depend on how activations are rounded.
-        self._router: torch.Tensor | None = torch.empty(
-            moe.num_experts, config.hidden_size, dtype=torch.float32, device=options.device
-        )
-        self._packed_router: PackedLinear
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the router and all experts; `prefix` ends with a dot."""
-        assert self._router is not None, "slots exist until the weights are packed"
-        yield WeightSlot(
-            name=f"{prefix}router.weight",
-            destination=self._router,
-            full_shape=tuple(self._router.shape),
-        )
-        yield from self._experts.weight_slots(prefix)
-        if self._shared is not None:
-            yield from self._shared.weight_slots(f"{prefix}shared_expert.")
-
-    def pack(self) -> None:
-        """Packs the router and the experts after loading."""
-        assert self._router is not None, "packed twice"
-        invariant = self._options.batch_invariant
-        self._packed_router = pack_linear_weight(self._router, batch_invariant=invariant)
-        self._router = None
-        self._experts.pack()
-        if self._shared is not None:
-            self._shared.pack()
-
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
-        scores = linear(hidden.float() if wide is None else wide, self._packed_router)
-        choice = choose_experts(scores, None, self._routing)
-        beside = Beside()
-        if self._shared is not None:
-            beside = Beside(shared=self._shared.forward_share(hidden))
-        return self._experts.forward(hidden, choice, beside=beside, weighs_inputs=True)
+        names = MoeNames(router="router", shared="shared_expert", stacked=stacked)
+        super().__init__(config, moe, options, names)
+        self._routing = replace(self._routing, scoring="sigmoid of chosen")
 
 
 class Llama4ForCausalLM(DecoderModel):

@@ -239,6 +239,8 @@ class MoeMLP:
     """
 
     reads_wide: ClassVar[bool] = True
+    weighs_inputs: ClassVar[bool] = False
+    """Whether a token's weights are those of what its experts read, not of what they yield."""
 
     def __init__(
         self,
@@ -320,7 +322,9 @@ class MoeMLP:
         each rank has a share, as far as its gate is open."""
         first_idle = self._moe.num_experts if self._moe.num_idle else None
         beside = Beside(shared=shared, gate=gate, first_idle=first_idle)
-        return self._experts.forward(hidden, choice, beside=beside)
+        return self._experts.forward(
+            hidden, choice, beside=beside, weighs_inputs=self.weighs_inputs
+        )
 
     def _choose(
         self, hidden: torch.Tensor, wide: torch.Tensor | None

@@ -70,7 +70,7 @@ LLAMA4_SPECIMENS: dict[str, Specimen] = {
             "layers that rotate": {"no_rope_layers": [1, 1, 1]},
             "order of dimensions": IN_HALVES,
             "weights of outputs": Patch(
-                target="worker.models.llama4:RoutedExperts.forward",
+                target="worker.models.moe:RoutedExperts.forward",
                 value=_with_weights_of_outputs,
             ),
             "shared expert": Patch(
