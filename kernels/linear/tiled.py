@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.linear.base import PackedLinear
+from kernels.linear.plain import PlainWeight
 
 TILE_ROWS = 16
 """Rows of a tile of the CPU product."""
 
 
-class TiledWeight(PackedLinear):
+class TiledWeight(PlainWeight):
     """The weight as it is, in products of exactly 16 rows: one shape, hence one summation order."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._weight = weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Pad the rows to whole tiles and multiply tile by tile."""
@@ -31,12 +27,8 @@ class TiledWeight(PackedLinear):
         return result if bias is None else result + bias
 
 
-class TritonTiledWeight(PackedLinear):
+class TritonTiledWeight(PlainWeight):
     """The weight as it is, multiplied by a persistent fixed-tile Triton kernel without split-K."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._weight = weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """One launch for all rows."""
