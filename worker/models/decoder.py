@@ -18,8 +18,8 @@ from worker.models.norms import HiddenNorm, RMSNorm
 from worker.models.rope import cos_sin_table
 
 
-class FeedForward(Protocol):
-    """What follows attention in a layer."""
+class Part(Protocol):
+    """What has weights of its own."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all its weights; `prefix` ends with a dot."""
@@ -28,6 +28,10 @@ class FeedForward(Protocol):
     def pack(self) -> None:
         """Brings the weights into the form they are used in, once they are loaded."""
         ...
+
+
+class FeedForward(Part, Protocol):
+    """What follows attention in a layer."""
 
     reads_wide: ClassVar[bool]
     """Whether it takes what it reads in fp32, too, as routers do."""
@@ -37,19 +41,11 @@ class FeedForward(Protocol):
         ...
 
 
-class DecoderLayer(Protocol):
+class DecoderLayer(Part, Protocol):
     """One layer: how norms, attention, feed-forward and residuals go together."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
     """What it keeps of a token, or of a request."""
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all its weights; `prefix` ends with a dot."""
-        ...
-
-    def pack(self) -> None:
-        """Brings the weights into the form they are used in, once they are loaded."""
-        ...
 
     def forward(
         self,

@@ -182,16 +182,10 @@ class Gemma4Layer(GemmaLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block's output and the residual that it is still to be added to; where no layer
         follows, those of the tokens `read` [S]."""
-        before_attention, after_attention, before_mlp, after_mlp = self.norms
-        if residual is None:
-            residual, hidden = hidden, before_attention.forward(hidden)
-        else:
-            hidden, residual = before_attention.forward_add(hidden, residual)
-        hidden = self.attention.forward(hidden, positions, ctx, read)
-        if read is not None:
-            residual = residual.index_select(0, read)
-            if not len(read):
-                return hidden, residual
+        _, after_attention, before_mlp, after_mlp = self.norms
+        hidden, residual = self.mix(hidden, residual, positions, ctx, read)
+        if read is not None and not len(read):
+            return hidden, residual
         others = () if self._experts is None else self._experts.norms()
         (hidden, *inputs), residual = fused_add_norm(
             *(hidden, residual, (before_mlp.norm(), *others), before_mlp.eps),

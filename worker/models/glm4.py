@@ -32,16 +32,10 @@ class SandwichLayer(LlamaLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block's output and the residual that it is still to be added to; where no layer
         follows, those of the tokens `read` [S]."""
-        before_attention, after_attention, before_mlp, after_mlp = self.norms
-        if residual is None:
-            residual, hidden = hidden, before_attention.forward(hidden)
-        else:
-            hidden, residual = before_attention.forward_add(hidden, residual)
-        hidden = self.attention.forward(hidden, positions, ctx, read)
-        if read is not None:
-            residual = residual.index_select(0, read)
-            if not len(read):
-                return hidden, residual
+        _, after_attention, before_mlp, after_mlp = self.norms
+        hidden, residual = self.mix(hidden, residual, positions, ctx, read)
+        if read is not None and not len(read):
+            return hidden, residual
         hidden, residual = before_mlp.forward_add(hidden, residual, after_attention)
         return after_mlp.forward(self.mlp.forward(hidden)), residual
 

@@ -8,25 +8,17 @@ from typing import ClassVar, Protocol
 import torch
 
 from worker.models.context import ForwardContext
-from worker.models.decoder import DecoderModel, FeedForward
+from worker.models.decoder import DecoderModel, FeedForward, Part
 from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers import Attention, AttentionTraits, GatedMLP
 from worker.models.linear_method import WeightSlot
 
 
-class Mixer(Protocol):
+class Mixer(Part, Protocol):
     """The part of a layer by which positions know of others."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
     """What it keeps of a token, or of a request."""
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all its weights; `prefix` ends with a dot."""
-        ...
-
-    def pack(self) -> None:
-        """Brings the weights into the form they are used in, once they are loaded."""
-        ...
 
     def forward(
         self,
@@ -94,21 +86,33 @@ class PreNormLayer:
 
         Where no layer follows, `read` may name the tokens [S] that this is needed of.
         """
-        input_norm, post_attention_norm = self.norms
-        if residual is None:
-            residual, hidden = hidden, input_norm.forward(hidden)
-        else:
-            hidden, residual = input_norm.forward_add(hidden, residual)
-        hidden = self._mixer.forward(hidden, positions, ctx, read)
-        if read is not None:
-            residual = residual.index_select(0, read)
-            if not len(read):
-                return hidden, residual
+        hidden, residual = self.mix(hidden, residual, positions, ctx, read)
+        if read is not None and not len(read):
+            return hidden, residual
+        post_attention_norm = self.norms[1]
         if not self._reads_wide:
             hidden, residual = post_attention_norm.forward_add(hidden, residual)
             return self.feed_forward(hidden), residual
         hidden, residual, wide = post_attention_norm.forward_add_wide(hidden, residual)
         return self.feed_forward(hidden, wide), residual
+
+    def mix(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the mixer makes of the first norm of the input, and the residual to which it is
+        still to be added: of all tokens, or of those that are read."""
+        before = self.norms[0]
+        if residual is None:
+            residual, hidden = hidden, before.forward(hidden)
+        else:
+            hidden, residual = before.forward_add(hidden, residual)
+        hidden = self._mixer.forward(hidden, positions, ctx, read)
+        return hidden, residual if read is None else residual.index_select(0, read)
 
     def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """What follows attention: [T, hidden], normalised, to [T, hidden]; `wide` is the same input
