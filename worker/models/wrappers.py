@@ -65,23 +65,17 @@ class _Wrapper:
 
 
 _BOOKKEEPING = words("model_type transformers_version auto_map")
-_VISION_AND_PROJECTOR = TensorNames(
-    renamed=(("language_model.", ""), ("model.language_model.", "model.")),
-    skipped=tuple(
-        f"{before}{part}"
-        for before in ("", "model.")
-        for part in ("vision_tower.", "multi_modal_projector.")
-    ),
-)
 
-_AUDIO_AND_PROJECTOR = TensorNames(
-    renamed=_VISION_AND_PROJECTOR.renamed,
-    skipped=tuple(
-        f"{before}{part}"
-        for before in ("", "model.")
-        for part in ("audio_tower.", "multi_modal_projector.")
-    ),
-)
+
+def _text_and(*parts: str) -> TensorNames:
+    """Names where the text stands beside these parts, perhaps with all of them in `model`."""
+    return TensorNames(
+        renamed=(("language_model.", ""), ("model.language_model.", "model.")),
+        skipped=tuple(f"{before}{part}." for before in ("", "model.") for part in parts),
+    )
+
+
+_VISION_AND_PROJECTOR = _text_and("vision_tower", "multi_modal_projector")
 _QWEN_VISION_KEYS = words(
     """
     vision_config image_token_id video_token_id vision_token_id vision_start_token_id
@@ -102,14 +96,7 @@ _KIMI = _Wrapper(
         vision_end_token_id projection_hidden_size projection_layer_norm_eps
         """
     ),
-    tensors=TensorNames(
-        renamed=(("language_model.", ""), ("model.language_model.", "model.")),
-        skipped=tuple(
-            f"{before}{part}"
-            for before in ("", "model.")
-            for part in ("vision_tower.", "mm_projector.")
-        ),
-    ),
+    tensors=_text_and("vision_tower", "mm_projector"),
 )
 
 _WRAPPERS: Mapping[str, _Wrapper] = {
@@ -243,7 +230,7 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
         model_type="voxtral",
         texts={"llama": "LlamaForCausalLM"},
         keys=words("audio_config audio_token_id projector_hidden_act"),
-        tensors=_AUDIO_AND_PROJECTOR,
+        tensors=_text_and("audio_tower", "multi_modal_projector"),
     ),
 }
 """By value of `architectures` in config.json."""
