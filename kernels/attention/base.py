@@ -204,22 +204,24 @@ class CapturableBackend(AttentionBackend):
     """Whether it captures extends of which the device alone knows how many queries each row has.
     Such steps are replayed as they are, without `prepare_for_replay`."""
 
-    @abstractmethod
     def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:
         """A step of dummy rows to be captured.
 
         What it launches reads buffers that stay where they are. Launch it once before the capture:
-        kernels are compiled, and some backends plan, when a layer first attends.
+        kernels are compiled, and some backends plan, when a layer first attends. Any step may be
+        captured where a backend says nothing else.
 
         Args:
             metadata: as wide a page table as any step to come has, and bounds of its lengths.
         """
+        return self.plan(metadata)
 
-    @abstractmethod
     def prepare_for_replay(
         self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
     ) -> None:
         """Plans the captured step of B rows anew, outside its graph.
+
+        Where a backend says nothing else, the graph reads all that there is to know on the device.
 
         Args:
             page_table: [all slots, P] int32, as wide as that of the captured step.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
@@ -92,11 +90,6 @@ class FlashAttention(CapturableBackend):
         """A captured step is any other."""
         assert metadata.query_start is None, "its steps for graphs are of decodes"
         return self.plan(metadata)
-
-    def prepare_for_replay(
-        self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
-    ) -> None:
-        """The graph reads what there is to know."""
 
 
 @dataclass(frozen=True, slots=True)

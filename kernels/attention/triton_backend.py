@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
@@ -89,15 +87,6 @@ class TritonAttention(CapturableBackend):
                 block_size=metadata.block_size,
             )
         return _Step(metadata, rows, self._batch_invariant, self._cap, self._arrived)
-
-    def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
-        """A captured step is any other."""
-        return self.plan(metadata)
-
-    def prepare_for_replay(
-        self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
-    ) -> None:
-        """The graph reads what there is to know."""
 
 
 @dataclass(slots=True)
