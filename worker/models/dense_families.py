@@ -17,6 +17,7 @@ from worker.models.family import (
     words,
 )
 from worker.models.moe_config import parse_minicpm_moe
+from worker.models.moe_families import GRANITE_OWN
 
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
 """Two names of one function."""
@@ -227,10 +228,7 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
             "tie_word_embeddings": True,
             "eos_token_id": 2,
         },
-        own=(
-            *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
-            "logits_scaling",
-        ),
+        own=GRANITE_OWN,
         keys=words("attention_bias num_experts num_experts_per_tok"),
         translate=with_scales,
         parse_moe=parse_minicpm_moe,

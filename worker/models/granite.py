@@ -56,9 +56,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 
     def build_layer(self, index: int) -> GraniteLayer:
         """Every layer is alike."""
-        moe = self.config.moe
-        assert moe is not None, "the architecture has experts"
-        mlp = MoeMLP(self.config, moe, self.options, _NAMES)
+        mlp = MoeMLP(self.config, self.options, _NAMES)
         return GraniteLayer(self, index, mlp, "block_sparse_moe")
 
 
@@ -67,7 +65,6 @@ class MiniCPMForCausalLM(GraniteForCausalLM):
 
     def build_layer(self, index: int) -> GraniteLayer:
         """Every layer is alike."""
-        moe = self.config.moe
-        if moe is None:
+        if self.config.moe is None:
             return super().build_layer(index)
-        return GraniteLayer(self, index, MoeMLP(self.config, moe, self.options, _MINICPM_NAMES))
+        return GraniteLayer(self, index, MoeMLP(self.config, self.options, _MINICPM_NAMES))

@@ -16,7 +16,6 @@ from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.linear_method import LayerOptions
 from worker.models.llama import LlamaLayer
 from worker.models.moe import MoeMLP, MoeNames, StackedNames
-from worker.models.moe_config import MoeConfig
 
 
 class Llama4Moe(MoeMLP):
@@ -24,16 +23,15 @@ class Llama4Moe(MoeMLP):
 
     Args:
         config: of the model.
-        moe: its experts.
         options: of the rank.
     """
 
     weighs_inputs: ClassVar[bool] = True
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> None:
+    def __init__(self, config: ModelConfig, options: LayerOptions) -> None:
         stacked = StackedNames(is_transposed=True) if config.quantization is None else None
         names = MoeNames(router="router", shared="shared_expert", stacked=stacked)
-        super().__init__(config, moe, options, names)
+        super().__init__(config, options, names)
         self._routing = replace(self._routing, scoring="sigmoid of chosen")
 
 
@@ -60,7 +58,7 @@ class Llama4ForCausalLM(DecoderModel):
         assert moe is not None, "the architecture has experts"
         if index in moe.dense_layers:
             return GatedMLP(self.config, self.options, int(self.own("intermediate_size_mlp")))
-        return Llama4Moe(self.config, moe, self.options)
+        return Llama4Moe(self.config, self.options)
 
     @cached_property
     def _query_scale(self) -> torch.Tensor | None:

@@ -57,9 +57,7 @@ class FirstHalf(PreNormLayer):
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.0", "post_attention_layernorm.0")
 
     def __init__(self, model: DecoderModel, index: int) -> None:
-        moe = model.config.moe
-        assert moe is not None, "the architecture has experts"
-        self.experts = MoeMLP(model.config, moe, model.options, _NAMES)
+        self.experts = MoeMLP(model.config, model.options, _NAMES)
         attention = ScaledLatentAttention(model, index)
         mlp = GatedMLP(model.config, model.options)
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")

@@ -15,8 +15,6 @@ class MiniMaxM2ForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Every layer is alike."""
-        moe = self.config.moe
-        assert moe is not None, "the architecture has experts"
-        mlp = MoeMLP(self.config, moe, self.options, _NAMES)
+        mlp = MoeMLP(self.config, self.options, _NAMES)
         traits = AttentionTraits(has_wide_norms=True)
         return LlamaLayer(self, index, mlp, traits=traits, mlp_name="block_sparse_moe")

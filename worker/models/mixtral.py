@@ -14,7 +14,5 @@ class MixtralForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> LlamaLayer:
         """Every layer is alike."""
-        moe = self.config.moe
-        assert moe is not None, "the architecture has experts"
-        mlp = MoeMLP(self.config, moe, self.options, _NAMES)
+        mlp = MoeMLP(self.config, self.options, _NAMES)
         return LlamaLayer(self, index, mlp, mlp_name="block_sparse_moe")

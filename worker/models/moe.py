@@ -232,8 +232,7 @@ class MoeMLP:
     """A router, the experts that it chooses from, and perhaps one that every token takes.
 
     Args:
-        config: of the model.
-        moe: its experts.
+        config: of the model, which has experts.
         options: of the rank.
         names: what a checkpoint calls the parts.
     """
@@ -245,10 +244,11 @@ class MoeMLP:
     def __init__(
         self,
         config: ModelConfig,
-        moe: MoeConfig,
         options: LayerOptions,
         names: MoeNames = MoeNames(),  # frozen
     ) -> None:
+        moe = config.moe
+        assert moe is not None, "the architecture has experts"
         self._moe = moe
         self._names = names
         self._options = options

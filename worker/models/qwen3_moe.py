@@ -27,7 +27,7 @@ class Qwen3MoeForCausalLM(DecoderModel):
         assert moe is not None, "the architecture has experts"
         if index in moe.dense_layers:
             return GatedMLP(self.config, self.options)
-        return MoeMLP(self.config, moe, self.options, self._stored_names)
+        return MoeMLP(self.config, self.options, self._stored_names)
 
     @cached_property
     def _stored_names(self) -> MoeNames:
