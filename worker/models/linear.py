@@ -232,7 +232,6 @@ class ParallelLMHead:
         self._group = options.group
         self._vocab_size = vocab_size
         self._batch_invariant = options.batch_invariant
-        self._tied = tied
         self._own = None if tied else VocabParallelEmbedding(vocab_size, hidden_size, options)
         self._bias: torch.Tensor | None = None
         if has_bias:
