@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.linear import ParallelLMHead, VocabParallelEmbedding
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.norms import HiddenNorm, RMSNorm
-from worker.models.rope import cos_sin_table
+from worker.models.rope import cos_sin_table, query_scales
 
 
 class Part(Protocol):
@@ -80,6 +81,8 @@ class DecoderModel(ABC):
     """What it calls the scores' weight."""
     head_has_bias: ClassVar[bool] = False
     """Whether scores have a bias."""
+    norm_offset: ClassVar[float] = 0.0
+    """What a checkpoint's weights of norms lack of those that count."""
     runs_natively: ClassVar[bool] = False
     """Whether the compiled CPU library computes the same as this very class. It reads the layers
     and never calls `forward`, so a derived class has to say so again."""
@@ -121,7 +124,14 @@ class DecoderModel(ABC):
 
     def build_norm(self) -> HiddenNorm:
         """A norm of hidden states, as layers have them and the model at its end."""
-        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
+        size, eps = self.config.hidden_size, self.config.rms_norm_eps
+        return RMSNorm(size, eps, self.options, self.norm_offset)
+
+    @cached_property
+    def query_scale(self) -> torch.Tensor | None:
+        """Factors of the queries by position [positions], fp32, where config.json has a
+        `llama_4_scaling_beta`; None for 1."""
+        return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
     def own(self, key: str) -> Any:
         """The value of a key that the table of families leaves to the class."""

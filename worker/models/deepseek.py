@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -25,7 +24,6 @@ from worker.models.llama import PreNormLayer
 from worker.models.moe import MoeNames
 from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
-from worker.models.rope import query_scales
 
 _EPS = 1e-6
 """Of the norms within attention, whatever config.json says of the others."""
@@ -38,13 +36,8 @@ class DeepseekForCausalLM(Qwen3MoeForCausalLM):
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Experts, or a single MLP in the layers that config.json names."""
-        attention = LatentAttention(self, index, self._query_scale)
+        attention = LatentAttention(self, index, self.query_scale)
         return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
-
-    @cached_property
-    def _query_scale(self) -> torch.Tensor | None:
-        """Of Mistral 4, as of Ministral 3."""
-        return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
 
 class LatentAttention:

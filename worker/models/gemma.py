@@ -13,7 +13,6 @@ from worker.models.glm4 import SandwichLayer
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.linear_method import LayerOptions
 from worker.models.llama import LlamaLayer
-from worker.models.norms import RMSNorm
 
 
 class GemmaForCausalLM(DecoderModel):
@@ -22,6 +21,8 @@ class GemmaForCausalLM(DecoderModel):
     Raises:
         ValueError: it is to compute in float16, whose range hidden states exceed.
     """
+
+    norm_offset: ClassVar[float] = 1.0
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         if options.dtype == torch.float16:
@@ -37,11 +38,6 @@ class GemmaForCausalLM(DecoderModel):
     def build_mlp(self) -> GatedMLP:
         """Gated by GELU, by its approximation with tanh."""
         return GatedMLP(self.config, self.options, activate=gelu_and_mul)
-
-    def build_norm(self) -> RMSNorm:
-        """A checkpoint holds its weight less 1."""
-        size, eps = self.config.hidden_size, self.config.rms_norm_eps
-        return RMSNorm(size, eps, self.options, offset=1.0)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""
@@ -68,7 +64,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     def build_layer(self, index: int) -> GemmaLayer:
         """Every layer is alike, windows and tables apart."""
         scale = float(self.own("query_pre_attn_scalar")) ** -0.5
-        traits = AttentionTraits(scale=scale, norm_offset=1.0)
+        traits = AttentionTraits(scale=scale, norm_offset=self.norm_offset)
         return GemmaLayer(self, index, self.build_mlp(), traits=traits)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ their keys; experts stand beside the MLP; each layer has a scale of its own."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -199,12 +200,11 @@ class Gemma4Layer(GemmaLayer):
 
 
 class Gemma4ForCausalLM(Gemma2ForCausalLM):
-    """Layers see a window, or all. Heads of values are normalised too, logits capped."""
+    """Layers see a window, or all. Heads of values are normalised too, logits capped. A checkpoint
+    holds weights of norms as they are."""
+
+    norm_offset: ClassVar[float] = 0.0
 
     def build_layer(self, index: int) -> Gemma4Layer:
         """Every layer is alike, windows, heads and tables apart."""
         return Gemma4Layer(self, index)
-
-    def build_norm(self) -> RMSNorm:
-        """A checkpoint holds its weight as it is."""
-        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)

@@ -246,6 +246,7 @@ def unit_length(x: torch.Tensor) -> torch.Tensor:
 class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
     """Weights of norms count from 1."""
 
+    norm_offset: ClassVar[float] = 1.0
     is_fused: ClassVar[bool] = True
     """Whether all projections of a linear layer are two tensors."""
 
@@ -255,11 +256,8 @@ class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
         if linear is not None and index in linear:
             mixer = GatedDeltaNet(self, index, is_fused=self.is_fused)
             return PreNormLayer(self, mixer, mlp, mixer_name="linear_attn")
-        return LlamaLayer(self, index, mlp, traits=AttentionTraits(norm_offset=1.0, has_gate=True))
-
-    def build_norm(self) -> RMSNorm:
-        """A checkpoint holds its weight less 1."""
-        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options, offset=1.0)
+        traits = AttentionTraits(norm_offset=self.norm_offset, has_gate=True)
+        return LlamaLayer(self, index, mlp, traits=traits)
 
 
 class Qwen35ForCausalLM(Qwen3NextForCausalLM):

@@ -19,7 +19,6 @@ from tests.support.checkpoints.mutations import (
     NO_HEAD_NORMS,
     NO_NAMES,
     NO_NORM_OFFSET,
-    NO_OFFSET,
     NO_QKV_BIAS,
     NO_ROUTER_BIAS,
     NO_SCORE_BIAS,
@@ -90,7 +89,7 @@ _LINEAR = {
 }
 _LINEAR_MUTATIONS: dict[str, Mutation] = {
     "gate of attention": OPEN_GATE,
-    "weights from 0": NO_OFFSET,
+    "weights from 0": NO_NORM_OFFSET,
     "lengths of keys": NO_UNIT_LENGTH,
     "convolution": NO_TAPS,
     "decay": NO_DECAY,

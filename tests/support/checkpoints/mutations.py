@@ -166,7 +166,7 @@ NO_ROUTER_BIAS = Patch(target="worker.models.moe:choose_experts", value=_choose_
 SWAPPED_SANDWICH = Patch(target="worker.models.glm4:SandwichLayer.forward", value=_swapped_norms)
 NO_NAMES = Patch(target="worker.models.wrappers:TensorNames.own_name", value=lambda _, name: name)
 NO_NORM_OFFSET = Patch(
-    target="worker.models.gemma:RMSNorm",
+    target="worker.models.decoder:RMSNorm",
     value=lambda size, eps, options, offset: RMSNorm(size, eps, options),
 )
 NO_EMBEDDING_SCALE = Patch(
@@ -190,10 +190,6 @@ NO_SCORE_BIAS = Patch(
     value=lambda self, *args: _without(self, ("_router_bias",), _CLAMPED, args),
 )
 OPEN_GATE = Patch(target="worker.models.layers:gated", value=lambda x, gate: x)
-NO_OFFSET = Patch(
-    target="worker.models.qwen3_next:RMSNorm",
-    value=lambda size, eps, options, offset=0.0: RMSNorm(size, eps, options),
-)
 NO_UNIT_LENGTH = Patch(target="worker.models.qwen3_next:unit_length", value=lambda x: x)
 NO_TAPS = Patch(target="worker.models.qwen3_next:causal_convolution", value=_last_input_alone)
 NO_DECAY = _delta_inputs(decay=torch.zeros_like)
