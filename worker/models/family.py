@@ -5,7 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,12 +205,7 @@ def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
     if types is None and "sliding_window_pattern" not in raw:
         return one_window(raw)
     if types is None:
-        period = raw.get("sliding_window_pattern")
-        if type(period) is not int or period < 1:
-            raise ValueError(
-                f"sliding_window_pattern = {_short(period)} in config.json must be a positive "
-                "integer where there are no layer_types: repair it"
-            )
+        period = _period(raw, "sliding_window_pattern")
         kinds = ("full_attention", "sliding_attention")
         types = [kinds[(i + 1) % period != 0] for i in range(int(raw["num_hidden_layers"]))]
     return windows_by_layer({**raw, "use_sliding_window": True, "layer_types": types})
@@ -252,18 +247,14 @@ def chunks_by_type(raw: RawConfig) -> tuple[int | None, ...]:
     if types is None:
         kinds = ("full_attention", "chunked_attention")
         types = [kinds[rotates] for rotates in rotating_layers(raw)]
-    if len(types) != num_layers or not set(types) <= {"full_attention", "chunked_attention"}:
-        raise ValueError(
-            f"layer_types = {_short(types)} in config.json must say full_attention or "
-            f"chunked_attention for each of {num_layers} layers: repair it"
-        )
+    chunked = _layers_of(types, "chunked_attention", num_layers)
     size = raw["attention_chunk_size"]
-    if "chunked_attention" in types and (type(size) is not int or size < 1):
+    if chunked and (type(size) is not int or size < 1):
         raise ValueError(
             f"attention_chunk_size = {_short(size)} in config.json must be a positive number: "
             "repair it"
         )
-    return tuple(size if kind == "chunked_attention" else None for kind in types)
+    return tuple(size if index in chunked else None for index in range(num_layers))
 
 
 def wider_full_heads(raw: RawConfig) -> HeadSizes:
@@ -329,19 +320,9 @@ def linear_by_type(raw: RawConfig) -> frozenset[int]:
     n is `full_attention_interval`."""
     num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
     if types is None:
-        period = raw["full_attention_interval"]
-        if type(period) is not int or period < 1:
-            raise ValueError(
-                f"full_attention_interval = {_short(period)} in config.json must be a positive "
-                "integer where there are no layer_types: repair it"
-            )
+        period = _period(raw, "full_attention_interval")
         return frozenset(index for index in range(num_layers) if (index + 1) % period)
-    if len(types) != num_layers or not set(types) <= {"full_attention", "linear_attention"}:
-        raise ValueError(
-            f"layer_types = {_short(types)} in config.json must say full_attention or "
-            f"linear_attention for each of {num_layers} layers: repair it"
-        )
-    return frozenset(index for index, kind in enumerate(types) if kind == "linear_attention")
+    return _layers_of(types, "linear_attention", num_layers)
 
 
 def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
@@ -351,15 +332,29 @@ def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
     if types is None:
         first = int(raw["max_window_layers"])
         return (None,) * min(first, len(windows)) + windows[first:]
-    if len(types) != len(windows) or not set(types) <= {"full_attention", "sliding_attention"}:
+    sliding = _layers_of(types, "sliding_attention", len(windows))
+    return tuple(window if index in sliding else None for index, window in enumerate(windows))
+
+
+def _layers_of(types: Sequence[str], kind: str, num_layers: int) -> frozenset[int]:
+    """The layers of which `layer_types` says this kind; it must say full_attention of the rest."""
+    if len(types) != num_layers or not set(types) <= {"full_attention", kind}:
         raise ValueError(
             f"layer_types = {_short(types)} in config.json must say full_attention or "
-            f"sliding_attention for each of {len(windows)} layers"
+            f"{kind} for each of {num_layers} layers: repair it"
         )
-    return tuple(
-        window if kind == "sliding_attention" else None
-        for window, kind in zip(windows, types, strict=True)
-    )
+    return frozenset(index for index, said in enumerate(types) if said == kind)
+
+
+def _period(raw: RawConfig, key: str) -> int:
+    """Every how many layers one is of another kind."""
+    period = raw[key]
+    if type(period) is not int or period < 1:
+        raise ValueError(
+            f"{key} = {_short(period)} in config.json must be a positive integer where there are "
+            "no layer_types: repair it"
+        )
+    return period
 
 
 def _short(value: object) -> str:
