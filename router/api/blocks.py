@@ -175,6 +175,6 @@ class BlockWriter(ABC):
             yield self.closed(self.blocks[-1])
 
 
-def event(name: str, **fields: Any) -> bytes:
+def event(name: str, /, **fields: Any) -> bytes:
     """A server-sent event of that name, which its JSON has as its type."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))

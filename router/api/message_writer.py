@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from router.api.slices import encode, slices
+from router.api.slices import encode
 from router.api.tools import Reading, new_call_id
 from router.api.writer import ChatWriter
 from router.replies import Call, Content, Piece, Thought
@@ -28,17 +28,15 @@ class MessageWriter(ChatWriter):
         self._readers = [reading.reader() for _ in generation.completions]
         super().__init__(generation, **options)  # counts tokens, those of thoughts among them
 
-    def chunk(self, completion: Completion) -> Iterable[bytes]:
-        """Everything new about a completion as server-sent events, none if nothing shows."""
-        text, token_ids = completion.take()
-        if completion.draft is not None:
-            draft = completion.take_draft()
-            if draft is not None and not token_ids and completion.finish_reason is None:
-                return (self._draft_chunk(completion, draft),)
-        if self._plain and completion.finish_reason is None:
-            content = self._readers[completion.spec.index].content_of(text)
-            if content is not None:
-                return self._plain_chunk(completion, content)
+    def _plain_chunk(self, completion: Completion, text: str) -> Iterable[bytes] | None:
+        """The event of a text that is content alone."""
+        content = self._readers[completion.spec.index].content_of(text)
+        return None if content is None else super()._plain_chunk(completion, content)
+
+    def _full_chunk(
+        self, completion: Completion, text: str, token_ids: list[int]
+    ) -> Iterator[bytes]:
+        """An event for each piece of the message; none if nothing shows."""
         deltas = self._deltas(completion, text)
         _, logprobs = self._with_extras(completion, "", token_ids)
         shows_tokens = self._extras.return_token_ids and token_ids
@@ -139,7 +137,4 @@ class MessageWriter(ChatWriter):
             if self._extras.return_token_ids:
                 tail["token_ids"] = [] if place else token_ids
             yield head + encode(delta)
-            rest = slices(tail)
-            yield b"," + next(rest).removeprefix(b"{")
-            yield from rest
-            yield b"]" + self._usage_so_far() + b"}\n\n"
+            yield from self._rest_of_chunk(tail)

@@ -116,11 +116,13 @@ class ResponseWriter(ABC):
             if draft is not None and not token_ids and completion.finish_reason is None:
                 return (self._draft_chunk(completion, draft),)
         if self._plain and completion.finish_reason is None:
-            return self._plain_chunk(completion, text)
+            events = self._plain_chunk(completion, text)
+            if events is not None:
+                return events
         return self._full_chunk(completion, text, token_ids)
 
-    def _plain_chunk(self, completion: Completion, text: str) -> Iterable[bytes]:
-        """The event of a text that is all there is to tell."""
+    def _plain_chunk(self, completion: Completion, text: str) -> Iterable[bytes] | None:
+        """The event of a text that is all there is to tell; None where there may be more."""
         if not text:
             return ()
         return (self._heads[completion.spec.index] + _encode(text) + self._middle,)
@@ -272,6 +274,10 @@ class ResponseWriter(ABC):
             if is_first and self.choices_have_prompts:
                 tail["prompt_token_ids"] = _prompt_ids(completion)
         yield self._heads[completion.spec.index] + _encode(text) + self.closing
+        yield from self._rest_of_chunk(tail)
+
+    def _rest_of_chunk(self, tail: dict[str, Any]) -> Iterator[bytes]:
+        """What a chunk has behind its choice's text: the `tail` of the choice, and the usage."""
         rest = slices(tail)
         yield b"," + next(rest).removeprefix(b"{")
         yield from rest

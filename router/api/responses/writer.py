@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from router.api.blocks import Block, BlockWriter
+from router.api.blocks import Block, BlockWriter, event
 from router.api.logprobs import ChatLogprobs
 from router.api.responses.protocol import ResponsesRequest
-from router.api.slices import encode
 from router.api.tools import new_call_id
 from router.errors import ApiError
 from router.replies import Dialect, closed
@@ -227,7 +226,7 @@ class ResponsesWriter(BlockWriter):
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
-    def _part_event(self, event: str, block: Block, /, **fields: Any) -> bytes:
+    def _part_event(self, name: str, block: Block, /, **fields: Any) -> bytes:
         """An event about a part of an item; calls have none."""
         place: dict[str, Any] = {
             "item_id": self._items[block.index]["id"],
@@ -235,9 +234,9 @@ class ResponsesWriter(BlockWriter):
         }
         if block.kind != "call":
             place["content_index"] = 0
-        return self._event(event, **place, **fields)
+        return self._event(name, **place, **fields)
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
-        data = {"type": name, "sequence_number": self._num_events, **fields}
+        told = event(name, sequence_number=self._num_events, **fields)
         self._num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(data))
+        return told
