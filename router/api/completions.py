@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -44,6 +45,7 @@ from worker.wire.structured import StructuredOutputsParams
 
 LAST_TOKENS = 32
 """Of a prompt, in which a marker is that opens a thought."""
+Body = TypeVar("Body", bound=CommonRequest)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -62,16 +64,16 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedChat:
-    """A chat of which all is checked, and whose prompt is encoded."""
+class Prepared(Generic[Body]):
+    """A request of which all is checked, and whose prompts are encoded."""
 
-    body: ChatRequest
+    body: Body
     account: Account
     arrived_at: float
     """On the event loop's clock."""
     asked: Asked
-    prompt: PromptBlocks
-    reading: Reading | None
+    prompts: list[PromptBlocks]
+    reading: Reading | None = None
     """How the answer is read; None where it is plain text."""
 
 
@@ -104,7 +106,7 @@ class CompletionRoutes:
         *,
         num_bytes: int,
         names: Mapping[str, str] = EMPTY,
-    ) -> PreparedChat:
+    ) -> Prepared[ChatRequest]:
         """Checks a chat and encodes its prompt.
 
         What is wrong with a field is told by the client's name of it.
@@ -145,12 +147,12 @@ class CompletionRoutes:
             )
         begun = chat.messages[-1]["content"] if chat.continues else ""
         reading = _reading(body, model, use, prompt, begun)
-        return PreparedChat(
+        return Prepared(
             body=body,
             account=account,
             arrived_at=arrived_at,
             asked=_thinking(asked, reading),
-            prompt=prompt,
+            prompts=[prompt],
             reading=reading,
         )
 
@@ -165,21 +167,6 @@ class CompletionRoutes:
             messages = messages_for(model.dialect, body.messages, template)
             use = tool_use(body, model.dialect, template)
             return body, model, params.chat_prompt(body, messages, use.tools, template), use
-
-    def respond(
-        self, request: Request, chat: PreparedChat, make_writer: Callable[[Generation], Writer]
-    ) -> GenerationResponse:
-        """The answer to a chat, which a writer gives its form."""
-        return self._respond(
-            request,
-            chat.account,
-            chat.arrived_at,
-            chat.body,
-            chat.asked,
-            [chat.prompt],
-            make_writer,
-            chat.reading,
-        )
 
     async def _chat(self, request: Request, payload: Payload) -> Response:
         chat = await self.prepare(
@@ -197,8 +184,7 @@ class CompletionRoutes:
         kind: Callable[..., ResponseWriter] = ChatWriter
         if chat.reading is not None:
             kind = partial(MessageWriter, reading=chat.reading)
-        writer = self._writer(kind, ChatWriter.prefix, chat.account, body, chat.asked, extras)
-        return self.respond(request, chat, writer)
+        return self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
 
     async def _complete(self, request: Request, payload: Payload) -> Response:
         arrived_at = asyncio.get_running_loop().time()
@@ -247,8 +233,11 @@ class CompletionRoutes:
             echo=await model.encoder.texts(texts) if body.echo else None,
             echo_only=echo_only,
         )
-        writer = self._writer(TextWriter, TextWriter.prefix, account, body, asked, extras)
-        return self._respond(request, account, arrived_at, body, asked, prompts, writer)
+        prepared = Prepared(
+            body=body, account=account, arrived_at=arrived_at, asked=asked, prompts=prompts
+        )
+        writer = _writer(TextWriter, TextWriter.prefix, prepared, extras)
+        return self.respond(request, prepared, writer)
 
     async def _asked(
         self,
@@ -304,30 +293,27 @@ class CompletionRoutes:
         account.request_id = request_id_of(request)
         return account
 
-    def _respond(
+    def respond(
         self,
         request: Request,
-        account: Account,
-        arrived_at: float,
-        body: CommonRequest,
-        asked: Asked,
-        prompts: list[PromptBlocks],
+        prepared: Prepared[Body],
         make_writer: Callable[[Generation], Writer],
-        reading: Reading | None = None,
     ) -> GenerationResponse:
+        """The answer to a request, which a writer gives its form."""
+        account, body, asked = prepared.account, prepared.body, prepared.asked
         model = asked.model
         generation = model.generation(
             GenerationRequest(
                 request_id=account.request_id,
-                prompts=prompts,
+                prompts=prepared.prompts,
                 feasibility=asked.feasibility,
                 stream=bool(body.stream),
                 priority=asked.priority,
                 slo=asked.slo,
-                shown_tokens=model.dialect.special if reading is not None else frozenset(),
+                shown_tokens=model.dialect.special if prepared.reading else frozenset(),
                 tenant=account.tenant(body.user, self._gateway.config.fairness_key),
-                arrived_at=arrived_at,
-                span=self._span(request, model, arrived_at),
+                arrived_at=prepared.arrived_at,
+                span=self._span(request, model, prepared.arrived_at),
             )
         )
         return GenerationResponse(
@@ -337,25 +323,6 @@ class CompletionRoutes:
             stream=bool(body.stream),
             account=account,
             readers=self._readers,
-        )
-
-    def _writer(
-        self,
-        kind: Callable[..., ResponseWriter],
-        prefix: str,
-        account: Account,
-        body: CommonRequest,
-        asked: Asked,
-        extras: Extras,
-    ) -> Callable[[Generation], ResponseWriter]:
-        """Makes the writer of a response in OpenAI's form of completions."""
-        return partial(
-            kind,
-            response_id=f"{prefix}-{account.request_id}",
-            created=int(time.time()),
-            model=body.model or asked.model.route.name,
-            extras=extras,
-            options=asked.options,
         )
 
     def _span(self, request: Request, model: ServedModel, arrived_at: float) -> RequestSpan | None:
@@ -374,6 +341,20 @@ def request_id_of(request: Request) -> str:
     """The client's X-Request-Id where it is printable and short, else a new one."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+
+def _writer(
+    kind: Callable[..., ResponseWriter], prefix: str, prepared: Prepared[Body], extras: Extras
+) -> Callable[[Generation], ResponseWriter]:
+    """Makes the writer of a response in OpenAI's form of completions."""
+    return partial(
+        kind,
+        response_id=f"{prefix}-{prepared.account.request_id}",
+        created=int(time.time()),
+        model=prepared.body.model or prepared.asked.model.route.name,
+        extras=extras,
+        options=prepared.asked.options,
+    )
 
 
 def _reading(

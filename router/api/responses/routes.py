@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from router.api import params
 from router.api.account import account_of
 from router.api.body import Bodies
-from router.api.completions import CompletionRoutes, PreparedChat, request_id_of
+from router.api.completions import CompletionRoutes, Prepared, request_id_of
 from router.api.logprobs import ChatLogprobs
 from router.api.protocol import ChatRequest, parse_body
 from router.api.responses.background import BackgroundRun, EventLog
@@ -122,7 +122,11 @@ class ResponsesRoutes:
         return _json(self._store.get(owner, response_id).response)
 
     def _respond(
-        self, request: Request, body: ResponsesRequest, chat: PreparedChat, messages: bytes
+        self,
+        request: Request,
+        body: ResponsesRequest,
+        chat: Prepared[ChatRequest],
+        messages: bytes,
     ) -> Response:
         model, owner = chat.asked.model, chat.account.name
         response_id = self._store.new_id(secrets.token_hex(16))
