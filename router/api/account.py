@@ -9,7 +9,7 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.types import Scope
 
-from router.errors import ApiError, rate_limited, unknown_model
+from router.errors import ApiError, unknown_model
 from router.keys import KeyEntry, KeyUse
 from router.serving import ServedModel
 from worker.wire.messages import DEFAULT_PRIORITY
@@ -66,7 +66,7 @@ class Account:
         if self.use is not None:
             reached = self.use.begin(asyncio.get_running_loop().time())
             if reached is not None:
-                raise rate_limited(reached.message, reached.retry_after_s)
+                raise reached
 
     def end(self) -> None:
         """The request has been answered; where it is held, the first of two calls ends nothing."""

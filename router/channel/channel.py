@@ -83,7 +83,8 @@ class WorkerChannel:
         self._in_flight: dict[str, _InFlight] = {}
         self._orphaned: dict[str, int] = {}
         """Attempts by request id that were aborted and whose end has not been reported yet."""
-        self._leaving = False
+        self.leaving = False
+        """Whether the worker has left the set: it finishes its requests, then the stream ends."""
         self._epoch: int | None = None
         """Epoch in the last snapshot; None while not attached."""
         self._oldest_epoch = 0
@@ -104,18 +105,9 @@ class WorkerChannel:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    @property
-    def leaving(self) -> bool:
-        """Whether the worker has left the set."""
-        return self._leaving
-
     def serves_others(self, prefix: str) -> bool:
         """Whether it has a request whose id does not begin like this."""
         return any(not request_id.startswith(prefix) for request_id in self._in_flight)
-
-    def set_leaving(self, leaving: bool) -> None:
-        """The worker left the set, or came back: it finishes its requests, then the stream ends."""
-        self._leaving = leaving
 
     async def submit(self, submit: Submit, receiver: Receiver) -> None:
         """Hands a request over; returns when the worker has it.
@@ -159,7 +151,7 @@ class WorkerChannel:
     async def _run(self) -> None:
         backoff = FIRST_BACKOFF_S
         try:
-            while not (self._leaving and not self._in_flight):
+            while not (self.leaving and not self._in_flight):
                 reason = await self._attach_once()
                 if self._epoch is not None:
                     backoff = FIRST_BACKOFF_S
@@ -167,7 +159,7 @@ class WorkerChannel:
                     extra = {"worker_id": self.worker_id}
                     logger.warning("cannot attach to the worker: %s", reason, extra=extra)
                 self._lose(reason)
-                if self._leaving:
+                if self.leaving:
                     break
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF_S)
@@ -191,7 +183,7 @@ class WorkerChannel:
                 reason = self._silence.tick(is_attached=self._epoch is not None)
                 if reason is not None:
                     return reason
-                if self._leaving and not self._in_flight:
+                if self.leaving and not self._in_flight:
                     return "it left the set"
         finally:
             self._silence.close()

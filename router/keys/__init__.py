@@ -2,7 +2,7 @@
 
 from router.keys.entry import KeyEntry, digest_of
 from router.keys.file import KeyFile
-from router.keys.limits import KeyLimits, KeyUse, LimitReached
+from router.keys.limits import KeyLimits, KeyUse
 from router.keys.ring import KeyRing
 
 __all__ = [
@@ -11,6 +11,5 @@ __all__ = [
     "KeyLimits",
     "KeyRing",
     "KeyUse",
-    "LimitReached",
     "digest_of",
 ]

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from router.errors import ApiError, rate_limited
 from router.keys.entry import KeyEntry
 
 MINUTE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class LimitReached:
-    """Why a request has to wait."""
-
-    message: str
-    retry_after_s: int
-    """Seconds from now when it may be tried again; at least 1."""
 
 
 class KeyLimits:
@@ -78,17 +69,17 @@ class KeyUse:
         """Requests that it may have open here; 0 for any number."""
         return math.ceil(self.entry.max_concurrent_requests * self._part)
 
-    def begin(self, now: float) -> LimitReached | None:
-        """Counts a request, which `end` is to follow; or why it is refused, and is not counted."""
+    def begin(self, now: float) -> ApiError | None:
+        """Counts a request, which `end` is to follow; or why it has to wait, and is not counted."""
         if self.max_open and self.num_open >= self.max_open:
             most = self.entry.max_concurrent_requests
-            return LimitReached(f"this API key may have {most} request(s) open at a time", 1)
+            return rate_limited(f"this API key may have {most} request(s) open at a time", 1)
         for bucket, least, unit in ((self.requests, 1.0, "requests"), (self.tokens, 0.0, "tokens")):
             wait_s = bucket.wait_s(least, now)
             if wait_s > 0.0:
                 limit = bucket.per_minute / self._part
                 message = f"this API key may use {limit:.0f} {unit} per minute"
-                return LimitReached(message, max(1, math.ceil(wait_s)))
+                return rate_limited(message, max(1, math.ceil(wait_s)))
         self.requests.take(1.0, now)
         self.num_open += 1
         return None

@@ -62,7 +62,6 @@ class Completion:
         "_new_text",
         "_owner",
         "_stream",
-        "_taken",
         "_text",
         "attempt",
         "choice",
@@ -75,6 +74,7 @@ class Completion:
         "num_losses",
         "num_rounds",
         "num_suspected",
+        "num_taken",
         "prompt",
         "prompt_logprobs",
         "rejection",
@@ -132,7 +132,8 @@ class Completion:
         self._owner = owner
         self._channel: WorkerChannel | None = None
         self._new_text: list[str] = []
-        self._taken = 0
+        self.num_taken = 0
+        """Tokens that `take` has returned."""
         self._logprobs_taken = 0
         self._dirty = False
         self._awaited = True
@@ -152,14 +153,9 @@ class Completion:
         return self.finish_reason is not None
 
     @property
-    def num_taken(self) -> int:
-        """Tokens that `take` has returned."""
-        return self._taken
-
-    @property
     def num_unread_bytes(self) -> int:
         """Memory of what no response has taken, within a factor of two."""
-        num_unread = len(self.token_ids) - self._taken
+        num_unread = len(self.token_ids) - self.num_taken
         if not num_unread or not self.logprobs:
             return num_unread * TOKEN_BYTES
         num_likeliest = len(self.logprobs[-1].packed_ids) // 4
@@ -250,8 +246,8 @@ class Completion:
         self._dirty = False
         text = self._new_text[0] if len(self._new_text) == 1 else "".join(self._new_text)
         self._new_text.clear()
-        token_ids = self.token_ids[self._taken :]
-        self._taken += len(token_ids)
+        token_ids = self.token_ids[self.num_taken :]
+        self.num_taken += len(token_ids)
         return text, token_ids
 
     def take_draft(self) -> list[int] | None:
@@ -261,8 +257,8 @@ class Completion:
 
     def take_logprobs(self) -> list[TokenLogprobs]:
         """Log-probabilities since the last call, of tokens that `take` has returned."""
-        start, self._logprobs_taken = self._logprobs_taken, self._taken
-        return self.logprobs[start : self._taken]
+        start, self._logprobs_taken = self._logprobs_taken, self.num_taken
+        return self.logprobs[start : self.num_taken]
 
     def _notify(self) -> None:
         if not self._dirty:

@@ -45,13 +45,13 @@ class CompletionTimes:
     __slots__ = (
         "_first_token_at",
         "_from_worker",
-        "_last_token_at",
         "_latency",
         "_spec",
         "_stats",
         "_submitted_at",
         "_tenant",
         "arrived_at",
+        "last_token_at",
     )
 
     def __init__(self, spec: CompletionSpec, stats: ModelStats, now: float) -> None:
@@ -63,7 +63,8 @@ class CompletionTimes:
         self._tenant.begin(spec.prompt.num_tokens, now)
         self._submitted_at = now
         self._first_token_at = 0.0
-        self._last_token_at = 0.0
+        self.last_token_at = 0.0
+        """When the last token came; 0 where there is none."""
         self._from_worker: FirstTokenTimes | None = None
         """The worker's part of the time to the first token."""
 
@@ -77,11 +78,6 @@ class CompletionTimes:
         """Seconds from the submit to the worker that served it to the first token, if any."""
         return self._first_token_at - self._submitted_at
 
-    @property
-    def last_token_at(self) -> float:
-        """When the last token came; 0 where there is none."""
-        return self._last_token_at
-
     def submitted(self, now: float) -> float:
         """It is sent to a worker; the seconds since its arrival."""
         self._submitted_at = now
@@ -91,13 +87,13 @@ class CompletionTimes:
         """Tokens have come; with the first ones the worker may report its part of the time."""
         self._stats.generation_tokens += number
         if self._first_token_at:
-            self._latency.inter_token.observe((now - self._last_token_at) / number, number)
+            self._latency.inter_token.observe((now - self.last_token_at) / number, number)
         else:
             self._first_token_at = now
             self._from_worker = from_worker
             route_s = self._submitted_at - self.arrived_at
             self._latency.began(now - self.arrived_at, route_s, from_worker)
-        self._last_token_at = now
+        self.last_token_at = now
 
     def flushed(self, now: float) -> bool:
         """The first text has been written to the client; False where it has none yet."""

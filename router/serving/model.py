@@ -203,10 +203,9 @@ class ServedModel:
                 self._placer.expect(worker_id)
                 channel.start()
         for worker_id, channel in self._channels.items():
-            leaving = worker_id not in members
-            channel.set_leaving(leaving)
-            self.fleet.set_draining(worker_id, leaving)
-            if leaving:
+            channel.leaving = worker_id not in members
+            self.fleet.set_draining(worker_id, channel.leaving)
+            if channel.leaving:
                 self._placer.resolved(worker_id)
 
     def _notify_admission(self, change: AdmissionChange) -> list[str]:
@@ -243,8 +242,8 @@ class ServedModel:
             owner=self._placer,
         )
 
-    def _log(self, message: str, *values: object, request_id: str | None = None) -> None:
-        logger.info(message, *values, extra={"model": self.route.name, "request_id": request_id})
+    def _log(self, message: str, *values: object) -> None:
+        logger.info(message, *values, extra={"model": self.route.name})
 
 
 def _decision_log(route: ModelRoute, gateway_id: str) -> DecisionLog | None:

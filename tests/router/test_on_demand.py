@@ -86,7 +86,7 @@ async def test_a_worker_that_leaves_while_its_stream_opens_is_never_chosen(rig) 
     model = rig.gateway.model("stub")
     first, second = rig.workers
     channel = model._channels[first.worker_id]
-    channel.set_leaving(True)  # as it stands while the snapshot is on its way
+    channel.leaving = True  # as it stands while the snapshot is on its way
     model.on_snapshot(first.worker_id, first.snapshot())
     assert not model.fleet.worker(first.worker_id).ready
     assert (await rig.complete()).headers["x-rayfleet-worker"] == second.worker_id
