@@ -21,7 +21,6 @@ from router.api.account import Account, account_of
 from router.api.body import Bodies, Payload
 from router.api.logprobs import ChatLogprobs, TextLogprobs
 from router.api.message_writer import MessageWriter
-from router.api.messages import messages_for
 from router.api.protocol import (
     ChatRequest,
     CommonRequest,
@@ -31,7 +30,7 @@ from router.api.protocol import (
 )
 from router.api.readers import Readers
 from router.api.response import GenerationResponse, Writer
-from router.api.tools import Reading, ToolUse, tool_use
+from router.api.tools import Reading, ToolUse
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
 from router.errors import bad_request, renamed
 from router.fleet import Feasibility, PromptBlocks
@@ -162,11 +161,9 @@ class CompletionRoutes:
         """A chat's body, its model, what its template is given, and how it uses tools."""
         body = read()
         model = self._gateway.model(body.model)
-        template = model.tokenizer.chat_template
         with renamed(names):
-            messages = messages_for(model.dialect, body.messages, template)
-            use = tool_use(body, model.dialect, template)
-            return body, model, params.chat_prompt(body, messages, use.tools, template), use
+            template = model.tokenizer.chat_template
+            return body, model, *params.chat_prompt(body, model.dialect, template)
 
     async def _chat(self, request: Request, payload: Payload) -> Response:
         chat = await self.prepare(

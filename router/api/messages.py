@@ -12,28 +12,17 @@ import msgspec
 
 from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
-from router.replies import Dialect
 from worker.wire.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+LEADING = ("system", "developer")
+"""Roles of what stands before a conversation."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are text, and the field of each that holds it."""
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """Where peers and templates keep what an assistant thought; the first two are taken of clients."""
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-
-
-def messages_for(
-    dialect: Dialect, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None
-) -> list[dict[str, Any]]:
-    """Messages as the template of a model with that dialect takes them: see `chat_messages`."""
-    return chat_messages(
-        messages,
-        template,
-        short_ids=dialect.short_ids,
-        single_calls=dialect.has_single_calls,
-    )
 
 
 def chat_messages(
@@ -190,7 +179,8 @@ def _with_single_calls(
         if not calls:
             made.append(message)
             continue
-        answers = _answers(messages, place + 1)
+        # Those of tools, up to another message.
+        answers = list(takewhile(lambda other: other["role"] == "tool", messages[place + 1 :]))
         left = list(answers)
         thought = _thought_before(message, thoughts)
         for call in calls:
@@ -201,11 +191,6 @@ def _with_single_calls(
             left = [answer for answer in left if answer not in found]
         made += left
     return made
-
-
-def _answers(messages: Sequence[dict[str, Any]], start: int) -> list[dict[str, Any]]:
-    """The answers of tools from `start` on, up to another message."""
-    return list(takewhile(lambda message: message["role"] == "tool", messages[start:]))
 
 
 def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -235,8 +220,8 @@ def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str])
 
 def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages behind one of the system: many templates take no other, and only there."""
-    leading = [message for message in messages if message["role"] in ("system", "developer")]
-    others = [message for message in messages if message["role"] not in ("system", "developer")]
+    leading = [message for message in messages if message["role"] in LEADING]
+    others = [message for message in messages if message["role"] not in LEADING]
     content = "\n\n".join(message["content"] for message in leading)
     return [{**leading[0], "role": "system", "content": content}, *others]
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from router.api.messages import chat_messages
 from router.api.protocol import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
 from router.api.structured import structured_outputs
+from router.api.tools import ToolUse, tool_use
 from router.errors import bad_request
-from router.replies import THINKING_SWITCHES
+from router.replies import THINKING_SWITCHES, Dialect
 from router.tokens.encoder import ChatPrompt
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.diffusion import DiffusionParams
@@ -214,27 +216,34 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
 
 
 def chat_prompt(
-    request: ChatRequest,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    template: ChatTemplate | None,
-) -> ChatPrompt:
-    """What the template makes a prompt of. Raises ApiError for fields that contradict each other.
+    request: ChatRequest, dialect: Dialect, template: ChatTemplate | None
+) -> tuple[ChatPrompt, ToolUse]:
+    """What the template makes a prompt of, and how the chat uses tools.
 
     Args:
         request: of the client.
-        messages: its own, as the template takes them.
-        tools: that the model is shown.
-        template: that will see all of it.
+        dialect: of the model.
+        template: of the model; None for none.
+
+    Raises:
+        ApiError: 400, a message or a tool is malformed, or fields contradict each other.
     """
+    messages = chat_messages(
+        request.messages,
+        template,
+        short_ids=dialect.short_ids,
+        single_calls=dialect.has_single_calls,
+    )
+    use = tool_use(request, dialect, template)
     continues = continues_message(request)
-    return ChatPrompt(
+    prompt = ChatPrompt(
         messages=messages,
-        tools=tools,
+        tools=use.tools,
         add_generation_prompt=not continues and request.add_generation_prompt is not False,
         continues=continues,
         template_arguments=template_arguments(request, template),
     )
+    return prompt, use
 
 
 def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api import params
-from router.api.account import account_of
-from router.api.body import Bodies
-from router.api.messages import messages_for
+from router.api.account import Account, account_of
+from router.api.body import Bodies, Payload
 from router.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest, parse_body
-from router.api.tools import tool_use
 from router.errors import bad_request
 from router.gateway import Gateway
 from router.serving import ServedModel
 from router.tokens.encoder import ChatPrompt
+
+Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 
 
 class TokenRoutes:
@@ -38,26 +38,27 @@ class TokenRoutes:
         """POST /tokenize: a prompt, or a chat. Raises ApiError."""
         account = account_of(request)
         async with self._bodies.read(request) as payload:
-            body = await self._gateway.pool.run_if_large(
-                lambda: parse_body(payload, TokenizeRequest), size=len(payload), owner=account.name
-            )
-            model = self._gateway.model(body.model)
-            account.let_use(model)
+            body, model = await self._read(payload, TokenizeRequest, account)
             return _answer(await self._tokens(body, model, account.name))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize. Raises ApiError."""
         account = account_of(request)
         async with self._bodies.read(request) as payload:
-            body = await self._gateway.pool.run_if_large(
-                lambda: parse_body(payload, DetokenizeRequest),
-                size=len(payload),
-                owner=account.name,
-            )
-            model = self._gateway.model(body.model)
-            account.let_use(model)
+            body, model = await self._read(payload, DetokenizeRequest, account)
             text = await model.encoder.text(body.tokens, owner=account.name)
             return _answer({"prompt": text})
+
+    async def _read(
+        self, payload: Payload, kind: type[Body], account: Account
+    ) -> tuple[Body, ServedModel]:
+        """A body and the model that it names, which the key may use. Raises ApiError."""
+        body = await self._gateway.pool.run_if_large(
+            lambda: parse_body(payload, kind), size=len(payload), owner=account.name
+        )
+        model = self._gateway.model(body.model)
+        account.let_use(model)
+        return body, model
 
     async def _tokens(
         self, body: TokenizeRequest, model: ServedModel, owner: str
@@ -89,11 +90,8 @@ class TokenRoutes:
 
 def encoded_chat(chat: ChatRequest, model: ServedModel) -> ChatPrompt:
     """What is encoded of a chat, as /v1/chat/completions has it. Raises ApiError."""
-    template = model.tokenizer.chat_template
-    messages = messages_for(model.dialect, chat.messages, template)
-    return params.chat_prompt(
-        chat, messages, tool_use(chat, model.dialect, template).tools, template
-    )
+    prompt, _ = params.chat_prompt(chat, model.dialect, model.tokenizer.chat_template)
+    return prompt
 
 
 def _chat(body: TokenizeRequest, model: ServedModel) -> ChatPrompt:

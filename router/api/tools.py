@@ -7,7 +7,9 @@ import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from router.api.protocol import ChatRequest
 from router.errors import ApiError, bad_request
@@ -24,6 +26,8 @@ from router.replies import (
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 _SHORT_ID = string.ascii_letters + string.digits
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -156,6 +160,28 @@ def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
         return StructuredOutputsParams(structural_tag=dict(tag))
     except ValueError as error:
         raise bad_request(f"tools: {error}", "tools") from error
+
+
+def given_tool(index: int, given: Mapping[str, Any], kind: type[T]) -> T:
+    """A tool in the form that another API has for it. Raises ApiError (400) for any other."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"tools[{index}]: {error}", "tools") from error
+
+
+def function_tool(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
+) -> dict[str, Any]:
+    """A function as chats have it; None leaves a field out."""
+    function = {
+        "name": name,
+        "description": description,
+        "parameters": parameters,
+        "strict": strict,
+    }
+    given_alone = {field: value for field, value in function.items() if value is not None}
+    return {"type": "function", "function": given_alone}
 
 
 def new_call_id(dialect: Dialect) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from router.api.anthropic.protocol import CountTokensRequest, MessagesRequest, Tool
 from router.api.protocol import ChatRequest, Effort
+from router.api.tools import function_tool, given_tool
 from router.errors import ApiError, bad_request
 
 NAMES: Mapping[str, str] = {
@@ -113,22 +114,12 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
             "of type custom",
             "tools",
         )
-    try:
-        tool = msgspec.convert(given, Tool)
-    except msgspec.ValidationError as error:
-        raise bad_request(f"tools[{index}]: {error}", "tools") from error
+    tool = given_tool(index, given, Tool)
     description = tool.description
     if tool.input_examples:
         examples = msgspec.json.encode(tool.input_examples).decode()
         description = f"{description or ''}\nExamples of its input: {examples}".strip()
-    function = {
-        "name": tool.name,
-        "description": description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    given_alone = {name: value for name, value in function.items() if value is not None}
-    return {"type": "function", "function": given_alone}
+    return function_tool(tool.name, description, tool.input_schema, tool.strict)
 
 
 def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from router.api.messages import TEXT_PARTS
+from router.api.messages import LEADING, TEXT_PARTS
 from router.api.protocol import ChatRequest
 from router.api.responses.protocol import LOGPROBS, FunctionTool, ResponsesRequest, TextFormat
+from router.api.tools import function_tool, given_tool
 from router.errors import ApiError, bad_request
 
 NAMES: Mapping[str, str] = {
@@ -33,7 +34,6 @@ SAMPLING = (
     "logit_bias",
 )
 """Fields that a chat has by the same name."""
-LEADING = ("system", "developer")
 ROLES = ("system", "developer", "user", "assistant")
 
 Messages = list[dict[str, Any]]
@@ -182,18 +182,8 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
             "and are of type function",
             "tools",
         )
-    try:
-        tool = msgspec.convert(given, FunctionTool)
-    except msgspec.ValidationError as error:
-        raise bad_request(f"tools[{index}]: {error}", "tools") from error
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    given_alone = {name: value for name, value in function.items() if value is not None}
-    return {"type": "function", "function": given_alone}
+    tool = given_tool(index, given, FunctionTool)
+    return function_tool(tool.name, tool.description, tool.parameters, tool.strict)
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
