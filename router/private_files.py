@@ -27,11 +27,6 @@ class RotatedFile:
         self._file = self._open()
         self._num_bytes = path.stat().st_size
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more can be written."""
-        return self._file.closed
-
     def has_room(self, num_bytes: int = 0) -> bool:
         """Whether so many bytes still go into this file; the first line always does."""
         return not self._num_bytes or self._num_bytes + num_bytes < self._max_bytes

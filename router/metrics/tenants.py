@@ -104,9 +104,6 @@ class TenantBook:
             return False
         gone = self._named.pop(min(idle)[1])
         other = self._other
-        for counter in (
-            *("requests", "prompt_tokens", "cached_tokens", "generation_tokens", "refused"),
-            *("slo_met", "slo_missed", "first_tokens", "first_tokens_s"),
-        ):
+        for counter in set(TenantStats.__slots__) - {"last_seen", "num_open"}:
             setattr(other, counter, getattr(other, counter) + getattr(gone, counter))
         return True

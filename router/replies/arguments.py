@@ -151,7 +151,7 @@ class TaggedArguments:
         if not self._is_text or not certain:
             return None
         text, self._buffer, self._scanned = self._buffer[:certain], self._buffer[certain:], 0
-        return self._escaped(text) or None
+        return _encode(self._without_first_break(text))[1:-1] or None
 
     def _num_certain(self) -> int:
         """Characters of the buffer in which no ending begins, nor the line's break before one."""
@@ -168,25 +168,19 @@ class TaggedArguments:
     def _close(self, value: str) -> str:
         """The end of a value."""
         self._pattern = None
+        value = self._without_first_break(value)
+        if self._tags.is_indented:
+            value = value.removesuffix("\n")
         if self._is_text:
-            if self._tags.is_indented:
-                value = self._without_first_break(value).removesuffix("\n")
             return _encode(value)[1:-1] + '"'
-        return _encode(typed(self._without_breaks(value), self._schema))
-
-    def _without_breaks(self, value: str) -> str:
-        return value.removeprefix("\n").removesuffix("\n") if self._tags.is_indented else value
+        return _encode(typed(value, self._schema))
 
     def _without_first_break(self, value: str) -> str:
-        if not self._is_begun and value:
+        """More of a value, without the line's break that belongs to the tag before it."""
+        if self._tags.is_indented and not self._is_begun and value:
             self._is_begun = True
             return value.removeprefix("\n")
         return value
-
-    def _escaped(self, text: str) -> str:
-        if self._tags.is_indented:
-            text = self._without_first_break(text)
-        return _encode(text)[1:-1]
 
     def _finish(self) -> str:
         return "}" if self._has_any else "{}"

@@ -168,8 +168,6 @@ class PromptEncoder:
 
     async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
         """The parameters with their bad words as tokens. Raises ApiError for one without any."""
-        if not sampling.bad_words:
-            return sampling
 
         def work() -> SamplingParams:
             try:
@@ -179,16 +177,14 @@ class PromptEncoder:
 
         return await self._run(work, sum(map(len, sampling.bad_words)))
 
-    async def texts(
-        self, prompts: Sequence[str | Sequence[int]], *, skip_special_tokens: bool = True
-    ) -> list[str]:
-        """Prompts as text, decoded where they are token ids."""
+    async def texts(self, prompts: Sequence[str | Sequence[int]]) -> list[str]:
+        """Prompts as text, decoded without special tokens where they are token ids."""
 
         def work() -> list[str]:
             return [
                 prompt
                 if isinstance(prompt, str)
-                else self._tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens)
+                else self._tokenizer.decode(prompt, skip_special_tokens=True)
                 for prompt in prompts
             ]
 
