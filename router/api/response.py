@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.account import Account
+from router.api.blocks import BlockWriter
 from router.api.parts import SEND_PART
 from router.api.readers import Reader, Readers
 from router.api.slices import SLICE_BYTES
+from router.api.writer import ResponseWriter
 from router.errors import ApiError, error_body, rejected
 from router.serving import Completion, Generation
 from router.serving.account import explanation_headers
@@ -27,34 +28,8 @@ MAX_WORK_S = 0.005
 """Seconds of work on a reply after which the event loop serves others; as long as the interpreter
 lets a thread run beside others."""
 
-
-class Writer(Protocol):
-    """Gives the completions of one generation the form of an API."""
-
-    @property
-    def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Further headers of the response."""
-        ...
-
-    def first(self) -> bytes:
-        """What a stream begins with, before any text."""
-        ...
-
-    def chunk(self, completion: Completion) -> Iterable[bytes]:
-        """Everything new about a completion as server-sent events; none if nothing shows."""
-        ...
-
-    def last(self) -> bytes:
-        """What a stream ends with."""
-        ...
-
-    def failure(self, error: ApiError) -> bytes:
-        """What a stream ends with where an error ends it."""
-        ...
-
-    def whole(self) -> Iterable[bytes]:
-        """The response of a request that is not streamed, in slices."""
-        ...
+Writer = ResponseWriter | BlockWriter
+"""Gives the completions of one generation the form of an API."""
 
 
 class GenerationResponse(Response):
