@@ -91,7 +91,22 @@ class CompletionRoutes:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions. Raises ApiError."""
         async with self._bodies.read(request) as payload:
-            return await self._chat(request, payload)
+            chat = await self.prepare(
+                request, lambda: parse_body(payload, ChatRequest), num_bytes=len(payload)
+            )
+        body, tokenizer = chat.body, chat.asked.model.tokenizer
+        by_id = bool(body.return_tokens_as_token_ids)
+        num_top = params.chat_logprobs(body)
+        extras = Extras(
+            tokenizer=tokenizer,
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=None if num_top is None else ChatLogprobs(tokenizer, num_top, by_id=by_id),
+            prompt_logprobs=body.prompt_logprobs is not None,
+        )
+        kind: Callable[..., ResponseWriter] = ChatWriter
+        if chat.reading is not None:
+            kind = partial(MessageWriter, reading=chat.reading)
+        return self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions. Raises ApiError."""
@@ -164,24 +179,6 @@ class CompletionRoutes:
         with renamed(names):
             template = model.tokenizer.chat_template
             return body, model, *params.chat_prompt(body, model.dialect, template)
-
-    async def _chat(self, request: Request, payload: Payload) -> Response:
-        chat = await self.prepare(
-            request, lambda: parse_body(payload, ChatRequest), num_bytes=len(payload)
-        )
-        body, tokenizer = chat.body, chat.asked.model.tokenizer
-        by_id = bool(body.return_tokens_as_token_ids)
-        num_top = params.chat_logprobs(body)
-        extras = Extras(
-            tokenizer=tokenizer,
-            return_token_ids=bool(body.return_token_ids),
-            logprobs=None if num_top is None else ChatLogprobs(tokenizer, num_top, by_id=by_id),
-            prompt_logprobs=body.prompt_logprobs is not None,
-        )
-        kind: Callable[..., ResponseWriter] = ChatWriter
-        if chat.reading is not None:
-            kind = partial(MessageWriter, reading=chat.reading)
-        return self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
 
     async def _complete(self, request: Request, payload: Payload) -> Response:
         arrived_at = asyncio.get_running_loop().time()
