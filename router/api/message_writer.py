@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from router.api.slices import encode
@@ -28,10 +28,9 @@ class MessageWriter(ChatWriter):
         self._readers = [reading.reader() for _ in generation.completions]
         super().__init__(generation, **options)  # counts tokens, those of thoughts among them
 
-    def _plain_chunk(self, completion: Completion, text: str) -> Iterable[bytes] | None:
-        """The event of a text that is content alone."""
-        content = self._readers[completion.spec.index].content_of(text)
-        return None if content is None else super()._plain_chunk(completion, content)
+    def _plain_text(self, completion: Completion, text: str) -> str | None:
+        """The content, where the text is content alone."""
+        return self._readers[completion.spec.index].content_of(text)
 
     def _full_chunk(
         self, completion: Completion, text: str, token_ids: list[int]

@@ -116,16 +116,15 @@ class ResponseWriter(ABC):
             if draft is not None and not token_ids and completion.finish_reason is None:
                 return (self._draft_chunk(completion, draft),)
         if self._plain and completion.finish_reason is None:
-            events = self._plain_chunk(completion, text)
-            if events is not None:
-                return events
+            told = self._plain_text(completion, text)
+            if told is not None:
+                head = self._heads[completion.spec.index]
+                return (head + _encode(told) + self._middle,) if told else ()
         return self._full_chunk(completion, text, token_ids)
 
-    def _plain_chunk(self, completion: Completion, text: str) -> Iterable[bytes] | None:
-        """The event of a text that is all there is to tell; None where there may be more."""
-        if not text:
-            return ()
-        return (self._heads[completion.spec.index] + _encode(text) + self._middle,)
+    def _plain_text(self, completion: Completion, text: str) -> str | None:
+        """The text, where it is all there is to tell; None where there may be more."""
+        return text
 
     def last(self) -> bytes:
         """What a stream ends with."""
