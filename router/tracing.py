@@ -36,7 +36,7 @@ class RequestSpan:
             model: that it names.
             elapsed_s: since it arrived.
         """
-        operation = "chat" if path.endswith("/chat/completions") else "text_completion"
+        operation = "text_completion" if path.endswith("/v1/completions") else "chat"
         span = tracing.start(
             f"{operation} {model}",
             traceparent,

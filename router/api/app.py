@@ -266,6 +266,8 @@ async def _api_error(request: Request, error: Exception) -> Response:
         headers["connection"] = "close"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
     body = error_body(error, request.scope["path"], request_id)
     return Response(body, status_code=error.status, media_type="application/json", headers=headers)
 

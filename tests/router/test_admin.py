@@ -60,7 +60,8 @@ async def test_rules_go_to_every_worker_and_to_those_that_come_later(rig):
     assert response.status_code == 200, response.text
     assert sorted(response.json()["workers"]) == ["w0", "w1"]
     await rig.until(lambda: all(told(worker) == [PACK] for worker in rig.workers))
-    assert (await rig.client.get("/admin/admission")).status_code == 401
+    refused = await rig.client.get("/admin/admission")
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     response = await rig.client.get("/admin/admission?model=alias", headers=AS_ADMIN)
     assert response.json() == {"model": "stub", **PACK}
     rig.workers[1].crash()

@@ -51,6 +51,21 @@ async def test_without_a_parent_a_trace_begins(rig, spans):
     assert rig.submits()[0].traceparent.startswith(f"00-{span.context.trace_id:032x}-")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}),
+    ],
+)
+async def test_conversations_of_other_apis_are_chats(rig, spans, path, body):
+    await rig.start()
+    response = await rig.client.post(path, json={"model": "stub", **body})
+    assert response.status_code == 200, response.text
+    [span] = spans.get_finished_spans()
+    assert (span.name, span.attributes["url.path"]) == ("chat stub", path)
+
+
 async def test_what_the_client_does_not_keep_costs_no_span(rig, spans):
     await rig.start()
     rig.client.headers.update(DROPPED)
