@@ -311,4 +311,4 @@ def expected_forwards(variant: str, turn: Turn, running: int, block_size: int) -
     ]
     if joined:
         return count_joined(requests, running)
-    return count_separate(requests, running, synchronous=variant == "synchronous", mixed=True)
+    return count_separate(requests, running, synchronous=variant == "synchronous")

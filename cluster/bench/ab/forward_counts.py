@@ -22,7 +22,7 @@ class CountedRequest:
 
 @dataclass(slots=True)
 class _State:
-    prompt_blocks: int
+    has_prompt: bool
     left: list[int]
 
 
@@ -35,31 +35,22 @@ def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
     return max(ends)
 
 
-def count_separate(
-    requests: Sequence[CountedRequest], running: int, *, synchronous: bool, mixed: bool
-) -> int:
+def count_separate(requests: Sequence[CountedRequest], running: int, *, synchronous: bool) -> int:
     """A prompt, and each block's commit, in a pass before what follows of the same request.
 
-    Prompts are computed beside running blocks, each at once (mixed), or before all running blocks,
-    one block each at a time. A request whose prompt fills no block begins at once in either case.
+    Prompts are computed beside running blocks, each at once. A request whose prompt fills no block
+    begins at once.
     """
-    waiting = [_State(request.prompt_blocks, list(request.passes)) for request in requests]
+    waiting = [_State(request.prompt_blocks > 0, list(request.passes)) for request in requests]
     waiting.reverse()
     members: list[_State] = []
     num_forwards = 0
     while waiting or members:
-        prompts = [member for member in members if member.prompt_blocks]
-        decided: list[_State] = []
-        new: list[_State] = []
         while waiting and len(members) < running:
-            new.append(waiting.pop())
-            members.append(new[-1])
-        for member in new:
-            (prompts if member.prompt_blocks else decided).append(member)
-        if mixed or not prompts:
-            decided = [member for member in members if not member.prompt_blocks]
-        for member in prompts:
-            member.prompt_blocks -= member.prompt_blocks if mixed else 1
+            members.append(waiting.pop())
+        decided = [member for member in members if not member.has_prompt]
+        for member in members:
+            member.has_prompt = False
         num_rounds = max((member.left[0] for member in decided), default=1) if synchronous else 1
         num_forwards += num_rounds
         for member in decided:

@@ -74,13 +74,11 @@ def test_counts_of_three_eight_and_two_passes() -> None:
     requests = [CountedRequest(prompt_blocks=0, passes=(number,)) for number in (3, 8, 2)]
     assert count_joined(requests, 3) == 8
     assert count_joined(requests, 1) == 13
-    for mixed in (True, False):
-        assert count_separate(requests, 3, synchronous=True, mixed=mixed) == 8
-        assert count_separate(requests, 2, synchronous=True, mixed=mixed) == 10
-        assert count_separate(requests, 2, synchronous=False, mixed=mixed) == 8
+    assert count_separate(requests, 3, synchronous=True) == 8
+    assert count_separate(requests, 2, synchronous=True) == 10
+    assert count_separate(requests, 2, synchronous=False) == 8
     long = [CountedRequest(prompt_blocks=4, passes=(3, 3)) for _ in range(2)]
-    assert count_separate(long, 2, synchronous=True, mixed=False) == 10
-    assert count_separate(long, 2, synchronous=True, mixed=True) == 7
+    assert count_separate(long, 2, synchronous=True) == 7
 
 
 def test_replayed_rounds(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
