@@ -47,4 +47,4 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
     def _publish(self) -> None:
         ids = tuple(replica_id.unique_id for replica_id in self.curr_replicas)
-        workers.WORKERS.of(self._deployment_id.name).replace(ids)
+        workers.WORKERS[self._deployment_id.name].replace(ids)

@@ -50,7 +50,7 @@ class RayTransport:
         self._node_id = node_id
         self._links: dict[str, WorkerLink] = {}
         self._first_call: asyncio.Future[None] | None = None
-        self._workers = WORKERS.of(deployment)
+        self._workers = WORKERS[deployment]
         # HAZARD: Serve ties a call to the HTTP request in whose context it is made, and cancels
         # it with that request. Ours carry what many requests share: they are made in this one.
         self._context = contextvars.copy_context()

@@ -6,6 +6,7 @@ transport (`cluster.transport`) would not share that module's globals: they meet
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -40,16 +41,6 @@ class WorkerSet:
         self._listeners.remove(listener)
 
 
-class WorkerDirectory:
-    """One `WorkerSet` per deployment."""
-
-    def __init__(self) -> None:
-        self._sets: dict[str, WorkerSet] = {}
-
-    def of(self, deployment: str) -> WorkerSet:
-        """The set of the deployment with this name, made at first use."""
-        return self._sets.setdefault(deployment, WorkerSet())
-
-
-WORKERS: Final = WorkerDirectory()
-"""The registry, one in a process, that joins Serve's router objects to our transports."""
+WORKERS: Final[defaultdict[str, WorkerSet]] = defaultdict(WorkerSet)
+"""By name of the deployment: one in a process, which joins Serve's router objects to our
+transports."""

@@ -28,7 +28,7 @@ class GatewayPolicy:
 
     def __call__(self, context: Any) -> Decision:
         """Called by Serve ten times a second, with its AutoscalingContext."""
-        registry.REGISTRIES.of(context.app_name).take(context.raw_metrics or {}, self._clock())
+        registry.REGISTRIES[context.app_name].take(context.raw_metrics or {}, self._clock())
         return context.target_num_replicas, {}
 
 
@@ -48,7 +48,7 @@ class WorkerPolicy:
         """Called by Serve ten times a second, with its AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
         running = context.current_num_replicas
-        load = registry.REGISTRIES.of(context.app_name).load(context.deployment_name, now)
+        load = registry.REGISTRIES[context.app_name].load(context.deployment_name, now)
         if load is None:
             self._autoscaler.observe(target, running, now)
             return target, {}

@@ -7,6 +7,7 @@ value, too, so policies do not share that module's globals: they meet here, in t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -64,16 +65,5 @@ class LoadRegistry:
         return combined(reports) if reports else None
 
 
-class RegistryDirectory:
-    """One `LoadRegistry` per application."""
-
-    def __init__(self) -> None:
-        self._registries: dict[str, LoadRegistry] = {}
-
-    def of(self, application: str) -> LoadRegistry:
-        """The registry of the application with this name, made at first use."""
-        return self._registries.setdefault(application, LoadRegistry())
-
-
-REGISTRIES: Final = RegistryDirectory()
-"""The registry, one in a process, that joins the policy of gateways to those of models."""
+REGISTRIES: Final[defaultdict[str, LoadRegistry]] = defaultdict(LoadRegistry)
+"""By application: one in a process, which joins the policy of gateways to those of models."""

@@ -32,7 +32,7 @@ async def test_a_call_goes_to_the_worker_it_names(router: PinnedRouter) -> None:
     for name in ("r1", "r0"):
         replica = await router._choose_replica_for_request(call(name))
         assert replica.replica_id.unique_id == name
-    assert WORKERS.of("pinned").ids == ("r0", "r1")
+    assert WORKERS["pinned"].ids == ("r0", "r1")
 
 
 async def test_a_call_to_a_worker_that_has_died_lets_everything_else_go_on(
@@ -41,7 +41,7 @@ async def test_a_call_to_a_worker_that_has_died_lets_everything_else_go_on(
     """Serve asks again and again: it must sleep in between, or the gateway stands still."""
     [dead] = [r.replica_id for r in router.curr_replicas.values() if r.replica_id.unique_id == "r1"]
     router.on_replica_actor_died(dead)
-    assert WORKERS.of("pinned").ids == ("r0",)
+    assert WORKERS["pinned"].ids == ("r0",)
     lost = asyncio.create_task(router._choose_replica_for_request(call("r1")))
     for _ in range(5):
         await asyncio.sleep(0.01)

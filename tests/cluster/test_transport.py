@@ -107,7 +107,7 @@ async def handle() -> Handle:
 
 @pytest.fixture
 def workers(request: pytest.FixtureRequest) -> WorkerSet:
-    workers = WORKERS.of(request.node.name)
+    workers = WORKERS[request.node.name]
     workers.replace(("w1", "w2"))
     return workers
 
