@@ -55,7 +55,7 @@ class Endpoint:
         self._key = key
         self._timeout_s = timeout_s
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-        if _is_loopback(urllib.parse.urlsplit(self.base).hostname or ""):
+        if is_loopback(urllib.parse.urlsplit(self.base).hostname or ""):
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -141,7 +141,8 @@ def _message_of(body: Any) -> str:
         raise ValueError(f"an answer of another form: {body}") from error
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.checkpoints import refuse_missing_model
+from cluster.cli.endpoint import is_loopback
 from cluster.cli.options import add_options, flag_name, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import (
@@ -183,19 +183,12 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 def open_listener(endpoint: EndpointConfig) -> str | None:
     """What to tell who lets in everybody, and not from this machine alone."""
     guarded = endpoint.api_keys or endpoint.api_key_file
-    if guarded or endpoint.host == "localhost" or _is_loopback(endpoint.host):
+    if guarded or is_loopback(endpoint.host):
         return None
     return (
         f"everyone who reaches port {endpoint.port} of this machine is let in: set {API_KEY}, or "
         "name an --api-key-file (`rayfleet keys new NAME` begins one)"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _refuse_missing_checkpoints(engine: EngineConfig) -> None:
