@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -201,20 +201,16 @@ def _within_timeout(ask: Callable[[float], object]) -> None:
 
 def _in_time(ask: Callable[[], T], timeout_s: float) -> T:
     """What `ask` returns or raises; TimeoutError where it has done neither in time."""
-    answers: queue.Queue[tuple[T, None] | tuple[None, Exception]] = queue.Queue()
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            answers.put((ask(), None))
+            answer.set_result(ask())
         except Exception as error:  # raised again by who waits
-            answers.put((None, error))
+            answer.set_exception(error)
 
     # HAZARD: no timeout of HTTP bounds how long the host's name is resolved. The thread stays.
     threading.Thread(target=run, daemon=True, name="ask the Hub").start()
-    try:
-        answer = answers.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
-    if answer[1] is not None:
-        raise answer[1]
-    return answer[0]
+    if not wait([answer], timeout_s).done:
+        raise TimeoutError(f"no answer within {timeout_s:g} s")
+    return answer.result()
