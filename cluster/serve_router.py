@@ -230,14 +230,11 @@ class _AssumedCache:
         for value in reversed(values):  # leaves are evicted before what they follow
             self._blocks[value] = None
             self._blocks.move_to_end(value)
-        evicted = [self._blocks.popitem(last=False)[0] for _ in range(self._num_over)]
+        num_over = max(len(self._blocks) - self._num_pages, 0)
+        evicted = [self._blocks.popitem(last=False)[0] for _ in range(num_over)]
         if evicted:
             events.append(BlockRemoved(evicted))
         return events
-
-    @property
-    def _num_over(self) -> int:
-        return max(len(self._blocks) - self._num_pages, 0)
 
 
 def _prompt_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

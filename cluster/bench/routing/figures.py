@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from cachetools import LRUCache
 
 from cluster.bench.routing.simulation import Outcome
 from cluster.bench.routing.worker import SALT
@@ -44,7 +45,7 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
     Requests come in the order of `outcomes`; each finds what all before it have computed. A mark
     to compare with rather than a strict bound: another order of eviction may hit more.
     """
-    cache: OrderedDict[int, None] = OrderedDict()
+    cache: LRUCache[int, None] = LRUCache(num_pages)
     memo = HashMemo()
     root = root_hash(SALT)
     hit = total = 0
@@ -57,9 +58,6 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
             total += arrival.num_tokens
         for value in reversed(hashes):  # so that leaves are evicted before what they follow
             cache[value] = None
-            cache.move_to_end(value)
-        while len(cache) > num_pages:
-            cache.popitem(last=False)
     return hit / total if total else 0.0
 
 
