@@ -60,11 +60,6 @@ class StartTimes:
         self.usual_s = self._usual_s()
 
     @property
-    def num_starting(self) -> int:
-        """Workers that are starting, those that are stuck included."""
-        return len(self._starts)
-
-    @property
     def num_lost(self) -> int:
         """Stuck starts that others are to be started for.
 
