@@ -34,11 +34,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
-# Two more than processors, up to six, since fleets and ranks are waited for a third of the time;
+# Three more than processors, up to six, since fleets and ranks are waited for a third of the time;
 # unit tests only compute. A process and what it starts take up to 4 GiB.
 TEST_PROCESSES ?= $(shell n=$$(nproc); \
 	gib=$$(awk '/^MemTotal/ {print int($$2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16); \
-	n=$$((n + 2)); n=$$((n > 6 ? 6 : n)); fit=$$((gib / 4)); n=$$((n > fit ? fit : n)); \
+	n=$$((n + 3)); n=$$((n > 6 ? 6 : n)); fit=$$((gib / 4)); n=$$((n > fit ? fit : n)); \
 	echo $$((n < 2 ? 2 : n)))
 UNIT_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 6 : n)))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
