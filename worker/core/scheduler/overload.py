@@ -32,9 +32,9 @@ class DrainRate:
 
     def retry_after_s(self, num_requests: int, num_tokens: int, now: float) -> int:
         """Whole seconds, at least 1, in which so many should have left."""
-        self._fade(now)
         if self._began_s is None:
             return 1  # nothing has been admitted yet: the worker has just begun
+        self._fade(now)
         # The sums are rates times this, which is less than the memory at the beginning.
         span = _MEMORY_S * (1.0 - exp(-(now - self._began_s) / _MEMORY_S))
         longest = max(

@@ -171,7 +171,8 @@ def test_a_tenant_with_fewer_waiting_sheds_one_of_the_tenant_with_most() -> None
 
 def test_the_time_to_come_again_follows_the_drain_rate() -> None:
     rate = DrainRate()
-    assert rate.retry_after_s(100, 1000, 0.0) == 1
+    for now in (0.0, 0.001, 1.0):  # before anything was admitted
+        assert rate.retry_after_s(100, 1000, now) == 1
     for i in range(400):  # ten requests of 50 tokens per second
         rate.note(50, i / 10)
     assert rate.retry_after_s(100, 0, 40.0) in (10, 11)
