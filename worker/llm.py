@@ -15,10 +15,10 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 
@@ -77,6 +77,15 @@ class _Pending:
         return all(choice.finished for choice in self.choices)
 
 
+class _Open(NamedTuple):
+    """A choice that has not finished, and where the call that it belongs to sees it grow."""
+
+    item: _Pending
+    choice: ChoiceState
+    grown: dict[int, _Pending]
+    """Prompts of that call with output that it has not yielded yet, by index."""
+
+
 class LLM:
     """A loaded model. Options are the fields of `EngineConfig`, named as the CLI's flags.
 
@@ -109,7 +118,9 @@ class LLM:
         self._core = EngineCore(self.config, info, executor, time.monotonic)
         self._compiler = GrammarCompiler(setting_of(info), _COMPILE_S)
         self._grammars: dict[str, None] = {}
-        """What the engine has."""
+        """Keys of the compiled grammars that the engine has."""
+        self._open: dict[str, _Open] = {}
+        """Unfinished choices by request id, of all calls: streams may be read by turns."""
         weakref.finalize(self, self._compiler.close)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -183,33 +194,47 @@ class LLM:
             self._make_pending(index, prompt, sampling, detokenize)
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
         ]
-        by_id = {
-            choice.submit.request_id: (item, choice) for item in pending for choice in item.choices
+        grown: dict[int, _Pending] = {}
+        own = {
+            choice.submit.request_id: _Open(item, choice, grown)
+            for item in pending
+            for choice in item.choices
         }
-        for _, choice in by_id.values():
-            self._core.add(choice.submit)
+        num_left = len(pending)
         try:
-            while by_id:
-                if not self._core.has_work():
-                    self._core.take_grammars(wait=True)
-                grown: dict[int, _Pending] = {}
-                for delta in self._core.step().deltas.get(_GATEWAY, ()):
-                    if delta.request_id not in by_id:
-                        continue  # a stop string ended it one step ago
-                    item, choice = by_id[delta.request_id]
-                    choice.apply(delta)
-                    grown[item.index] = item
-                    if choice.finished:
-                        del by_id[delta.request_id]
-                        if delta.finish_reason is None:
-                            self._core.abort(Abort(request_id=delta.request_id))
-                for item in grown.values():
-                    yield item.index, _assemble(item)
+            self._open.update(own)
+            for opened in own.values():
+                self._core.add(opened.choice.submit)
+            while num_left:
+                if not grown:
+                    self._step()
+                    continue
+                # One at a time: while the caller has it, other calls may let others grow.
+                item = grown.pop(next(iter(grown)))
+                num_left -= item.finished
+                yield item.index, _assemble(item)
         except RankFailure:
             self.close()  # what the other ranks hold is of no more use
             raise
         finally:
-            self._abandon(list(by_id))
+            self._abandon(own)
+
+    def _step(self) -> None:
+        """Takes one step of the engine and gives its tokens to the calls that wait for them."""
+        if not self._finalizer.alive:
+            raise ValueError("this LLM was closed while it generated")
+        if not self._core.has_work():
+            self._core.take_grammars(wait=True)
+        for delta in self._core.step().deltas.get(_GATEWAY, ()):
+            opened = self._open.get(delta.request_id)
+            if opened is None:
+                continue  # a stop string ended it one step ago, or its call was left
+            opened.choice.apply(delta)
+            opened.grown[opened.item.index] = opened.item
+            if opened.choice.finished:
+                del self._open[delta.request_id]
+                if delta.finish_reason is None:
+                    self._core.abort(Abort(request_id=delta.request_id))
 
     def _make_pending(
         self, index: int, prompt: Prompt, sampling: SamplingParams, detokenize: bool
@@ -266,11 +291,13 @@ class LLM:
             self._grammars[key] = None
         return key
 
-    def _abandon(self, request_ids: list[str]) -> None:
-        """Ends what an exception or a left iterator leaves behind, and drops its reports."""
-        for request_id in request_ids:
+    def _abandon(self, own: Iterable[str]) -> None:
+        """Aborts those of a call's requests that an exception or a left iterator leaves behind."""
+        left = [request_id for request_id in own if self._open.pop(request_id, None) is not None]
+        for request_id in left:
             self._core.abort(Abort(request_id=request_id))
-        while request_ids and self._finalizer.alive and self._core.has_work():
+        # Steps in flight hold their pages; where other calls are open, those take the steps.
+        while left and not self._open and self._finalizer.alive and self._core.has_work():
             self._core.step()
 
 

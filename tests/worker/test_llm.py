@@ -106,6 +106,23 @@ def test_leaving_a_stream_frees_its_request(llm: LLM) -> None:
     assert llm.generate("after", GREEDY)[0].finished
 
 
+@pytest.mark.parametrize("num_inner", [4, 32])
+def test_a_stream_goes_on_where_other_calls_come_between(llm: LLM, num_inner: int) -> None:
+    alone = llm.generate("a prompt of a few words", GREEDY)[0].outputs[0]
+    stream = llm.stream("a prompt of a few words", GREEDY)
+    assert len(next(stream).outputs[0].token_ids) == 1
+    inner = SamplingParams(temperature=0.0, max_tokens=num_inner, ignore_eos=True)
+    assert len(llm.generate("another one", inner)[0].outputs[0].token_ids) == num_inner
+    left = llm.stream("a third", GREEDY)
+    next(left)
+    left.close()
+    assert llm.generate("a fourth", inner)[0].finished
+    *_, last = stream
+    assert last.finished
+    assert last.outputs[0].token_ids == alone.token_ids
+    assert last.outputs[0].text == alone.text
+
+
 def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
     free = llm.generate("stop here", GREEDY)[0].outputs[0]
     stop = free.text[6:9]
