@@ -24,39 +24,39 @@ _DLLM = {"within": "--dllm-config"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulingOptions(AdmissionOptions):
-    """The options that the scheduler reads, too; `SchedulerConfig` has what is loaded beside them.
+    """Engine options that the scheduler reads, too; `SchedulerConfig` adds what was loaded.
 
     Raises:
         ValueError: a value is out of range; the message names the flag, or its field.
     """
 
     max_num_seqs: int = 0
-    """Most requests in the running set; 0 goes by the device: 1,024 on GPUs of 70 GiB and more but
-    A100s, 256 on other GPUs, 64 on CPU and where each request has a state of linear attention."""
+    """Most requests in the running set. 0 takes the device's default: 1,024 on GPUs of 70 GiB or
+    more (not A100s), 256 on other GPUs, 64 on CPU and for models with linear attention."""
     max_num_batched_tokens: int = 0
-    """Token budget of one step; longer prompts are computed in chunks. 0 goes by the device: 8,192,
-    2,048 and 1,024, as --max-num-seqs has it."""
+    """Token budget of one step; longer prompts are computed in chunks. 0 takes the device's
+    default: 8,192 on GPUs of 70 GiB or more (not A100s), 2,048 on other GPUs, 1,024 on CPU."""
     enable_chunked_prefill: bool = True
-    """Compute prompts in parts beside other work. Without, a prompt goes into one step, and one
-    that is longer than `prefill_max_tokens` of --scheduler-config into a step of its own; only what
-    is longer than --max-num-batched-tokens is computed in parts."""
+    """Chunked prefill: compute prompts in chunks beside other work. Without it a prompt is computed
+    in one step, in a step of its own where it is longer than `prefill_max_tokens` of
+    --scheduler-config, and in chunks only where it is longer than --max-num-batched-tokens."""
     preempt_priority_gap: int = field(default=3, metadata=IN_SCHEDULER_CONFIG)
-    """A waiting request preempts a running one if its priority is higher by this much; 0
-    for never."""
+    """Least difference in priority by which a waiting request preempts a running one; 0 turns
+    preemption by priority off."""
     deadline_margin_ms: float = field(default=50.0, metadata=IN_SCHEDULER_CONFIG)
-    """A waiting request gains two levels of priority so long before the last moment at which it
-    can meet its SLO. Nothing is drafted for one whose next token is due within so long: a step with
-    drafts takes longer, whatever becomes of them."""
+    """Milliseconds before the last moment at which a waiting request can still meet its SLO, from
+    which on its priority is raised by 2. A running request whose next token is due within as many
+    gets no drafts: a step with drafts takes longer, accepted or not."""
     max_queued_requests: int = field(default=4096, metadata=IN_SCHEDULER_CONFIG)
-    """Requests that may wait at a worker; further ones get 429 unless they are more urgent. 0 for
-    any number."""
+    """Most requests that may wait at a worker; further ones get 429 unless they are more urgent
+    than one that waits. 0 for any number."""
     max_queued_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Tokens that the waiting requests may have together; 0 for any number."""
+    """Most tokens of all waiting requests together; 0 for any number."""
     enable_prefix_caching: bool = True
-    """Keep finished prefixes and reuse them."""
+    """Prefix caching: keep computed KV pages and reuse them for prompts that begin alike."""
     host_cache_policy: HostCachePolicy = field(default="auto", metadata=IN_SCHEDULER_CONFIG)
-    """When pages come back from host memory: auto, where the copy is quicker than computing them,
-    by the times of late; or always."""
+    """When KV pages are copied back from host memory: auto, where recent times say that the copy is
+    quicker than computing them again; or always."""
 
     def __post_init__(self) -> None:
         AdmissionOptions.__post_init__(self)
@@ -72,7 +72,7 @@ class SchedulingOptions(AdmissionOptions):
 
     @property
     def admission(self) -> AdmissionOptions:
-        """The rules of admission to begin with."""
+        """The admission rules that the scheduler starts with."""
         names = [option.name for option in fields(AdmissionOptions)]
         return AdmissionOptions(**{name: getattr(self, name) for name in names})
 
@@ -84,107 +84,117 @@ class EngineConfig(SchedulingOptions):
     model: str
     """Folder of a Hugging Face checkpoint, or a repository name on the Hub."""
     revision: str = ""
-    """Branch, tag or commit of the Hub repository; its main branch unless given. Its commit is
-    asked for once: configuration, tokenizer and weights of all gateways and workers are of it."""
+    """Branch, tag or commit of the Hub repository; empty takes its main branch. It is resolved to a
+    commit once: all gateways and workers load configuration, tokenizer and weights of that."""
     tokenizer: str = ""
-    """Folder or Hub repository (NAME@REVISION for one revision) of another tokenizer than the
-    model's own; its chat template comes with it."""
+    """Folder or Hub repository (NAME@REVISION for one revision) of a tokenizer that replaces the
+    model's own; its chat template comes with it. Empty takes the model's own."""
     tensor_parallel_size: int = field(default=1, metadata={"aliases": ("-tp",)})
-    """Ranks that share one copy of the model."""
+    """Tensor parallelism: ranks that share one copy of the model."""
     enable_expert_parallel: bool = False
-    """Ranks hold experts whole, each an equal number of them, in place of a share of every one;
-    what is not of experts is shared as always. All ranks see all tokens, so nothing is exchanged
-    but the sums that there are anyway. It pays where shares of experts are too narrow for the
-    device, or not whole blocks of a quantized weight, and costs where few experts get most tokens:
-    their ranks compute longest."""
+    """Expert parallelism: each rank holds an equal number of whole experts in place of a shard of
+    every expert; other weights are sharded as without it. All ranks see all tokens, so nothing is
+    exchanged but the all-reduce of tensor parallelism. It pays where shards of experts are too
+    narrow for the device or would cut blocks of a quantized weight, and costs where few experts get
+    most tokens: their ranks compute longest."""
     device: Device = "auto"
-    """auto is cuda where a CUDA device is visible, else cpu."""
+    """Device that ranks run on; auto is cuda where a CUDA device is visible, else cpu."""
     dtype: DType = "auto"
-    """auto on CUDA is the checkpoint's own, for one in float32 bfloat16. On CPU it is float32, and
-    bfloat16 for a checkpoint that is stored so where the processor multiplies it (AMX, AVX512_BF16)
-    and a measurement at the first start found it quicker; with --batch-invariant always float32."""
+    """Data type of weights, activations and KV cache. auto on CUDA is the checkpoint's own,
+    bfloat16 for one in float32. auto on CPU is float32, or bfloat16 for a checkpoint in bfloat16
+    where the processor multiplies it (AMX, AVX512_BF16) and a measurement at the first start found
+    it quicker; with --batch-invariant always float32."""
     max_model_len: int | None = None
     """Most tokens of prompt plus completion; None takes the model's own maximum."""
     page_size: int = 16
-    """Tokens per KV-cache page, and per block of the prefix cache."""
+    """Tokens per page of the KV cache (a block, in vLLM), which is also the unit of the prefix
+    cache."""
     kv_cache_tokens: int | None = None
-    """Size of the KV cache in tokens; None sizes it from memory."""
+    """Size of the KV cache in tokens; None takes what memory allows."""
     gpu_memory_utilization: float = 0.9
     """Fraction of device memory for weights, activations and KV cache (CUDA)."""
     host_cache_gib: float = 0.0
-    """Host memory, in GiB and for all ranks of a worker together, where pages go that leave the
-    prefix cache; 0 for none. They come back by copy instead of being computed again."""
+    """KV offloading: host memory in GiB, of all ranks of a worker together, for pages that are
+    evicted from the prefix cache; 0 for none. They come back by copy instead of being computed
+    again."""
     batch_invariant: bool = False
-    """Bitwise the same output whatever else runs, at a cost in speed."""
+    """Batch invariance: bitwise the same output whatever else runs, at a cost in speed."""
     attention_backend: AttentionBackendName = "auto"
-    """Who attends. On CUDA auto is triton; flashinfer and flash (FlashAttention) have to be
-    installed. On CPU auto leaves it to --cpu-backend; with any other, torch runs steps, since the
-    compiled library attends by itself."""
+    """Attention backend. On CUDA auto is triton; flashinfer and flash (FlashAttention) have to be
+    installed. On CPU auto leaves it to --cpu-backend; any other has torch run the steps there,
+    since the compiled library has its own attention."""
     overlap_depth: int = 1
-    """Steps launched ahead of the one whose results are awaited, 0 or 1; hides scheduling."""
+    """Steps launched ahead of the one whose result is awaited, 0 or 1; 1 hides scheduling."""
     step_timeout_s: float = 10.0
-    """Seconds without a result after which a step counts as hung, or 20 times what it should take
-    where that is more: the ranks are then killed and started again, and their requests continue at
-    other workers. 0 for never."""
+    """Seconds without a result after which a step counts as hung, or 20 times its predicted
+    duration where that is longer. The ranks are then killed and started again, and their requests
+    continue at other workers. 0 for never."""
     structured_outputs_backend: StructuredOutputsBackend = "auto"
-    """Library that constrains output: xgrammar, guidance (llguidance), or auto, which is xgrammar
-    and, for the schemas that it would not enforce in full, guidance."""
+    """Library that constrains output: xgrammar; guidance (llguidance); or auto, which is xgrammar,
+    and guidance for JSON schemas and patterns that xgrammar cannot enforce in full."""
     cpu_threads: int = 0
     """Most compute threads per rank on CPU; 0 divides the cores among the ranks."""
     enforce_eager: bool = False
-    """Launch every kernel by itself instead of replaying CUDA graphs of decode steps, of small
-    steps with prompts or drafts, or of passes over running blocks."""
+    """Eager mode: launch every kernel by itself instead of replaying CUDA graphs of decode steps,
+    of small steps with prompts or drafts, and of passes over running blocks."""
     cudagraph_capture_sizes: tuple[int, ...] = ()
-    """Numbers of tokens that steps are captured for (CUDA): decode steps, up to --max-num-seqs, and
-    steps with prompts or drafts, up to --max-num-batched-tokens; or of blocks that passes of a
-    block-diffusion model are. None takes 1, 2, 4, 8, 16 and so on: of decodes up to 512, with
-    prompts up to 512 of a large model and 2048 of a small one, of blocks up to two a request."""
+    """Sizes, in tokens, of the steps that are captured as CUDA graphs: decode steps, up to
+    --max-num-seqs, and steps with prompts or drafts, up to --max-num-batched-tokens; of a
+    block-diffusion model the sizes of its passes, in blocks. Empty takes 1, 2, 4, 8, 16 and so on:
+    up to 512 for decode steps, 512 (large models) to 2,048 (small ones) for steps with prompts or
+    drafts, two blocks a request for passes."""
     load_format: LoadFormat = "auto"
-    """auto reads the checkpoint's safetensors; dummy draws random weights, for measuring speed."""
+    """Source of the weights: auto reads the checkpoint's safetensors; dummy draws them at random,
+    for measuring speed."""
 
     cpu_backend: CPUBackend = "auto"
-    """Runs steps on CPU. native: the library compiled for this machine; torch: its operators; auto
-    is native where a C++ compiler is installed and the model's sizes allow it."""
+    """Backend that runs steps on CPU: native, the library compiled for this machine; torch,
+    PyTorch's operators; auto, native where a C++ compiler is installed and the model's sizes allow
+    it."""
 
     enable_weight_caching: bool = False
-    """CPU: keep weights, as the compiled library packs them, in a file of the cache folder that all
-    workers of a node map. It pays where several workers of a model are on a node, which then hold
-    its weights once, or start often: nothing is read or packed then. Off unless asked for, since
-    the file takes as much of the disk as the weights do of memory, in a pod of its /tmp."""
+    """Weight cache of CPU workers: keep the weights, as the compiled library packs them, in a file
+    of the cache folder that all workers of a node map. It pays where several workers of one model
+    are on a node, which then holds the weights once, or where workers start often, since nothing is
+    read or packed then. The file takes as much disk as the weights take memory; in a pod it is on
+    the pod's /tmp."""
 
     speculative_method: SpeculativeMethod = "none"
-    """Who drafts tokens for the model to verify several at once. ngram: the request's own text,
-    where its latest tokens occurred before; draft: --speculative-model. Output is the same whoever
-    drafts."""
+    """Speculative decoding: proposer of drafts, of which the model verifies several in one step.
+    ngram is prompt lookup: what followed the latest tokens where the request's own text had them
+    before; draft is the model of --speculative-model. Output is the same with any of them."""
     speculative_model: str = ""
-    """draft: folder or Hub name of a smaller checkpoint with the model's tokenizer."""
+    """Draft model, for --speculative-method draft: folder or Hub name of a smaller checkpoint with
+    the model's tokenizer."""
     speculative_revision: str = field(default="", metadata=_SPECULATIVE)
-    """As --revision, of --speculative-model."""
+    """Branch, tag or commit of the draft model; empty takes its main branch."""
     num_speculative_tokens: int = field(default=8, metadata=_SPECULATIVE)
-    """Most drafts in a row; how many pay for their cost is measured all the time."""
+    """Most drafts of a request in one step; speculative_adaptive makes fewer where more do not
+    pay."""
     speculative_adaptive: bool = field(default=True, metadata=_SPECULATIVE)
-    """Draft only where measured acceptance pays for measured cost; otherwise always."""
+    """Adaptive drafting: draft only where measured acceptance pays for measured cost. False drafts
+    as much as it may."""
     speculative_max_utilization: float = field(default=0.8, metadata=_SPECULATIVE)
-    """Nothing is drafted while so large a share of --max-num-seqs runs."""
+    """Share of --max-num-seqs from which on nothing is drafted."""
     speculative_max_priority: int = field(default=6, metadata=_SPECULATIVE)
-    """Requests of higher priority are not drafted for: their steps stay as short as can be."""
+    """Highest priority that is drafted for: steps of more urgent requests stay short."""
 
     dllm_algorithm: DllmAlgorithm = "LowConfidence"
-    """Block-diffusion models: what decides positions, where a request does not name it."""
+    """Decoding algorithm of a block-diffusion model, for requests that name none."""
     dllm_fdfo: bool = field(default=True, metadata=_DLLM)
     """First done, first out: a block that is done leaves its batch at once. Otherwise all blocks of
     a batch wait for the last."""
     dllm_threshold: float | None = field(default=None, metadata=_DLLM)
-    """Probability above which a position is decided; None takes the algorithm's own (0.95 of
-    LowConfidence, 0.5 of JointThreshold)."""
+    """Probability above which a position of a block is decided; None takes the algorithm's own
+    (0.95 of LowConfidence, 0.5 of JointThreshold)."""
     dllm_disable: tuple[str, ...] = field(default=(), metadata=_DLLM)
-    """Refinement to do without, to measure its share; a list of names: inplace (running blocks keep
-    slot and pages, and continue while none is done), mixed_rounds (prompts beside running blocks,
-    many blocks at once), fused_commit (a finished block's last pass rides on the next one's first),
-    skip_last_commit (none for a request's last block), report_at_once (an edit that changes nothing
-    ends its block), early_exit (a block is left at the end token), masked_logits (only undecided
-    positions are scored), skip_unread (of positions that are not scored, the last layer computes
-    only keys and values)."""
+    """Optimizations of block diffusion to turn off, to measure what each gains; a list of names:
+    inplace (running blocks keep slot and pages, and continue while none is done), mixed_rounds
+    (prompts beside running blocks, many blocks at once), fused_commit (a finished block's last pass
+    rides on the next one's first), skip_last_commit (no last pass of a request's last block),
+    report_at_once (an edit that changes nothing ends its block), early_exit (a block is left at the
+    end token), masked_logits (only undecided positions are scored), skip_unread (at positions that
+    are not scored the last layer computes only keys and values)."""
 
     def __post_init__(self) -> None:
         SchedulingOptions.__post_init__(self)
@@ -231,26 +241,26 @@ class EngineConfig(SchedulingOptions):
 
     @property
     def cpu_steps(self) -> CPUBackend:
-        """Who runs steps on CPU: torch where a backend for attention was named."""
+        """Backend that runs steps on CPU: torch where an attention backend was named."""
         return "torch" if self.attention_backend != "auto" else self.cpu_backend
 
     @property
     def checkpoint(self) -> str:
-        """The model with its revision: what its files are asked for by."""
+        """Name by which the model's files are loaded: NAME, or NAME@REVISION."""
         return at_revision(self.model, self.revision)
 
     @property
     def tokenizer_checkpoint(self) -> str:
-        """Whose tokenizer files are read."""
+        """Name by which the tokenizer's files are loaded: its own, or the model's."""
         return self.tokenizer or self.checkpoint
 
     @property
     def draft_checkpoint(self) -> str:
-        """The draft model with its revision: what its files are asked for by."""
+        """Name by which the draft model's files are loaded: NAME, or NAME@REVISION."""
         return at_revision(self.speculative_model, self.speculative_revision)
 
     def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
-        """The same with these limits where it leaves them to the device."""
+        """This configuration with these limits where it leaves them to the device (0)."""
         return replace(
             self,
             max_num_seqs=self.max_num_seqs or max_num_seqs,
@@ -285,14 +295,14 @@ class EngineConfig(SchedulingOptions):
 
     @property
     def dllm_features(self) -> tuple[str, ...]:
-        """Refinements of block diffusion that are on."""
+        """Optimizations of block diffusion that are on."""
         return tuple(name for name in get_args(DllmFeature) if name not in self.dllm_disable)
 
 
 def pinned(config: EngineConfig) -> EngineConfig:
-    """`config` with commits for revisions, so that whoever reads files later reads the same.
+    """`config` with its revisions resolved to commits, so that later loads read the same files.
 
-    Raises as `worker.wire.hub` does.
+    Raises as `worker.wire.hub.commit_of` does.
     """
     revision, draft_revision = commit_of(config.checkpoint), ""
     if config.speculative_model:

@@ -46,10 +46,11 @@ logger = logging.getLogger(__name__)
 CPUS_PER_RANK = 0.1
 """Share of a core that Ray reserves per rank on CPU; compute threads are set in EngineConfig."""
 MAX_FAILED_REBUILDS = 3
-"""After so many in a row the replica reports itself unhealthy, and Serve starts another."""
+"""Rebuilds that fail in a row before the replica reports itself unhealthy, and Serve starts
+another."""
 _RENDEZVOUS_POLL_S = 0.02
 LAST_WORDS_S = 1.0
-"""How long the other ranks may still say why, after a first one has ended."""
+"""Seconds that the other ranks have to report an error once a first rank has ended."""
 
 
 class RankActor:
@@ -60,11 +61,11 @@ class RankActor:
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def belong_to(self, model_name: str, worker_id: str) -> None:
-        """Says whose rank this is, for its metrics."""
+        """Labels the metrics of this rank with its model and worker."""
         belong_to(RankOwner(model_name, worker_id, metrics_directory()))
 
     def lead(self, config: EngineConfig, directory: str, host: str = "") -> None:
-        """Is rank 0; blocks for as long as it lives.
+        """Runs rank 0; blocks for as long as it lives.
 
         On CPU it is the scheduler alone: its step runs in a child process of this one. `host` is
         this node's address where other ranks are on other nodes.
@@ -81,7 +82,8 @@ class RankActor:
     def follow(
         self, rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
     ) -> None:
-        """Is a rank from 1 on; blocks for as long as it lives. Raises Exception as `lead` does."""
+        """Runs a rank from 1 on; blocks for as long as it lives. Raises Exception as `lead`
+        does."""
         log_as(f"rank {rank}")
         from worker.rank.main import run_rank
 
@@ -101,15 +103,15 @@ class WorkerGroup:
         startup_retry_s: float = 0.0,
         report: StartReport = lambda delay: None,
     ) -> None:
-        """Loads the model on all ranks; what may heal is waited for and tried again.
+        """Loads the model on all ranks; a start that fails is tried again where that may help.
 
         Args:
-            config: of each rank.
-            model_name: under which clients know the model.
+            config: the engine configuration of each rank.
+            model_name: the name under which clients know the model; empty takes `config.model`.
             metrics: where this node's metrics are read.
-            traces_endpoint: where spans go; empty leaves it to OpenTelemetry's variables.
-            startup_retry_s: for how long another try may begin, inf for ever.
-            report: is notified why a start is delayed.
+            traces_endpoint: URL that takes spans; empty leaves it to OpenTelemetry's variables.
+            startup_retry_s: seconds within which another try may begin, inf for ever.
+            report: called with the reason whenever a start is delayed.
 
         Raises:
             RemoteFailure: a rank failed; the message ends with the root cause.
@@ -148,9 +150,10 @@ class WorkerGroup:
     async def attach(
         self, gateway_id: str, worker_id: str, node_id: str = ""
     ) -> AsyncIterator[bytes]:
-        """A SocketOffer, then the gateway's stream of WorkerItems. `worker_id` brought the call.
+        """Yields a SocketOffer, then the gateway's stream of WorkerItems, both as msgpack.
 
-        A gateway on this node, so named, is offered the socket in place of the items.
+        A gateway whose `node_id` is this node's is offered the socket in place of the items.
+        `worker_id` is not read: the handle has chosen this replica by it.
         """
         path = self._socket_for(node_id)
         yield msgspec.msgpack.encode(SocketOffer(path))
@@ -164,15 +167,15 @@ class WorkerGroup:
                 yield item
 
     async def submit(self, payload: bytes, worker_id: str) -> bytes:
-        """Takes a SubmitBatch, returns the SubmitReply. `worker_id` brought the call here."""
+        """Takes a SubmitBatch, returns the SubmitReply. `worker_id` is as in `attach`."""
         return await self.front.submit(payload)
 
     async def hello(self) -> bytes:
-        """Does nothing: a handle's router starts with the handle's first call."""
+        """Does nothing: a handle starts its request router with its first call."""
         return b""
 
     async def check_health(self) -> None:
-        """Asked by Serve.
+        """Health check that Serve calls periodically.
 
         Raises:
             RuntimeError: the rank group cannot be rebuilt here.
@@ -200,13 +203,13 @@ class WorkerGroup:
         return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
-        """Where a gateway on that node reaches this worker without Serve."""
+        """Path of the socket for a gateway on that node; None if it is not this node."""
         if node_id != ray.get_runtime_context().get_node_id():
             return None
         return self._server.path
 
     def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:
-        """Starts all ranks on `directory`; per rank something that ends when the rank does."""
+        """Starts all ranks on `directory`; returns a coroutine per rank that ends with the rank."""
         on_cuda = self.config.device == "cuda"
         placement_group = get_current_placement_group()
         for rank in range(self.config.tensor_parallel_size):
@@ -238,9 +241,9 @@ class WorkerGroup:
         self._actors.clear()
 
     async def _fetch(self) -> float:
-        """Makes sure, before any rank is started, that the checkpoints are on this node.
+        """Downloads the checkpoints to this node before any rank is started; returns the seconds.
 
-        Ranks on other nodes see to theirs. Returns the seconds that it took.
+        Ranks on other nodes download theirs by themselves.
         """
         began = time.monotonic()
         await asyncio.to_thread(_fetch_checkpoints, self.config)
@@ -294,7 +297,7 @@ class WorkerGroup:
 
 
 def metrics_directory() -> str:
-    """Where the processes of this node and this cluster ask each other for metrics."""
+    """Folder with the sockets on which processes of this node and cluster ask for metrics."""
     directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY")
     if directory is not None:
         return f"{directory}/metrics"
@@ -302,7 +305,7 @@ def metrics_directory() -> str:
 
 
 def _publish(worker_id: str, value: bytes) -> None:
-    """A sign of life, where gateways on whatever node can see it."""
+    """Publishes a sign of life in Ray's key-value store, which gateways on all nodes read."""
     internal_kv._internal_kv_put(pulse_key(worker_id), value, overwrite=True, namespace="rayfleet")
 
 
@@ -314,9 +317,9 @@ class _Ranks:
 
     @property
     def heal(self) -> bool:
-        """Whether others in the place of the ranks that have ended may fare better.
+        """Whether ranks that replace those that have ended may succeed where these failed.
 
-        Where one was killed, what the others say is about its absence.
+        If one was killed they may: the errors of the others only follow from its absence.
         """
         ended = [task.exception() for task in self.tasks if task.done() and not task.cancelled()]
         if any(error is None or isinstance(error, RayActorError) for error in ended):
@@ -324,10 +327,10 @@ class _Ranks:
         return all(may_heal(_cause(error)) for error in ended if error is not None)
 
     async def why(self) -> str:
-        """Why ranks have ended, after one has; the likeliest root cause last.
+        """Waits for the errors of ranks after one has ended; the likeliest root cause comes last.
 
-        A killed rank says nothing, and the others then fail in their next collective operation:
-        their words come first, and what died without a word after them.
+        A killed rank leaves no error, and the others then fail in their next collective operation:
+        their errors come first, and ranks that ended without one after them.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
@@ -359,7 +362,7 @@ async def _common_host(actors: Sequence[Any]) -> str:
 async def _run_rank(
     rank: int, actor: Any, config: EngineConfig, directory: str, host: asyncio.Future[str]
 ) -> None:
-    """Ends when the rank does."""
+    """Runs a rank in its actor; returns, or raises, when the rank ends."""
     address = await asyncio.shield(host)
     if rank == 0:
         await actor.lead.remote(config, directory, address)

@@ -55,12 +55,12 @@ class TokensPrompt(TypedDict):
 Prompt = str | TokensPrompt
 
 _COMPILE_S = 30.0
-"""Time for a grammar; nobody else waits here."""
+"""Processor time to compile one grammar, in seconds; no other client waits meanwhile."""
 _MAX_GRAMMARS = 256
-"""From so many on they are dropped before the next batch."""
+"""Compiled grammars that the engine keeps; a call that finds so many drops all of them."""
 
 _GATEWAY = ""
-"""The only receiver of reports here."""
+"""Gateway id of all requests: the only receiver of reports is this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +279,7 @@ class LLM:
         return _Pending(index=index, prompt=prompt, token_ids=token_ids, choices=choices)
 
     def _grammar(self, index: int, params: StructuredOutputsParams) -> str:
-        """Compiles a grammar, unless it is there already; its key."""
+        """Compiles a grammar unless the engine has it; returns its key. Raises ValueError."""
         key = grammar_key(params)
         if key not in self._grammars:
             try:

@@ -10,17 +10,19 @@ import threading
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Options of glibc's mallopt."""
 _THRESHOLDS = (700, 5, 500)
-"""Python's are (700, 10, 10). Collections of what is young stay short and frequent. Full ones walk
-all that is under way, some 230 objects per request: 120 ms beside 600 requests, every few seconds.
-They are rare, since what ends here leaves nothing that only they would find; tests see to it."""
+"""Thresholds of the garbage collector's generations; Python's are (700, 10, 10). Collections of
+young objects stay short and frequent. Full ones walk all live objects, some 230 per request: 120 ms
+beside 600 requests, every few seconds. They are made rare, since requests that end leave no cycles,
+which only full collections would find; tests check that."""
 _TRIM_S = 60.0
-"""Between two trims: what a minute leaves is little beside an hour's. One took 8 to 18 ms where
-15,000 blocks, 50 MiB, had just been freed and 1 ms where none had, and holds up no thread but one
-that allocates from the same arena."""
+"""Seconds between two trims: what a minute leaves is little beside what an hour leaves. A trim took
+8 to 18 ms where 15,000 blocks, 50 MiB, had just been freed and 1 ms where none had, and holds up no
+thread but one that allocates from the same arena."""
 
 
 def freeze_gc() -> None:
-    """Once a process has started up: collections walk only what was made since, and less often.
+    """Exempts all objects of a process that has started from garbage collection, and makes full
+    collections of later ones rare.
 
     Libraries and tokenizers are about a million objects that live as long as the process. To walk
     them all took a busy gateway 90 to 130 ms every few seconds, in which no token left it and no
@@ -32,13 +34,13 @@ def freeze_gc() -> None:
 
 
 def keep_freed_memory(num_bytes: int) -> bool:
-    """Has malloc keep freed blocks of up to so many bytes, and as much of any thread at most.
+    """Has malloc keep freed blocks of up to `num_bytes` each, and at most as many bytes per thread.
 
-    By default glibc learns from what it is asked for: after one body of 31 MiB, each thread that
-    had one keeps up to 62 MiB of them for good.
+    By default glibc adapts to what is allocated: after one body of 31 MiB, each thread that had one
+    keeps up to 62 MiB for good.
 
     Returns:
-        Whether it does; there is no such setting but on Linux with glibc.
+        Whether malloc took the setting, which only glibc on Linux has.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -49,8 +51,7 @@ def keep_freed_memory(num_bytes: int) -> bool:
 
 
 def release_freed_memory() -> None:
-    """Gives the system what malloc keeps of freed blocks, as after large ones that do not come
-    back. Does nothing but on Linux with glibc."""
+    """Gives freed blocks that malloc keeps back to the system; only glibc on Linux does so."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -58,7 +59,8 @@ def release_freed_memory() -> None:
 
 
 def trim_regularly(every_s: float = _TRIM_S) -> None:
-    """Gives the system freed memory again and again, on a thread that lives as long as the process.
+    """Gives freed memory back to the system periodically, on a thread that lives as long as the
+    process.
 
     By itself malloc gives back only what lies above the last block in use. Under steady load, where
     blocks of all sizes come and go, what it keeps below grows for an hour, while what is in use

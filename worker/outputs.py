@@ -1,4 +1,4 @@
-"""What `LLM` returns, in vLLM's shape, and how one choice of a request grows into it."""
+"""Outputs of `LLM` in vLLM's shape, and how the engine's deltas add up to them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from worker.wire.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely one token was."""
+    """Log-probability of one token."""
 
     logprob: float
     rank: int
-    """1 is the likeliest."""
+    """Rank of the token in the vocabulary; 1 is the likeliest."""
     decoded_token: str | None
-    """None where detokenization is off."""
+    """Text of the token; None where detokenization is off."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,23 +26,24 @@ class CompletionOutput:
     """One completion of a prompt."""
 
     index: int
-    """Which of the `n` choices."""
+    """Number of the choice, 0 to n - 1."""
     text: str = ""
     """Generated text; empty where detokenization is off."""
     token_ids: list[int] = field(default_factory=list)
-    """Generated tokens, the ending one included."""
+    """Generated tokens, the end or stop token that ended the completion included."""
     finish_reason: FinishReason | None = None
-    """Why it ended; None while it runs."""
+    """Reason of the end; None while the completion runs."""
     stop_reason: int | str | None = None
-    """The stop token or stop string that ended it, where one did."""
+    """Stop token or stop string that ended the completion; None where none did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token, by token id: itself, then the likeliest; None where not asked for."""
+    """A dict per generated token, by token id: the token itself, then the likeliest ones; None
+    unless asked for."""
     cumulative_logprob: float | None = None
-    """Sum of the tokens' own."""
+    """Sum of the generated tokens' log-probabilities; None unless those are asked for."""
     num_rounds: int = 0
-    """Of a block-diffusion model: passes that found something to decide."""
+    """Block diffusion: passes that decided positions of the completion's blocks, else 0."""
     num_forwards: int = 0
-    """Of a block-diffusion model: all forward passes."""
+    """Block diffusion: all forward passes of the completion, else 0."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,14 +52,15 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """The text, where the prompt was one."""
+    """Text of the prompt; None where it was given as tokens."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int
     """Prompt tokens of the first choice that the prefix cache held."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """As a completion's, for each prompt token; None for the first, which nothing predicts."""
+    """A dict per prompt token, as in `CompletionOutput.logprobs`, None for the first token, which
+    nothing predicts; None unless asked for."""
 
 
 class ChoiceState:

@@ -1,4 +1,4 @@
-"""How far a long start-up has come: a bar on a terminal, a log line every quarter elsewhere."""
+"""Progress of a long start-up: a bar on a terminal, a log line every quarter elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 Advance = Callable[[int], None]
-"""Takes how much has been done since the last call."""
+"""Takes the amount that has been done since the last call."""
 
 
 @contextmanager
@@ -32,11 +32,11 @@ def progress(
 
     Args:
         label: what is being done, such as "loading weights".
-        total: how much there is of it.
+        total: the amount to do.
         amount: `total` in words, for log lines.
-        columns: of the bar, between it and the elapsed time.
-        show: whether to say anything.
-        are_bytes: whether log lines tell how many of them come in a second.
+        columns: what the terminal shows between the bar and the elapsed time.
+        show: whether to show anything.
+        are_bytes: whether amounts are bytes; log lines then have their rate.
     """
     if not show:
         yield lambda _amount: None
