@@ -1,1 +1,2 @@
-"""What decides: engine loop, scheduler, cache, grammars, executors. No torch."""
+"""Engine core: step loop, scheduler, cache, grammars and executors. No torch but in
+LocalExecutor."""

@@ -1,4 +1,4 @@
-"""One worker group's engine without its surroundings: requests in, one report per step out."""
+"""Engine core of one worker group: scheduler, grammars and executor in one step loop."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from worker.wire.messages import Abort, EngineInfo, StepReport, StepShape, Submi
 
 
 class EngineCore:
-    """Couples the scheduler with an executor.
+    """Steps the scheduler and an executor: requests in, one report per step out.
 
-    Depth 0 and depth 1 are this one loop: a step is launched, and results are taken once more
+    Depth 0 and depth 1 are one loop: a step is launched, and the oldest result is taken once more
     than `overlap_depth` steps are in flight.
 
         depth 0   schedule 1 │ launch 1 │ result 1 │ apply 1 │ schedule 2 │ launch 2 │ …
         depth 1   schedule 1 │ launch 1 │ schedule 2 │ launch 2 │ result 1 │ apply 1 │ …
 
-    A Plan with draws under a grammar leaves without their masks, since these depend on the step
-    before. They follow as soon as no earlier step is in flight; the forward pass runs meanwhile:
+    A Plan with draws under a grammar is sent without their masks, since these depend on the step
+    before. Masks follow as soon as no earlier step is in flight; the forward pass runs meanwhile:
 
         depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
         depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
 
-    Where host and device share cores nothing is queued behind a step with a prompt in it, whatever
-    the depth. Such a step is long beside the host's part, so hiding that gains next to nothing; but
-    a request that arrives while it runs, which is likely, would see another whole step go first,
-    and two prompts in a row would delay its first token most. Waiting for the result lets it join
-    the very next step. A device of its own computes prompts in little more time than the host takes
-    to launch them, and would idle between them: there they are steps like any other.
+    On CPU no step is launched behind one that computes part of a prompt, whatever the depth. Such a
+    step takes long beside scheduling, so that hiding the latter gains next to nothing; but a
+    request that arrives while it runs, which is likely, would wait for another whole step. Once the
+    result is in, it joins the very next one. A GPU computes prompts in little more time than the
+    host takes to launch them, and would idle between them: there overlap does not end at prompts
+    (`Executor.overlaps_prompts`).
 
-    What a step of running blocks is followed by depends on which of them it finishes. At depth 1
-    the next one is launched ahead where ranks can put its rows right by themselves; elsewhere it
-    leaves as soon as the result is applied, and that is reported while it runs:
+    The step after one of running blocks (block diffusion) depends on which blocks that finishes. At
+    depth 1 it is launched ahead where ranks can correct its rows by themselves; elsewhere it is
+    launched as soon as the result is applied, and the report follows while it runs:
 
         ahead     schedule 2 │ launch 2 │ result 1 │ apply 1 │ report 1 │ schedule 3 │ …
         else      result 1 │ apply 1 │ take in arrivals │ schedule 2 │ launch 2 │ report 1 │ …
 
     Args:
         config: the group's engine configuration.
-        info: what the executor's `start` said.
+        info: what `executor.start` returned.
         executor: a started executor.
         clock: `time.monotonic`, or a test's own.
-        on_launch: called with each step just before it is launched: its Plan, and what it computes.
+        on_launch: called with the Plan and the shape of each step just before it is launched.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class EngineCore:
         self._has_blocks = info.block_size > 1
         self._in_flight: deque[AwaitResult] = deque()
         self._prompt_launched = False
-        """Whether the step launched last computes part of a prompt that nothing is to follow."""
+        """Whether the step launched last computes part of a prompt, so that none is to follow."""
         self._masks_due: Plan | None = None
-        """The newest one, where it waits for masks."""
+        """The Plan launched last, while it waits for masks; else None."""
         self.grammars = GrammarStore(info)
         self._guided = GuidedRequests(self.grammars.advance, info.vocab_size)
         self.timeline = Timeline(clock)
@@ -82,7 +82,7 @@ class EngineCore:
         )
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Takes a batch of the frontend."""
+        """Takes a batch of the frontend: grammars, submits, aborts, and new rules of admission."""
         self.grammars.receive(batch)
         for submit in batch.submits:
             self.add(submit)
@@ -92,9 +92,9 @@ class EngineCore:
             self.scheduler.set_admission(batch.admission)
 
     def add(self, submit: Submit) -> None:
-        """Queues a request; the frontend has refused what can never fit.
+        """Queues a request that the frontend has found to fit.
 
-        One that names a grammar waits, holding nobody up, until its matcher is ready.
+        A request that names a grammar is held, and no other with it, until its matcher is ready.
         """
         self.scheduler.add(submit)
         if submit.grammar:
@@ -105,12 +105,12 @@ class EngineCore:
         self.scheduler.abort(abort.request_id, abort.attempt)
 
     def take_grammars(self, *, wait: bool = False) -> None:
-        """Resumes requests whose matchers are ready; with `wait`, waits for one that is due."""
+        """Resumes requests whose matchers are ready; with `wait`, waits for at least one."""
         for request_id, attempt, grammar in self.grammars.take(wait=wait):
             self.guide(request_id, attempt, grammar)
 
     def guide(self, request_id: str, attempt: int, grammar: GrammarState | GrammarProblem) -> None:
-        """Resumes a request with its matcher, or ends it where there is a problem."""
+        """Resumes a held request with its matcher, or ends it where there is a problem."""
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
             return
@@ -118,7 +118,7 @@ class EngineCore:
         self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar))
 
     def close(self) -> None:
-        """Ends what it runs beside the executor, which is the caller's."""
+        """Ends the grammars' threads. The executor is the caller's to close."""
         self.grammars.close()
 
     def has_work(self) -> bool:
@@ -129,7 +129,7 @@ class EngineCore:
         """Launches the next step if there is one and takes the oldest result that is due.
 
         Args:
-            take_in: brings what has arrived, by `receive`; called before a step that is launched
+            take_in: passes what has arrived to `receive`; called before a step that is launched
                 once the result is in.
 
         Raises:
@@ -169,7 +169,7 @@ class EngineCore:
         return launched
 
     def report(self) -> StepReport:
-        """What happened since the last report, and the load as it stands; takes no step."""
+        """Report of all since the last one, with the present load; takes no step."""
         self._guided.drop(self.scheduler.take_ended())
         report = self.scheduler.take_report()
         report.load.step_times = self.timeline.totals()
@@ -191,7 +191,7 @@ class EngineCore:
         return True
 
     def _send_masks(self) -> None:
-        """Sends the masks that the newest step waits for, unless an earlier one is in flight."""
+        """Sends the masks that the newest step waits for, unless an earlier step is in flight."""
         plan = self._masks_due
         if plan is None or len(self._in_flight) > 1:
             return

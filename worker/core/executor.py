@@ -1,4 +1,4 @@
-"""The seam between deciding steps and executing them."""
+"""Executor interface: what the engine core launches Plans with, and awaits their results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from worker.wire.messages import EngineInfo
 from worker.wire.retry import RemoteFailure
 
 AwaitResult = Callable[[], StepResult]
-"""Of a launched step: blocks until it has completed, and raises RankFailure if a rank ended
-instead. Steps of one executor are asked for in the order of their launches, each once."""
+"""Waits for the result of one launched step; raises RankFailure if a rank ended instead. Results of
+one executor are awaited in the order of the launches, each once."""
 
 
 class RankFailure(RemoteFailure):
-    """A rank of the group ended or fell out of step; the group must be rebuilt."""
+    """A rank of the group ended or diverged from the others; the group must be rebuilt."""
 
 
 class Executor(ABC):
@@ -26,10 +26,11 @@ class Executor(ABC):
     """
 
     max_overlap_depth: int
-    """How many steps may usefully be launched ahead of the one whose results are awaited. Known
-    once it has started."""
+    """Most steps that are worth launching ahead of the one whose result is awaited. Known once the
+    executor has started."""
     overlaps_prompts = False
-    """Whether a step is launched ahead behind one with a prompt, too. Known once it has started."""
+    """Whether a step may be launched behind one that computes a prompt, too. Known once the
+    executor has started."""
 
     @abstractmethod
     def start(self) -> EngineInfo:
@@ -37,14 +38,16 @@ class Executor(ABC):
 
     @abstractmethod
     def launch(self, plan: Plan) -> AwaitResult:
-        """Sends one Plan to all ranks; returns what waits for its result. One with masked draws
-        waits for `sample` when it went forward."""
+        """Sends one Plan to all ranks; returns a call that waits for its result.
+
+        A Plan with masked draws waits for `sample` after its forward pass.
+        """
 
     @abstractmethod
     def drafts(self, seq: int) -> list[list[int]]:
-        """Drafts of each masked row of the Plan launched last, where it may have any.
+        """Drafts of each masked row of Plan `seq`, launched last, whose masked rows may draft.
 
-        Asked for once, when no earlier step is in flight and before `sample`.
+        Called once, when no earlier step is in flight and before `sample`.
         """
 
     @abstractmethod

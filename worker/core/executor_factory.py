@@ -1,4 +1,4 @@
-"""Chooses how Plans reach the ranks, by device and model."""
+"""Chooses the executor by device and model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.models.config import load_model_config
 
 
 def uses_cuda(config: EngineConfig) -> bool:
-    """Whether the engine runs on CUDA devices; asks the driver's device files, not torch."""
+    """Whether the engine runs on CUDA devices; looks at the driver's device files, not at torch."""
     if config.device != "auto":
         return config.device == "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -25,15 +25,15 @@ def create_executor(
 ) -> Executor:
     """The executor for this configuration's device and model.
 
-    A block-diffusion model's steps wait for the device between rounds, so that beside them rank 0's
-    process could do nothing else: as on CPU, the scheduler has another one.
+    Steps of a block-diffusion model wait for the device between rounds, and would block a scheduler
+    in the same process: as on CPU, rank 0's step gets a process of its own.
 
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
         spawn_peers: start ranks 1 and up as child processes (offline use); otherwise the caller
             starts them, on CPU and CUDA alike.
-        host: this node's address where the caller starts them on several nodes.
+        host: this node's address where the caller starts them on several nodes, else empty.
     """
     peers: Sequence[int] = range(1, config.tensor_parallel_size) if spawn_peers else ()
     if uses_cuda(config) and not _has_blocks(config):

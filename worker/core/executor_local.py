@@ -27,7 +27,7 @@ class LocalExecutor(Executor):
         config: the group's engine configuration.
         directory: the group's private folder.
         spawn: ranks from 1 on to start as child processes; the caller starts the others.
-        host: this node's address where those are on several nodes.
+        host: this node's address where the ranks are on several nodes, else empty.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LocalExecutor(Executor):
         self._rank = Rank(config)
 
     def start(self) -> EngineInfo:
-        """Loads rank 0's shard beside the other ranks', allocates equally many pages on all."""
+        """Loads rank 0's shard while the others load theirs; all allocate equally many pages."""
         salt = begin_salt(self._config)
         with self._blaming_peers():
             device = select_device(self._config, 0)
@@ -64,13 +64,13 @@ class LocalExecutor(Executor):
         return info
 
     def launch(self, plan: Plan) -> AwaitResult:
-        """Sends the Plan to the other ranks; launches it here as far as it goes without masks."""
+        """Sends the Plan to the other ranks, and launches here what does not depend on masks."""
         self._others.send(PlanMessage(plan=plan))
         with self._blaming_peers():
             return self._blaming_peers()(self._rank.launch(plan).result)
 
     def drafts(self, seq: int) -> list[list[int]]:
-        """What rank 0 has drafted for the step that waits for masks."""
+        """Drafts of rank 0 for the step that waits for masks."""
         return self._rank.drafts(seq)
 
     def sample(self, seq: int, masks: bytes) -> None:
@@ -90,8 +90,10 @@ class LocalExecutor(Executor):
 
     @contextmanager
     def _blaming_peers(self) -> Iterator[None]:
-        """Raises RankFailure, with who ended, where a collective failed for lack of a peer; as a
-        context, or around a function whenever that is called."""
+        """Raises RankFailure that names the ended rank where a collective failed for lack of it.
+
+        Serves as a context, or as a decorator of a function that is called later.
+        """
         try:
             yield
         except RankFailure:

@@ -25,7 +25,7 @@ class ProcessExecutor(Executor):
         config: the group's engine configuration.
         directory: the group's private folder.
         spawn: ranks to start as child processes; the others are started by the caller.
-        host: this node's address where those are on several nodes.
+        host: this node's address where the ranks are on several nodes, else empty.
     """
 
     max_overlap_depth = 1
@@ -37,7 +37,7 @@ class ProcessExecutor(Executor):
         self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn, host)
 
     def start(self) -> EngineInfo:
-        """Waits for every rank's shard, allocates equally many pages on all."""
+        """Waits until all ranks have loaded their shards; all allocate equally many pages."""
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())
@@ -51,7 +51,7 @@ class ProcessExecutor(Executor):
         return partial(self._result, plan.seq)
 
     def drafts(self, seq: int) -> list[list[int]]:
-        """Waits until rank 0 has drafted, which it does first."""
+        """Waits for the drafts of step `seq`, which rank 0 sends before its result."""
         message = self._group.receive()
         assert isinstance(message, Drafts), f"expected drafts, got {message!r}"
         assert message.seq == seq, f"drafts of step {message.seq}, expected {seq}"
@@ -75,7 +75,7 @@ class ProcessExecutor(Executor):
         self._group.close()
 
     def _result(self, seq: int) -> StepResult:
-        """The oldest result not handed out yet; blocks."""
+        """Waits for the result of step `seq`, the oldest in flight."""
         message = self._group.receive()
         assert isinstance(message, Result), f"expected a result, got {message!r}"
         assert message.step.seq == seq, f"result of step {message.step.seq}, expected {seq}"

@@ -1,4 +1,4 @@
-"""What the coordinator reports to its frontend about the loaded engine. Imports no torch."""
+"""EngineInfo: what the coordinator reports to its frontend once all ranks have loaded. No torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from worker.wire.messages import EngineInfo
 
 
 def begin_salt(config: EngineConfig) -> Callable[[], str]:
-    """Begins to read the checkpoint's files, of whose content the salt of block hashes is, beside
-    the ranks that load them; returns what waits for it.
+    """Starts to hash the checkpoint's files into the salt of block hashes, beside the ranks that
+    load them.
 
-    What that returns raises what `load_model_config` does.
+    Returns:
+        A call that waits for the salt; it raises as `load_model_config` does.
     """
     salt: Future[str] = Future()
 
@@ -39,9 +40,9 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
     """The engine's limits from its configuration and what its ranks could allocate.
 
     Args:
-        config: the engine's.
-        hellos: of all ranks.
-        salt: names the checkpoint in block hashes.
+        config: the group's engine configuration.
+        hellos: one of each rank.
+        salt: distinguishes the checkpoint in block hashes.
 
     Raises:
         ValueError: the ranks' memory holds no page of KV cache.
@@ -86,12 +87,12 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 
 
 def start_of(info: EngineInfo) -> Start:
-    """What its ranks are to allocate: equally many pages on all, and the dummy page."""
+    """The Start message: all ranks allocate equally many pages, and the dummy page."""
     return Start(num_pages=info.num_pages + 1, num_host_pages=info.num_host_pages)
 
 
 def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
-    """Of ranks that run in processes of their own."""
+    """Process ids by name, of the ranks that run in other processes than the coordinator."""
     return {
         f"rank {hello.rank}" if hello.rank else "the step of rank 0": hello.process
         for hello in sorted(hellos, key=lambda hello: hello.rank)
@@ -100,7 +101,7 @@ def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
 
 
 def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
-    """Seconds by phase of the rank that took longest in it: the others waited for that one."""
+    """Seconds by phase, each of the rank that took longest: the others waited for it."""
     times: dict[str, float] = {}
     for rank in ranks:
         for phase, seconds in rank.startup.items():

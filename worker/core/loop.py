@@ -1,4 +1,4 @@
-"""The main of rank 0's coordinator: takes submits from the frontend, steps, sends reports."""
+"""Main loop of rank 0's coordinator: takes submits from the frontend, steps, sends reports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
 
 
 def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
-    """The probe chat done here; the tokenizer, which may be large, is let go again."""
+    """Fingerprint of this worker's tokenizer, which is not kept: it may be large."""
     try:
         tokenizer = load_tokenizer(model)
     except ValueError:  # nothing to compare, and gateways could not serve it either
@@ -64,8 +64,8 @@ def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
 class _Loop:
     """Alternates between the frontend and the engine; blocks while idle.
 
-    A report follows whatever the frontend sends, and says whether another one is due: where one
-    stays away, the frontend knows that a rank hangs, or this process.
+    It answers whatever the frontend sends with a report, which says whether another one is due. So
+    the frontend knows that a rank or this process hangs where a report does not come.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class _Loop:
         self._decoder = msgspec.msgpack.Decoder(SubmitBatch)
 
     def run(self) -> None:
-        """Ends by EOFError, by RankFailure or with the process."""
+        """Runs until the frontend is gone (EOFError) or a rank fails (RankFailure)."""
         while True:
             was_idle = not self._core.has_work()
             if was_idle:
@@ -98,7 +98,7 @@ class _Loop:
                 self._front.flush()
 
     def _take_in(self) -> bool:
-        """Whether there was anything."""
+        """Takes in what the frontend has sent, without waiting; whether there was anything."""
         payloads = self._front.read(wait=False)
         for payload in payloads:
             self._core.receive(self._decoder.decode(payload))
@@ -109,7 +109,7 @@ class _Loop:
         self._front.send(self._encoder.encode(report))
 
     def _launching(self, plan: Plan, shape: StepShape) -> None:
-        """Lets the frontend know beforehand where it is to be patient."""
+        """Sends a StepLimit before a step that may take longer than the timeout."""
         forecast = self._core.scheduler.forecast
         seconds = forecast.limit_s(shape, self._timeout_s, plan.max_rounds)
         if seconds > self._timeout_s > 0.0:

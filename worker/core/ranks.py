@@ -1,4 +1,4 @@
-"""The coordinator's hold on its ranks: spawns children, says hello, sends Plans, sees deaths."""
+"""Rank processes as the coordinator sees them: spawned, greeted, sent Plans, and their ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.plan.messages import Failure, FromRank, Hello, Ready, Stop, ToRank
 from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
 LAST_WORD_MS = 200
-"""How long to wait for what else a dying rank, or its killer, leaves to be seen."""
+"""Milliseconds to wait for the last message of a rank that ends, or for the end of another one."""
 
 
 class RankGroup:
@@ -64,7 +64,7 @@ class RankGroup:
         return [*self._children, *self._channel.fds]
 
     def collect_hellos(self) -> dict[int, Hello]:
-        """Waits until every rank has loaded its shard. Raises RankFailure."""
+        """Waits until every rank has loaded its shard; hellos by rank. Raises RankFailure."""
         hellos: dict[int, Hello] = {}
         while len(hellos) < len(self._ranks):
             message = self.receive()
@@ -96,12 +96,12 @@ class RankGroup:
         return self._unless_failure(message)
 
     def raise_on_death(self) -> None:
-        """Raises RankFailure if a rank has ended, with its last word where it left one."""
+        """Raises RankFailure if a rank has ended, with the error that it sent, if any."""
         self._channel.wait(timeout_ms=0)
         if not self._channel.num_lost and not self._ended_children():
             return
-        # A dying rank's last word is read before its death is looked at. A process can be seen to
-        # have ended a moment after its stream has.
+        # What a rank sent last is read before its exit code. A process can be seen to have ended a
+        # moment after its stream has.
         self._channel.wait(self._children, timeout_ms=LAST_WORD_MS)
         while (message := self._channel.next()) is not None:
             self._unless_failure(message)

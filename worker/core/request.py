@@ -63,7 +63,7 @@ _MOVES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = MappingProxyTyp
         ),
     }
 )
-"""From a finished state there is none."""
+"""Allowed moves by state; a finished state has none."""
 
 
 class IllegalMove(RuntimeError):
@@ -71,9 +71,9 @@ class IllegalMove(RuntimeError):
 
 
 class Request:
-    """A submitted request: who it is, what it asks for, its tokens, and how far they are computed.
+    """A submitted request: its parameters, its tokens, and how far they are computed.
 
-    What single parts of the scheduler note beside that is in records of their own.
+    What single parts of the scheduler keep beside that is in `worker.core.request_records`.
 
     Positions of its token row, while steps are in flight:
 
@@ -82,8 +82,8 @@ class Request:
 
     Args:
         submit: the message it came in.
-        arrival: counts requests of one scheduler; lower is older.
-        arrived_s: the scheduler's clock at arrival, less what it waited before.
+        arrival: its number among the requests of one scheduler; lower is older.
+        arrived_s: when it reached its gateway, by the scheduler's clock in seconds.
         max_total_tokens: most tokens of prompt plus completion on this worker.
         eos_token_ids: the model's end tokens.
         block_size: tokens that the model decides together; 1 for an autoregressive one.
@@ -145,52 +145,54 @@ class Request:
         self.sampling = submit.sampling
         self.seed = submit.sampling.seed if submit.seed is None else submit.seed
         self.is_resubmitted = submit.is_resubmitted or submit.num_resumed > 0
-        """Whether another worker had taken it, and was lost."""
+        """Whether a worker that had taken the request before was lost."""
         self.arrival = arrival
         self.token_ids = array("i")
         self.token_ids.frombytes(submit.prompt)
         assert 0 <= submit.num_resumed < len(self.token_ids), "resumed tokens follow a prompt"
         self.num_prompt = len(self.token_ids) - submit.num_resumed
-        """Tokens that count as prompt; those an earlier attempt generated count as output."""
+        """Tokens that count as prompt; tokens that an earlier attempt generated are output."""
         self.limit = max_total_tokens
         """Length at which the request ends with reason "length"."""
         if self.sampling.max_tokens is not None:
             self.limit = min(self.limit, self.num_prompt + self.sampling.max_tokens)
         eos = () if self.sampling.ignore_eos else eos_token_ids
         self.end_token_ids = _end_tokens(tuple(eos), self.sampling.stop_token_ids)
-        """Tokens that may end it; only ever asked for membership."""
+        """End and stop tokens of the request; asked for membership only."""
         self.block_size = block_size
         self._begin(arrived_s, arrived_s + submit.waited_ms / 1e3, submit.slo)
 
     def _begin(self, arrived_s: float, queued_s: float, slo: Slo | None) -> None:
-        """What changes from step to step, and the records of other parts."""
+        """Sets up what changes from step to step, and the records of other parts."""
         self.state = RequestState.WAITING
         self.level = self.priority
-        """Its urgency, 0 to 9: the priority, or more where its deadline was near when it was
-        queued; while it runs, that with which it was admitted."""
+        """Urgency, 0 to 9: the priority, or more where a deadline is near; fixed at admission for
+        as long as the request runs."""
         self.lease: Lease | None = None
-        """What it holds of the cache; exactly while RUNNING."""
+        """Slot and pages of the cache; None unless RUNNING."""
         self.num_prefill = len(self.token_ids)
         """Known tokens when last admitted (or queued): prefill lasts until these are computed."""
         self.num_computed = 0
         """Positions computed by all launched steps, rejected drafts left out."""
         self.num_placeholders = 0
-        """Tokens that launched steps draw and that are not known here yet: at least so many."""
+        """Tokens that launched steps draw and that are not known here yet, drafts left out."""
         self.num_unverified = 0
-        """How many more these may be: drafts in steps in flight. Of `num_computed` it is the same:
-        counted is the least."""
+        """Drafts in steps in flight: by up to so many, `num_placeholders` and `num_computed` may
+        turn out to be larger."""
         self.num_cached = -1
         """Prompt tokens found in the prefix cache at the first admission; -1 before."""
         self.num_charged = self.num_output
-        """Generated tokens that its tenant has been charged for, here or elsewhere."""
+        """Generated tokens that its tenant has been charged for, by this worker or an earlier
+        one."""
         self.error: str | None = None
-        """Why it cannot continue, where it ends by an error."""
+        """Message of the error that ends the request; None without one."""
         self.rejection: Rejection | None = None
-        """The answer to its client where it ends by an error that is not the worker's."""
+        """Answer to the client of a request that ends by an error which is not the worker's."""
         self.grammar: GrammarStatus | None = None
-        """Where it stands in its grammar, as last reported; set before it is first admitted."""
+        """Status in its grammar, as last reported, from before the first admission on; None without
+        a grammar."""
         self.speculation: RequestRecord | None = None
-        """What is known of drafts for it."""
+        """Acceptance of its drafts; None until the speculation gate has decided on any."""
         self.times = RequestTimes(arrived_s, queued_s, slo)
         self.queue_entry = QueueEntry()
         self.preemption = PreemptionRecord()
@@ -205,10 +207,10 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that the next steps can compute, those still being drawn included.
+        """Positions that the next steps can compute, those of tokens still being drawn included.
 
-        1 is a decode (or a prompt's last token), more a prefill; 0 if what is being drawn
-        surely ends the request.
+        1 is a decode (or a prompt's last token), more is a prefill or a block; 0 if the tokens
+        being drawn reach the length limit.
         """
         num_tokens = len(self.token_ids) + self.num_placeholders
         return self.num_wanted - self.num_computed if num_tokens < self.limit else 0
@@ -226,14 +228,14 @@ class Request:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended, in the API's words; None while it has not."""
+        """Finish reason in the API's words; None while the request has not ended."""
         if self.state is RequestState.RUNNING:
             return None  # by far the most frequent case, and hashing an enum is slow
         return _FINISH_REASONS.get(self.state)
 
     @property
     def ended_by_grammar(self) -> bool:
-        """Whether it stopped since its grammar left nothing to draw, by no token of its own."""
+        """Whether it stopped since its grammar left nothing to draw, and not by an end token."""
         return (
             self.state is RequestState.FINISHED_STOPPED
             and self.grammar is not None
@@ -243,9 +245,9 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether all of its prompt has still to be computed, for the sake of log-probabilities.
+        """Whether its whole prompt is to be computed, cached or not, for prompt log-probabilities.
 
-        They are complete with the first token drawn; tokens of an earlier attempt show that its
+        They are complete with the first token drawn; tokens of an earlier attempt show that the
         gateway has them.
         """
         return self.sampling.prompt_logprobs is not None and not self.num_output
@@ -261,7 +263,7 @@ class Request:
         return len(self.token_ids) - self.num_prompt
 
     def give_up(self, problem: GrammarProblem) -> None:
-        """Notes why its grammar ends it by an error."""
+        """Notes the grammar's problem as the error that ends the request."""
         self.error = problem.message
         if problem.status < 500:
             self.rejection = Rejection(
@@ -290,5 +292,5 @@ class Request:
 
 @lru_cache(maxsize=8)
 def _end_tokens(eos: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> frozenset[int]:
-    """Completions of one request share it: each of 1,024 tokens would take 64 KiB."""
+    """Set of end and stop tokens, one for all completions of a request: 1,024 take 64 KiB."""
     return frozenset((*eos, *stop_token_ids))

@@ -1,4 +1,4 @@
-"""What parts of the scheduler note beside a request: each record is written by one of them."""
+"""Records that parts of the scheduler keep with a request; each is written by one part only."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from worker.wire.times import FirstTokenTimes
 
 @dataclass(slots=True)
 class QueueEntry:
-    """How a request stands in the queue (`WaitingQueue`, `Admission`)."""
+    """Place of a request in the queue (`WaitingQueue`, `Admission`)."""
 
     deadline_s: float = inf
-    """When its next token is due, by the scheduler's clock, if that can still be done."""
+    """When the next token is due, by the scheduler's clock in seconds; infinite without an SLO, or
+    where that can no longer be met."""
     generation: int = 0
-    """Changes whenever it enters or leaves the queue: entries of an older one are dead."""
+    """Number that is raised whenever the request enters or leaves the queue; what refers to an
+    older one is void."""
     num_uncached: int = 0
-    """Tokens to compute if it is admitted, as of `uncached_round`."""
+    """Tokens that the prefix cache lacked when it was last looked up."""
     uncached_round: int = -1
-    """Admission round in which they were counted last; -1 for never."""
+    """Admission round of that look-up; -1 for none."""
 
 
 @dataclass(slots=True)
 class PreemptionRecord:
-    """How often a request was preempted, and what that cost it (`Lifecycle`)."""
+    """How often a request has left the running set unfinished, and its work then (`Lifecycle`)."""
 
     count: int = 0
+    """Times that it was preempted, or held for its grammar."""
     num_computed: int = 0
-    """Positions that were computed when that happened last."""
+    """Positions that were computed the last time."""
     resumed_at: int = 0
-    """Known tokens when it was last admitted again; 0 if it never was preempted."""
+    """Known tokens when it was last admitted again; 0 for never."""
 
 
 @dataclass(slots=True)
@@ -42,58 +45,59 @@ class Delivery:
     num_sent: int
     """Known tokens when the last delta was made."""
     cached_sent: bool = False
-    """Whether a delta has said how many of its tokens were cached."""
+    """Whether a delta has carried `num_cached_tokens`."""
     times_sent: bool = False
-    """Whether a delta has said how its first token's time was spent."""
+    """Whether a delta has carried the times of the first token."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of tokens that no delta has carried yet, where it asks for them."""
+    """Log-probabilities of generated tokens that no delta has carried yet."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Of the prompt tokens computed so far, until a delta has carried them; None before it
-    runs and where it does not ask."""
+    """Log-probabilities of the prompt tokens computed so far, until a delta has carried them; None
+    before the request runs, and unless it asks for them."""
 
 
 @dataclass(slots=True)
 class BlockProgress:
-    """How a block-diffusion model gets on with a request (`BlockSteps`)."""
+    """Progress of a block-diffusion model with a request (`BlockSteps`)."""
 
     state: bytes = b""
-    """The running block as the last step left it, opaque; empty where none has begun."""
+    """State of the running block after the last step, opaque; empty where none has begun."""
     num_rounds: int = 0
-    """Passes in which something of it was to be decided."""
+    """Passes that decided positions of the request's blocks."""
     num_forwards: int = 0
-    """All passes that computed something for it."""
+    """All forward passes that computed anything for the request."""
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When what happened to a request, by the scheduler's clock, and when more is due."""
+    """Moments of a request, in seconds of the scheduler's clock, and its deadlines."""
 
     arrived_s: float
-    """At its gateway."""
+    """Arrival at the gateway."""
     queued_s: float
-    """At this worker."""
+    """Arrival at this worker."""
     slo: Slo | None
-    """What its client hopes for."""
+    """Service-level objective; None without one."""
     admitted_s: float = -1.0
-    """Into the running set, first; -1 before."""
+    """First admission to the running set; -1 before."""
     first_token_s: float = -1.0
-    """When the first token came; -1 before."""
+    """First token; -1 before."""
 
     @property
     def first_token(self) -> FirstTokenTimes | None:
-        """How its first token's time was spent here; None before."""
+        """Times in queue and prefill before the first token; None before it."""
         if self.first_token_s < 0.0:
             return None
         queue_s = max(self.admitted_s - self.queued_s, 0.0)
         return FirstTokenTimes(queue_s, max(self.first_token_s - self.admitted_s, 0.0))
 
     def due_s(self, num_output: int) -> float:
-        """When its next token is due; infinite without an SLO.
+        """When the next token is due; infinite without an SLO.
 
-        The first by `ttft_ms`; a later one by `tpot_ms`, as if tokens came evenly; any by `e2e_ms`.
+        The first token is due by `ttft_ms`, later ones at even distances by `tpot_ms`, all by
+        `e2e_ms`.
 
         Args:
-            num_output: tokens that it has.
+            num_output: tokens generated so far.
         """
         slo = self.slo
         if slo is None:

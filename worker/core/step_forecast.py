@@ -1,5 +1,5 @@
-"""What coming steps will take, by those so far: for deadlines, copies, deferral, drafts and the
-watchdog."""
+"""Forecast of step times from those measured: for deadlines, copies from host memory, deferral of
+decodes, drafts and the watchdog."""
 
 from __future__ import annotations
 
@@ -9,54 +9,56 @@ from worker.wire.messages import StepShape
 from worker.wire.step_time import StepCosts, StepTimeModel
 
 _MIN_OBSERVATIONS = 20
-"""Steps before which nothing is predicted."""
+"""Observed steps before which nothing is predicted."""
 _FIRST_SOLVED = 16
 """Observations after which the coefficients are solved for the first time."""
 _SOLVED_EVERY_S = 0.05
-"""Seconds that observed steps took in all, after which they are solved for again: that takes half a
-millisecond, so a hundredth. The chunks of the first long prompt tell how long the next will be."""
+"""Seconds that observed steps took in all, after which the coefficients are solved for again. That
+takes half a millisecond, a hundredth of it. So the chunks of the first long prompt tell how long
+those of the next will take."""
 _DECODES, _DRAFTS = 16, 4
-"""Of steps without prompts, which are many and alike, one in so many is observed: it costs 10 us,
-and the shortest of them take 100 us. Of those with drafts, which differ, one in fewer. At first all
-are."""
+"""Sampling of steps without prompts, which are many and alike: one in 16 is observed, with drafts,
+which make them differ, one in 4. To observe one costs 10 us, and the shortest take 100 us. Until
+predictions begin all are observed."""
 FACTOR = 20.0
-"""Times what a step should take, after which its ranks count as hung: twice for the model's error,
+"""Multiple of its predicted time after which a step counts as hung: twice for the model's error,
 ten times for a machine that others use as well."""
 FIRST_FACTOR = 6.0
-"""Times the timeout, for a step unlike any before: kernels that are first needed in it are compiled
-meanwhile, some seconds each and a handful per model, so a minute of the usual ten seconds."""
+"""Multiple of the timeout for a step larger than any before: kernels that it needs first are
+compiled meanwhile, some seconds each and a handful per model, so a minute where the timeout is ten
+seconds."""
 
 
 class StepForecast:
-    """Feeds an engine's one step-time model and asks it.
+    """Fits one engine's step-time model to its steps, and predicts from it.
 
     Args:
-        max_num_batched_tokens: of one step.
+        max_num_batched_tokens: token budget of one step.
     """
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._max_tokens = max_num_batched_tokens
         self._model = StepTimeModel()
         self.costs: StepCosts = self._model.costs
-        """The coefficients of late; at first what is supposed of any engine."""
+        """Coefficients as last solved for; at first a prior for any engine."""
         self._unsolved_s = -math.inf
-        """Seconds of the steps observed since the coefficients were solved for; before they were
-        for the first time, of none."""
+        """Seconds of the steps observed since the last solution; minus infinity before the first,
+        which `_FIRST_SOLVED` triggers."""
         self._last = StepShape()
         self._num_sampled = 0
-        """Steps with prompts, and one in so many of those without."""
+        """Steps that were sampled: all with prompts, and one in so many of those without."""
         self._num_drafting = 0
-        """Steps with drafts; after the first ones each, what drafts cost is solved for."""
+        """Steps with drafts; each of the first ones is observed, and solved for at once."""
         self._most_prompts = self._most_decodes = 0
-        """Prompt tokens, and decoding requests with their drafts, of any step so far."""
+        """Most prompt tokens, and most decoding requests plus drafts, of any step so far."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether there were steps enough to predict others."""
+        """Whether enough steps were observed to predict others."""
         return self._model.num_observations >= _MIN_OBSERVATIONS
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Takes the duration of the last step; the same again, or one of nothing, is ignored."""
+        """Takes the duration of the last step; a repetition or an empty step is ignored."""
         is_empty = not (shape.prefill_tokens or shape.decode_rows)
         if shape.seq == self._last.seq or seconds <= 0.0 or is_empty:
             return
@@ -79,7 +81,7 @@ class StepForecast:
             self.costs = self._model.costs
 
     def step_s(self, shape: StepShape) -> float:
-        """Seconds for a step; of the first ones, by what is supposed of any engine."""
+        """Predicted seconds of a step, from the prior where few were observed."""
         return self.costs.step(shape)
 
     def is_unlike_any(self, shape: StepShape) -> bool:
@@ -96,9 +98,9 @@ class StepForecast:
         """Seconds after which a step is overdue.
 
         Args:
-            shape: what it is to compute.
-            timeout_s: that every step has.
-            num_passes: forward passes that it may take, each of such a shape.
+            shape: what the step computes in one pass.
+            timeout_s: the least limit of any step.
+            num_passes: most forward passes that the step takes.
         """
         limit = max(timeout_s, FACTOR * num_passes * self.step_s(shape))
         if self.is_unlike_any(shape):
@@ -106,17 +108,18 @@ class StepForecast:
         return limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
-        """Seconds to compute so many tokens after others; None before that is known."""
+        """Predicted seconds to compute `num_tokens` of a prompt after `num_cached`; None before
+        predictions begin."""
         if not self.is_ready:
             return None
         return self.costs.prefill(num_tokens, num_cached)
 
     def prompt_tokens(self, seconds: float, num_cached: int, *, scored: bool = False) -> float:
-        """Tokens of a prompt that make a step longer by so many seconds; infinitely many before
-        that is known.
+        """Tokens of a prompt that make a step longer by so many seconds; infinity before
+        predictions begin.
 
         Args:
-            seconds: beside what else is in the step.
+            seconds: what they add to the step.
             num_cached: positions of the prompt that are computed already.
             scored: whether log-probabilities of all its tokens are asked for.
         """
@@ -130,15 +133,15 @@ class StepForecast:
         return 2.0 * seconds / (linear + root) if root else math.inf
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
-        """Part of a step's time that decodes take beside so many tokens of prompts.
+        """Part of a step's time, 0 to 1, that decodes take beside the prompts of the step.
 
-        0 if unknown, or if it is less than what any step takes: they would pay that once more in a
-        step of their own.
+        0 before predictions begin, and where decodes take less than the constant part of a step,
+        which they would cost once more in a step of their own.
 
         Args:
             num_rows: requests that decode.
             context: positions that they attend to in all.
-            num_prompt_tokens: of the step.
+            num_prompt_tokens: prompt tokens of the step.
         """
         if not self.is_ready:
             return 0.0
@@ -149,9 +152,10 @@ class StepForecast:
         return decodes / (costs.constant + costs.prefill(num_prompt_tokens) + decodes)
 
     def first_token_s(self, num_tokens: int) -> float:
-        """Seconds from admission to the first token of a request with so many to compute.
+        """Predicted seconds from admission to the first token of a request with `num_tokens` to
+        compute; 0 before predictions begin.
 
-        As many steps as they fill, each with the decodes of the last step beside them.
+        They fill a number of steps, each of which decodes what the last step did as well.
         """
         if not self.is_ready:
             return 0.0

@@ -1,9 +1,9 @@
-"""Where the time of steps goes: what the coordinator does, what rank 0 does, and its idle gaps.
+"""Timeline of steps: what the coordinator does, what rank 0 does, and the gaps in which it idles.
 
     coordinator   schedule │ broadcast │ collect (waits) │ process │ deliver │ schedule …
     rank 0                    bubble │ prepare │ forward │ sample │ bubble │ prepare …
 
-On CUDA the lower row is rank 0's device, and launching is the coordinator's (`broadcast`).
+On CUDA the lower row is rank 0's device, and launching is part of the coordinator's `broadcast`.
 
 Each row adds up to the wall time of a busy period. At depth 1 the coordinator's row for the next
 step stands beside the rank's for this one, and the bubble shrinks to the time of a message.
@@ -21,11 +21,11 @@ from worker.plan.plan import RankTimes, StepResult
 from worker.wire.times import StepTimes
 
 RING_SIZE = 256
-"""Steps that are kept one by one."""
+"""Number of the latest steps whose records are kept."""
 
 
 class StepRecord(NamedTuple):
-    """The moments of one step, seconds of the host's monotonic clock, in the order of a step."""
+    """Moments of one step in their order, in seconds of the host's monotonic clock."""
 
     seq: int
     num_tokens: int
@@ -41,7 +41,7 @@ class StepRecord(NamedTuple):
     processed: float
     """The result is applied and the report made."""
     bubble: float
-    """Seconds that the rank waited for this step after the one before; 0 after an idle time."""
+    """Seconds that rank 0 idled between the step before and this one; 0 where there was no work."""
 
 
 class _Launch(NamedTuple):
@@ -70,11 +70,11 @@ class Timeline:
         self._rank_finished: float | None = None
 
     def totals(self) -> StepTimes:
-        """Sums over all steps so far."""
+        """Times summed over all steps so far."""
         return msgspec.structs.replace(self._totals)
 
     def enter(self) -> float:
-        """The coordinator begins with the engine's work; returns the moment."""
+        """Notes that the coordinator begins with the engine's work; returns the moment."""
         now = self.now()
         if self._left is not None:
             self._totals.deliver += now - self._left
@@ -82,11 +82,11 @@ class Timeline:
         return now
 
     def launched(self, num_tokens: int, scheduling: float, scheduled: float) -> None:
-        """A Plan has just been sent."""
+        """Notes that a Plan has just been sent."""
         self._launches.append(_Launch(num_tokens, scheduling, scheduled, self.now()))
 
     def completed(self, result: StepResult, awaited: float, collected: float) -> None:
-        """The oldest step's result has just been processed."""
+        """Notes that the oldest step's result has just been processed."""
         launch = self._launches.popleft()
         rank = result.times
         if rank is None:
@@ -114,8 +114,7 @@ class Timeline:
         )
 
     def leave(self, *, idle: bool) -> None:
-        """The coordinator leaves the engine's work; `idle` if nothing is left to do or to wait
-        for."""
+        """Notes that the coordinator leaves the engine's work; `idle` if there is none left."""
         if idle:
             self._left = None
             self._rank_finished = None
