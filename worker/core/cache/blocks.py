@@ -1,4 +1,4 @@
-"""Blocks of models with several groups of layers, and the pages that each is made of."""
+"""Block pool for models with sliding windows: a block has a page in each group of layers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class BlockPool:
                       └───────────── use ──────────────────┼──────────────┤
                                                            └─ else ──> window pages are free
 
-    The window pages of a block can so be gone while its other pages are cached. A prefix that ends
-    within a window of them is no hit then.
+    So the window pages of a block can be gone while its other pages are cached. A prefix that ends
+    within a window of such a block is no hit.
 
     Args:
-        pages: where pages come from and go.
-        groups: of the model's layers; some see a window.
+        pages: the pool of all pages on the device.
+        groups: groups of the model's layers, with window groups among them.
         page_size: tokens per page.
     """
 
@@ -34,24 +34,26 @@ class BlockPool:
         self._page_size = page_size
         self._next = 1
         self._full: dict[int, list[int]] = {}
-        """By block: its page in each full group."""
+        """Pages in the full groups, by block."""
         self._window: dict[int, list[int]] = {}
-        """By block that still has them: its page in each window group."""
+        """Pages in the window groups, by block that still has them."""
         self._users: dict[int, int] = {}
-        """By block: leases that may read its window pages; only where there are any."""
+        """Number of leases that may read a block's window pages, by block; zeros are left out."""
         self._cached: set[int] = set()
         """Blocks of the prefix cache."""
         self._behind: OrderedDict[int, None] = OrderedDict()
-        """Idle: a lease's window has passed over them. They go first, the oldest before others."""
+        """Idle blocks that a lease's window has passed over, oldest first; they are reclaimed
+        first."""
         self._ends: OrderedDict[int, None] = OrderedDict()
-        """Idle: a lease ended within a window of them, so that what goes on from there needs them.
-        They go last."""
+        """Idle blocks within a window of the end of a lease: a request that continues there needs
+        them. They are reclaimed last."""
         self._fence: Fence[tuple[int, bool]] = Fence()
-        """Uses that end with a step: block, and whether the lease ended there."""
+        """Uses that end with a step: the block, and whether the lease ends within a window of
+        it."""
 
     @property
     def num_idle_pages(self) -> int:
-        """Pages that `reclaim` could free."""
+        """Window pages of idle blocks, which `reclaim` can free."""
         return self.groups.num_window * (len(self._behind) + len(self._ends))
 
     @property
@@ -70,13 +72,13 @@ class BlockPool:
         return blocks
 
     def rows(self, blocks: Sequence[int], start: int, first: int) -> list[tuple[int, list[int]]]:
-        """What page tables name from some block of a request on: for each group the index of the
-        first page, and the pages.
+        """Page-table entries of a request from one of its blocks on: for each group the index of
+        the first page, and the page ids.
 
         Args:
-            blocks: of the request.
-            start: the index of the first of them that is wanted.
-            first: the index of the first that has window pages.
+            blocks: blocks of the request.
+            start: index of the first block that is wanted.
+            first: index of the first block that has window pages.
         """
         num_full, num_window = self.groups.num_full, self.groups.num_window
         own = [self._full[block] for block in blocks[start:]]
@@ -86,8 +88,8 @@ class BlockPool:
         return rows + [(start, [pages[group] for pages in seen]) for group in range(num_window)]
 
     def longest_hit(self, blocks: Sequence[int]) -> int:
-        """How many of the blocks of a prefix a request can go on from: all that it would see in
-        window groups have their pages."""
+        """Length in blocks of the longest part of a prefix that a request can continue: the blocks
+        that it would see in window groups have their pages."""
         count = index = len(blocks)
         while index > self.first_seen(count):
             index -= 1
@@ -96,33 +98,33 @@ class BlockPool:
         return count
 
     def first_seen(self, num_blocks: int) -> int:
-        """The first block that a request reads window pages of after so many blocks."""
+        """Index of the first block whose window pages a request reads after `num_blocks` blocks."""
         return min(
             num_blocks, self.groups.first_block(num_blocks * self._page_size, self._page_size)
         )
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Blocks among these whose window pages nobody uses."""
+        """Number of these blocks whose window pages are idle: no lease uses them."""
         return sum(block in self._behind or block in self._ends for block in blocks)
 
     def num_used_alone(self, blocks: Iterable[int]) -> int:
-        """Blocks among these, which a lease uses, that no other one does."""
+        """Number of these blocks, all used by one lease, that no other lease uses."""
         return sum(self._users[block] == 1 for block in blocks)
 
     def use(self, blocks: Iterable[int]) -> None:
-        """A lease may read their window pages from now on."""
+        """Notes that one more lease may read the window pages of `blocks`."""
         for block in blocks:
             self._users[block] = self._users.get(block, 0) + 1
             self._behind.pop(block, None)
             self._ends.pop(block, None)
 
     def end_use(self, blocks: Iterable[int], fence: int, *, lease_ends: bool) -> None:
-        """A lease reads their window pages no more once step `fence` has completed.
+        """Ends a lease's use of window pages once step `fence` has completed.
 
         Args:
-            blocks: which it uses.
+            blocks: blocks whose window pages the lease used.
             fence: the last step that may read them.
-            lease_ends: whether it is within a window of them that the lease ends.
+            lease_ends: whether the lease itself ends, within a window of these blocks.
         """
         passed = self._fence.passed(fence)
         for block in blocks:
@@ -132,7 +134,7 @@ class BlockPool:
                 self._fence.hold((block, lease_ends), fence)
 
     def cache(self, blocks: Iterable[int]) -> None:
-        """They belong to the prefix cache now."""
+        """Notes that `blocks` belong to the prefix cache now."""
         self._cached.update(blocks)
 
     def move_window(self, own: int, cached: int) -> bool:
@@ -173,8 +175,13 @@ class BlockPool:
     def check_invariants(
         self, cached: Sequence[int], own: Sequence[int], used: Sequence[int]
     ) -> None:
-        """Asserts that these are all blocks of the prefix cache, of leases, and whose window pages
-        leases use, one entry each; and that no page is lost or has two owners."""
+        """Asserts that no page is lost or has two owners.
+
+        Args:
+            cached: all blocks of the prefix cache.
+            own: all blocks that only a lease has.
+            used: blocks whose window pages leases use, one entry per lease.
+        """
         assert self._cached == set(cached), "cached blocks miscounted"
         assert len(cached) + len(own) == len(self._full), "a block is lost, or has two owners"
         assert set(cached) | set(own) == set(self._full), "a block without an owner"

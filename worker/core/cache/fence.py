@@ -1,4 +1,4 @@
-"""Things that wait until the last step that touched them has completed."""
+"""Fence: holds items back until the last step that touched them has completed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Fence(Generic[T]):
         self._held.append((seq, item))
 
     def complete(self, seq: int) -> list[T]:
-        """Notes that all steps up to `seq` have completed; returns what need wait no longer."""
+        """Notes that all steps up to `seq` have completed; returns the items that they held."""
         assert seq > self._completed, f"step {seq} completed after step {self._completed}"
         self._completed = seq
         if not self._held:

@@ -1,4 +1,4 @@
-"""The host-memory tier: which of its slots are free, and the copies that are due."""
+"""Host-memory tier of the KV cache: its slots, and the copies that the next Plan makes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.wire.host_cache import HostCacheTotals
 
 
 class HostPool:
-    """Slots in host memory, of a page each.
+    """Slots of one page each in host memory, and copies between them and device pages.
 
         device page ──store──> slot ──load──> device page
 
@@ -24,18 +24,19 @@ class HostPool:
     in flight touches it, and one that is loaded into is locked by the lease it is loaded for.
 
     Args:
-        num_slots: how many there are.
+        num_slots: number of slots.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._slots = FencedPool(0, num_slots)
         self._touched = [0] * num_slots
-        """By slot: the last step that stores to it."""
+        """Last step that stores to a slot, by slot."""
         self._next_seq = 1
-        """Of the Plan that takes the copies."""
+        """Number of the next Plan, which takes the copies."""
         self._stores = PageCopies([], [])
-        """For the next Plan; until then the content must stay in these pages."""
+        """Copies to the host for the next Plan; the content must stay in these pages until then."""
         self._loads = PageCopies([], [])
+        """Copies back to the device for the next Plan."""
         self._totals = HostCacheTotals(num_pages=num_slots)
 
     @property
@@ -45,7 +46,7 @@ class HostPool:
 
     @property
     def totals(self) -> HostCacheTotals:
-        """Counts so far."""
+        """Counts since the pool was made, for metrics."""
         used = self._totals.num_pages - self._slots.num_free - self._slots.num_fenced
         return replace(self._totals, num_used=used)
 
@@ -54,7 +55,7 @@ class HostPool:
         return all(self._slots.passed(self._touched[slot]) for slot in slots)
 
     def store(self, pages: Sequence[int]) -> list[int]:
-        """Has the content of device pages copied; the slots that will hold it.
+        """Has the next Plan copy device pages to free slots; returns these slots.
 
         The caller has checked that so many are free.
         """
@@ -67,30 +68,31 @@ class HostPool:
         return slots
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Has slots copied to device pages, and gives the slots back."""
+        """Has the next Plan copy slots to device pages, and releases the slots after it."""
         self._loads.pages.extend(pages)
         self._loads.slots.extend(slots)
         self._slots.release(slots, self._next_seq)
         self._totals.num_loaded += len(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Gives slots back whose content nobody will need."""
+        """Releases slots whose content leaves the cache."""
         self._totals.num_evicted += len(slots)
         self._release(slots)
 
     def supersede(self, slots: Sequence[int]) -> None:
-        """Gives slots back whose content was computed again."""
+        """Releases slots whose content was computed again on the device."""
         self._totals.num_recomputed += len(slots)
         self._release(slots)
 
     def note_resumed(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
-        """A request came again of which so many tokens had been computed."""
+        """Counts the tokens of a preempted request that is admitted again: computed before it was
+        preempted, of these found on the device, and loaded from the host."""
         self._totals.num_resumed_tokens += num_tokens
         self._totals.num_resumed_cached_tokens += min(num_cached, num_tokens)
         self._totals.num_resumed_loaded_tokens += num_loaded
 
     def note_load(self, seconds: float) -> None:
-        """A step's loads took so long."""
+        """Adds the seconds that one step's loads took."""
         self._totals.load_s += seconds
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
@@ -102,7 +104,7 @@ class HostPool:
         return stores if stores.pages else None, loads if loads.pages else None
 
     def complete(self, seq: int) -> None:
-        """Frees what waited for steps up to `seq`."""
+        """Frees the slots that waited for steps up to `seq`."""
         self._slots.complete(seq)
 
     def check_invariants(self, held: Iterable[int]) -> None:

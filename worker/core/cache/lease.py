@@ -1,4 +1,4 @@
-"""What a look-up in the prefix cache finds, and what one running request holds of the cache."""
+"""Match: result of a look-up in the prefix cache. Lease: what a running request holds of it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ class Match(NamedTuple):
     """The longest cached prefix of some tokens."""
 
     node: Node | None
-    """Where the part on the device ends; None if nothing there matched."""
+    """Last node of the part on the device; None if nothing there matched."""
     pages: list[int]
+    """Pages of the part on the device (blocks, where layers see a window)."""
     num_unlocked: int
-    """How many pages, of all groups of layers, nobody has locked: locking them makes them
+    """Pages of all groups of layers that no lease has locked: to lock them makes them
     unevictable."""
     host_node: Node | None = None
-    """Where it ends, if that is in host memory."""
+    """Last node of the match if it ends in host memory, else None."""
     num_host: int = 0
-    """Pages in host memory, after those on the device."""
+    """Pages in host memory, which follow those on the device."""
     borders: tuple[int, ...] = ()
-    """Positions at which the state of whoever goes on from here is worth a snapshot: where the
-    cached pages end, of which only those before a snapshot count, and where all of them will."""
+    """Positions at which a request that continues here should snapshot its state, where layers keep
+    one: the end of the cached pages (the match ends at the last snapshot before) and of the full
+    pages of the tokens looked up."""
 
     @property
     def num_pages(self) -> int:
@@ -49,16 +51,17 @@ class Lease:
     slot: int
     pages: list[int]
     node: Node | None
-    """Where the cached prefix ends in the tree, locked; None without a prefix cache."""
+    """Last node of the cached prefix, locked; None where the lease stays out of the cache."""
     num_cached_pages: int
     first_seen: int = 0
-    """Place of the first of the pages that may still be read in layers that see a window."""
+    """Index of the first page that layers with a window may still read."""
     duplicates: list[int] = field(default_factory=list)
+    """The request's own pages that are cached under other numbers."""
     borders: tuple[int, ...] = ()
-    """Positions at which the state is worth a snapshot, where layers keep one."""
+    """Positions at which the state is to be snapshot, where layers keep one (`Match.borders`)."""
     snapshots: list[PendingSnapshot] = field(default_factory=list)
-    """Those that steps in flight store."""
+    """Snapshots that steps in flight store."""
     rolling_page: int = 0
-    """The cached page with its last snapshot that a later one replaces; 0 for none."""
+    """Cached page whose snapshot a later one of this lease replaces; 0 for none."""
     fence: int = 0
-    """The last step launched that touches the slot and the pages."""
+    """Last launched step that touches the slot and the pages."""

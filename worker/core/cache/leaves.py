@@ -1,4 +1,4 @@
-"""Nodes of the radix tree that nothing is below, least recently used first."""
+"""Leaves of the radix tree in the order of eviction: least recently used first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Leaves:
         heappush(self._heap, (node.last_use, node.serial, node))
 
     def pop(self) -> Node | None:
-        """Takes out the least recently used; None where nothing can go."""
+        """Takes out the least recently used leaf that can be evicted; None if there is none."""
         while self._heap:
             entry = heappop(self._heap)
             if self._is_live(entry):
@@ -41,7 +41,7 @@ class Leaves:
         return None
 
     def serials(self) -> Iterator[int]:
-        """Of all candidates, stale ones included."""
+        """Serial numbers of all candidates, stale entries included."""
         return (serial for _, serial, _ in self._heap)
 
     def _is_live(self, entry: tuple[int, int, Node]) -> bool:

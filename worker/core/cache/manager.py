@@ -28,8 +28,8 @@ class CacheManager:
     passed over them: they stay cached until others need them, or are free. Numbers of pages are of
     all groups together; elsewhere a block is a page.
 
-    Where layers keep a state of each request, it lies in the request's slot. Cached prefixes can be
-    gone on from where they have a snapshot of it (see SnapshotPool).
+    Where layers keep a state of each request (linear attention), it lies in the request's slot. A
+    cached prefix can be continued where it has a snapshot of the state (see SnapshotPool).
 
     Args:
         num_pages: pages on the device; page 0 is the dummy and never handed out.
@@ -38,8 +38,8 @@ class CacheManager:
         block_hash_salt: mixed into block hashes.
         enable_prefix_caching: whether computed pages are kept for later requests.
         num_host_pages: slots in host memory for pages that are evicted; 0 for no such tier.
-        groups: of the model's layers.
-        step_tokens: most tokens of one step.
+        groups: groups of the model's layers, which have pages of their own.
+        step_tokens: token budget of one step.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CacheManager:
 
     @property
     def num_allocatable(self) -> int:
-        """Blocks that `allocate` can hand out now."""
+        """Number of blocks that `allocate` can hand out now."""
         return self.num_available // self._groups.num_groups
 
     @property
@@ -98,7 +98,7 @@ class CacheManager:
         return bool(num_fenced if self._blocks is None else num_fenced + self._blocks.num_fenced)
 
     def is_idle(self, lease: Lease) -> bool:
-        """Whether no step in flight touches a lease: a release would take effect at once."""
+        """Whether no step in flight touches a lease, so that a release takes effect at once."""
         return self._slots.passed(lease.fence)
 
     def num_held_alone(self, lease: Lease) -> int:
@@ -111,14 +111,14 @@ class CacheManager:
         return num_pages + self._groups.num_window * alone
 
     def num_needed(self, num_tokens: int, match: Match) -> int:
-        """Pages that a request takes to grow to so many tokens, beside those of a match that are on
-        the device."""
+        """Pages that a request needs to grow to `num_tokens`, beyond the device pages of a
+        match."""
         num_cached = len(match.pages)
         first_seen = 0 if self._blocks is None else self._blocks.first_seen(num_cached)
         return self._num_to_take(num_tokens, num_cached, num_cached - first_seen)
 
     def num_still_needed(self, num_tokens: int, lease: Lease) -> int:
-        """Pages that a lease takes to grow to so many tokens."""
+        """Pages that a lease needs to grow to `num_tokens`, beyond those that it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
 
@@ -151,13 +151,13 @@ class CacheManager:
         return match._replace(num_unlocked=num_unlocked)
 
     def open(self, match: Match, cache_salt: str, *, shared: bool = True) -> Lease:
-        """Takes a slot and locks a match made just before; the caller saw a free slot.
+        """Takes a free slot and locks a match made just before; returns the lease.
 
-        What the match has in host memory gets pages, which the next Plan loads; the caller has
-        checked `num_available`.
+        Pages of the match that are in host memory get device pages, into which the next Plan loads
+        them. The caller has checked `num_free_slots` and `num_available`.
 
-        Unless `shared`, the lease's pages stay out of the prefix cache. One that computes anew
-        what is cached would otherwise hold its own pages and lock the cached ones beside them.
+        Unless `shared`, the lease's pages stay out of the prefix cache. A request that computes
+        again what is cached would otherwise hold its own pages and lock the cached ones as well.
         """
         end = match.host_node or match.node
         node = self._tree.lock(end, cache_salt) if self._enabled and shared else None
@@ -205,8 +205,8 @@ class CacheManager:
         self._pages.release(pages, fence=0)
 
     def page_rows(self, lease: Lease, start: int = 0) -> list[tuple[int, list[int]]]:
-        """By group of layers, what its page table is to name for a lease's slot from index `start`
-        on: the index of the first page, and the pages."""
+        """Page-table entries of a lease from index `start` on: for each group of layers the index
+        of the first page, and the page ids."""
         if self._blocks is None:
             return [(start, lease.pages[start:])]
         return self._blocks.rows(lease.pages, start, lease.first_seen)
@@ -214,8 +214,7 @@ class CacheManager:
     def advance(self, lease: Lease, position: int) -> None:
         """Gives back the pages of window groups that no query from `position` on sees.
 
-        All steps that compute a position before it have completed, and what they computed has been
-        committed.
+        All steps that compute earlier positions have completed, and their pages are committed.
         """
         assert self._blocks is not None, "no layer sees a window"
         first = self._first_seen_from(position, lease)
@@ -232,9 +231,9 @@ class CacheManager:
         )
 
     def commit(self, lease: Lease, token_ids: array[int], num_computed: int) -> None:
-        """Puts the full pages among the first `num_computed` positions into the prefix cache.
+        """Puts the full pages of the first `num_computed` positions into the prefix cache.
 
-        Only positions whose step has completed count, so that nobody reads a page too early.
+        The steps of all these positions have completed, so that no page is read too early.
         """
         end = num_computed // self._page_size
         start = lease.num_cached_pages
@@ -305,11 +304,11 @@ class CacheManager:
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_snapshots(self, lease: Lease, start: int, end: int) -> list[PendingSnapshot]:
-        """Snapshots that a step stores of the state of a lease, of which it computes positions
-        [start, end); the lease's fence is that step.
+        """Takes snapshots for a step to store: states of a lease whose positions [start, end) it
+        computes. `lease.fence` is that step.
 
-        Kept are those at the lease's borders, and such as bound what is computed again after any
-        prefix; the last page that is full has one until the next is.
+        Snapshots at the lease's borders, and at regular distances that bound what is computed again
+        after any prefix, are kept; the one of the last full page is replaced by the next.
         """
         assert self._snapshots is not None, "no layer keeps a state"
         if lease.node is None:
@@ -326,7 +325,7 @@ class CacheManager:
         return pending
 
     def take_events(self) -> list[BlockEvent]:
-        """What entered and left the prefix cache since the last call, in that order."""
+        """Blocks that entered or left the prefix cache since the last call, in that order."""
         return self._tree.take_events()
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:
@@ -349,8 +348,8 @@ class CacheManager:
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
 
     def _attach_snapshots(self, lease: Lease, start: int, end: int) -> None:
-        """Gives snapshots that have been stored to the pages, from index `start` up to `end`, that
-        have just been cached."""
+        """Attaches stored snapshots to the pages, from index `start` up to `end`, that have just
+        been cached."""
         assert self._snapshots is not None
         assert lease.node is not None
         pages = self._tree.last_pages(lease.node, end - start)
@@ -364,7 +363,7 @@ class CacheManager:
                 lease.rolling_page = page
 
     def _num_to_take(self, num_tokens: int, num_blocks: int, num_seen: int) -> int:
-        """Pages that one takes who has so many blocks, and the window pages of so many of them."""
+        """Pages to grow to `num_tokens` from `num_blocks` blocks, `num_seen` with window pages."""
         wanted = -(-num_tokens // self._page_size)
         num_pages = self._groups.num_full * max(0, wanted - num_blocks)
         if self._blocks is not None:
@@ -376,8 +375,8 @@ class CacheManager:
         return min(self._groups.first_block(position, self._page_size), len(lease.pages))
 
     def _make_free(self, count: int, blocks: BlockPool) -> None:
-        """Has `count` pages free: first those that windows have passed over, then what the tree
-        evicts, then those at ends within what is locked."""
+        """Frees pages until `count` are free: first those that windows have passed over, then what
+        the tree evicts, then window pages near the ends of leases."""
         blocks.reclaim(count, ends=False)
         while (missing := count - self._pages.num_free) > 0:
             # Nothing in flight reads an evictable page: locks end only behind their fence.

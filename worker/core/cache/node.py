@@ -65,9 +65,9 @@ class Node:
         return count
 
     def cut_head(self, count: int, width: int, serial: int) -> Node:
-        """Cuts off the first `count` pages: a new node, which comes above this one.
+        """Cuts off the first `count` pages; returns them as a new node above this one.
 
-        Paths that ended at the end of this one still do.
+        Paths that ended at the end of this node still do.
         """
         parent, cut = self.parent, count * width
         assert parent is not None
@@ -82,10 +82,11 @@ class Node:
         return upper
 
     def cut_tail(self, count: int, width: int, serial: int) -> Node:
-        """Cuts off all but the first `count` pages: a new node, with all that was below this one.
+        """Cuts off all but the first `count` pages; returns them as a new node below this one, with
+        all that was below it.
 
-        For one that nobody has locked: paths that ended at its end would not any more. Takes less
-        time where the tail is short.
+        The node is not locked, since paths that end at its end would no longer do so. Takes less
+        time than `cut_head` where the tail is short.
         """
         assert not self.locks
         cut = count * width
@@ -99,7 +100,7 @@ class Node:
         return lower
 
     def absorb(self, child: Node) -> None:
-        """Takes over the only child, in the same tier and unlocked as this one is."""
+        """Merges the only child, which is in the same tier and unlocked as this node is."""
         assert child.on_host == self.on_host
         assert not self.locks
         assert not child.locks

@@ -55,7 +55,7 @@ class FencedPool:
             self._fence.hold(item, fence)
 
     def complete(self, seq: int) -> None:
-        """Frees what waited for steps up to `seq`."""
+        """Frees the ids that waited for steps up to `seq`."""
         self._free.extend(self._fence.complete(seq))
 
     def check_invariants(self, out: Iterable[int]) -> None:

@@ -90,7 +90,7 @@ class RadixTree:
         return count
 
     def unlock(self, node: Node, fence: int) -> None:
-        """Gives a lock back, effective once step `fence`, the last that read the path, is over."""
+        """Gives a lock back once step `fence`, the last that reads the path, has completed."""
         if self._fence.passed(fence):
             self._unlock(node)
         else:
@@ -102,11 +102,14 @@ class RadixTree:
             self._unlock(node)
 
     def insert(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
-        """Continues the path at `node`, on which the caller has a lock, with computed pages.
+        """Extends the path at `node`, on which the caller has a lock, by computed pages.
 
-        Returns the node where the path now ends, to which the caller's lock moves, and those of
-        `pages` that the tree did not take because it has pages with the same tokens there. What it
-        has in host memory only, it takes.
+        Pages whose tokens the tree has on the device are not taken; those that it has in host
+        memory only replace the slots there.
+
+        Returns:
+            The node where the path now ends, to which the caller's lock moves, and the pages that
+            were not taken (duplicates, a head of `pages`).
         """
         held = node
         num_known = num_duplicates = 0
@@ -138,7 +141,8 @@ class RadixTree:
         return pages[len(pages) - count :]
 
     def load(self, node: Node, pages: list[int]) -> None:
-        """Has the runs in host memory that lead to `node`, which is locked, loaded into `pages`."""
+        """Has the next Plan load the host-memory part of the path to `node`, which is locked, into
+        `pages`."""
         assert self._host is not None
         runs: list[Node] = []
         above: Node | None = node
@@ -154,10 +158,10 @@ class RadixTree:
         assert start == len(pages), "as many pages as there are in host memory"
 
     def evict(self, count: int) -> list[int]:
-        """Frees `count` unlocked device pages, least recently used leaves first, tails first.
+        """Evicts `count` unlocked device pages, least recently used leaves first, from their tails.
 
-        What the host has room for is stored there. Returns fewer when fewer are evictable. No step
-        in flight reads them. O(log n) per node.
+        Pages for which the host has room are stored there. Returns the pages, fewer where fewer are
+        evictable; no step in flight reads them. O(log n) per node.
         """
         pages: list[int] = []
         hashes: list[int] = []
@@ -173,7 +177,7 @@ class RadixTree:
         return pages
 
     def take_events(self) -> list[BlockEvent]:
-        """What entered and left the tree since the last call, in that order."""
+        """Blocks that entered or left the tree since the last call, in that order."""
         events, self._events = self._events, []
         return events
 
@@ -216,14 +220,14 @@ class RadixTree:
         return root
 
     def _next_serial(self) -> int:
-        """Of a node that is being added to the tree."""
+        """Serial number of a node that is being added to the tree; counts the node."""
         self._num_nodes += 1
         self._serial += 1
         return self._serial
 
     def _child_along(self, node: Node, key: bytes, num_pages: int) -> Node | None:
-        """The child that continues the path along `key` from so many pages on, cut where it leaves
-        that; None where none does."""
+        """The child of `node` that continues `key` after `num_pages` pages, cut where it differs
+        from it; None if there is none."""
         start = num_pages * self._width
         child = node.children.get(key[start : start + self._width])
         if child is None:
@@ -234,7 +238,7 @@ class RadixTree:
         return child.cut_head(count, self._width, self._next_serial())
 
     def _store(self, node: Node, held: Node, key: bytes, pages: list[int]) -> Node:
-        """Puts pages below `node`, where no child starts with them; returns where they lie."""
+        """Adds pages below `node`, no child of which starts with them; returns their node."""
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
         self._events.append(BlockStored(hashes[:], _chain_before(node)))
         if node is held and node.locks == 1 and not node.children and not node.is_root:
@@ -275,7 +279,7 @@ class RadixTree:
         self._push_leaf(node)
 
     def _push_leaf(self, node: Node) -> None:
-        """Lets go of a node that nothing is below any more: a leaf can be evicted."""
+        """Makes an unlocked leaf a candidate for eviction, or drops a root without children."""
         if node.locks:
             return
         if node.is_root:
@@ -289,7 +293,7 @@ class RadixTree:
             self._leaves.push(node, self._num_nodes)
 
     def _leave_device(self, node: Node) -> None:
-        """Stores what the host has room for; the rest, from the tail on, leaves the tree."""
+        """Moves the head of a node for which the host has room there; drops the rest."""
         num_stored = self._make_room(len(node.pages))
         if num_stored < len(node.pages):
             tail = self._split_tail(node, num_stored) if num_stored else node
@@ -300,7 +304,7 @@ class RadixTree:
             self._demote(node)
 
     def _make_room(self, count: int) -> int:
-        """How many of `count` pages the host can take, after evicting from there."""
+        """Evicts from the host for `count` pages; how many of them it has room for then."""
         if self._host is None:
             return 0
         while self._host.num_free < count and (leaf := self._host_leaves.pop()) is not None:
@@ -347,7 +351,7 @@ class RadixTree:
         return slots
 
     def _drop_below(self, node: Node) -> None:
-        """Takes all that is below a run, and so in host memory, out of the tree."""
+        """Drops all nodes below one on the device; they are in host memory."""
         below: list[Node] = []
         stack = list(node.children.values())
         while stack:
@@ -357,7 +361,7 @@ class RadixTree:
             self._drop(child)
 
     def _drop(self, node: Node) -> None:
-        """Takes a leaf in host memory out of the tree."""
+        """Drops a leaf in host memory from the tree."""
         assert self._host is not None
         self._host.forget(node.pages)
         self._events.append(BlockRemoved(node.hashes[::-1], "host"))

@@ -1,4 +1,4 @@
-"""What must hold of every node of the radix tree."""
+"""Invariants of the radix tree's nodes, asserted by tests."""
 
 from __future__ import annotations
 

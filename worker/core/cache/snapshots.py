@@ -1,4 +1,4 @@
-"""Copies of requests' states at the ends of cached prefixes, for models whose layers keep one."""
+"""Snapshots of states (linear attention) at the ends of cached prefixes, which continue there."""
 
 from __future__ import annotations
 
@@ -12,57 +12,58 @@ from worker.plan.plan import StateLoad
 
 
 class PendingSnapshot(NamedTuple):
-    """One that a step in flight stores."""
+    """A snapshot that a step in flight stores."""
 
     position: int
-    """Positions that the state has seen: whole pages."""
+    """Number of positions that the state has seen: whole pages."""
     snapshot: int
+    """Number of the snapshot in the pool."""
     is_kept: bool
-    """Whether it stays when the lease has a later one."""
+    """Whether it is kept when its lease has a later one."""
 
 
 class _Load(NamedTuple):
-    """A copy that the next Plan is to make."""
+    """Copy of a snapshot to a slot that the next Plan is to make."""
 
     page: int
     snapshot: int
 
 
 class SnapshotPool:
-    """Which snapshot belongs to which cached page: it is the state at the page's end.
+    """Pool of snapshots, each attached to a cached page: the state at the page's end.
 
         free ──take──> pending ──attach──> of a page ──┬─ least recently used: taken again
                           └── its lease ends: free     └─ its page leaves the cache: free
 
-    Every lease has a state of its own besides, in its slot, of which nothing is to be known here.
-    Snapshots are kept as there is room for them: without one a prefix is computed again.
+    The state of each running request is in its slot and not managed here. Snapshots are kept as
+    there is room for them; a prefix without one is computed again.
 
     Args:
-        count: how many there are.
+        count: number of snapshots.
     """
 
     def __init__(self, count: int) -> None:
         self._pool = FencedPool(0, count)
         self._of_page: OrderedDict[int, int] = OrderedDict()
-        """By page, its snapshot; the least recently used first."""
+        """Snapshots by page, least recently used first."""
         self._rolling: set[int] = set()
         """Pages whose snapshots their leases give up for later ones; asked for membership only."""
         self._loads: dict[int, _Load] = {}
-        """By slot, what the next Plan loads."""
+        """Loads for the next Plan, by slot."""
         self._readers: Counter[int] = Counter()
-        """By snapshot: loads that were planned and have not completed."""
+        """Loads that were planned and have not completed, by snapshot."""
         self._fence: Fence[int] = Fence()
         """Snapshots that steps in flight load."""
 
     def longest_hit(self, pages: Sequence[int]) -> int:
-        """How many of the pages of a cached prefix a request can go on from."""
+        """Number of leading pages of a cached prefix after which it has its last snapshot."""
         count = len(pages)
         while count and pages[count - 1] not in self._of_page:
             count -= 1
         return count
 
     def take(self) -> int | None:
-        """One that a step is to store; None where all are being written or read."""
+        """Takes a snapshot for a step to store, evicting one if need be; None if all are in use."""
         if not self._pool.num_free:
             for page, snapshot in self._of_page.items():
                 if not self._readers[snapshot]:
@@ -73,7 +74,7 @@ class SnapshotPool:
         return self._pool.take(1)[0]
 
     def attach(self, page: int, pending: PendingSnapshot) -> bool:
-        """A step has stored one for a page of the cache; whether the page had none."""
+        """Attaches a stored snapshot to a cached page; False, and it is freed, if that has one."""
         if page in self._of_page:
             if pending.is_kept:
                 self._rolling.discard(page)
@@ -85,14 +86,14 @@ class SnapshotPool:
         return True
 
     def give_up(self, page: int) -> None:
-        """Frees the snapshot of a page whose lease has a later one, unless others went on from
-        it."""
+        """Frees the snapshot of a page whose lease has a later one, unless another request uses it
+        or has continued from it."""
         snapshot = self._of_page.get(page)
         if snapshot is not None and page in self._rolling and not self._readers[snapshot]:
             self._drop(page)
 
     def keep(self, page: int) -> None:
-        """The lease has ended: what it left at this page is the last of it."""
+        """Keeps the snapshot of this page, the last of a lease that has ended."""
         self._rolling.discard(page)
 
     def load(self, page: int, slot: int) -> None:
@@ -104,20 +105,20 @@ class SnapshotPool:
         self._loads[slot] = _Load(page, snapshot)
 
     def cancel(self, slot: int) -> None:
-        """A slot comes free: what no Plan has loaded into it yet, none does."""
+        """Cancels the load into a slot that comes free, unless a Plan has taken it."""
         load = self._loads.pop(slot, None)
         if load is not None:
             self._end_read(load.snapshot)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
-        """What Plan `seq` loads."""
+        """Loads that Plan `seq` makes."""
         loads, self._loads = self._loads, {}
         for load in loads.values():
             self._fence.hold(load.snapshot, seq)
         return [StateLoad(slot, load.snapshot) for slot, load in loads.items()]
 
     def release(self, snapshots: Iterable[int], fence: int) -> None:
-        """Frees pending ones once step `fence`, the last that stores them, has completed."""
+        """Frees pending snapshots once step `fence`, the last that stores them, has completed."""
         self._pool.release(snapshots, fence)
 
     def forget(self, pages: Iterable[int]) -> None:
@@ -134,8 +135,8 @@ class SnapshotPool:
             self._end_read(snapshot)
 
     def check_invariants(self, pending: Iterable[int], cached: Collection[int]) -> None:
-        """Asserts that these are all pending ones, that every other is free or of a page in
-        `cached`, and that loads are counted."""
+        """Asserts that `pending` are all pending snapshots, that every other is free or attached to
+        a page in `cached`, and that loads are counted."""
         self._pool.check_invariants([*self._of_page.values(), *pending])
         assert set(self._of_page) <= set(cached), "a snapshot of a page that is not cached"
         assert self._rolling <= set(self._of_page), "a page without a snapshot gives one up"

@@ -1,4 +1,4 @@
-"""Moves requests from the queue into the running set while slots, pages and tokens last."""
+"""Admission: moves requests from the queue to the running set while slots, pages, tokens last."""
 
 from __future__ import annotations
 
@@ -28,51 +28,53 @@ from worker.core.scheduler.step import StepBuilder
 from worker.plan.plan import Admit, BlockAdmit
 
 COUNTED_ROUNDS = 16
-"""Rounds for which a look-up in the prefix cache is taken to hold: the cache changes slowly."""
+"""Admission rounds for which a look-up in the prefix cache is reused: the cache changes slowly."""
 LEVEL = 2
-"""Ranks of a level."""
+"""Ranks per level of urgency: preempted requests come before others of their level (`_rank`)."""
 MAX_DISPLACING = 8
-"""Waiting requests that fifo tries where there is no free slot."""
+"""Waiting requests that a fifo round considers at least, without free slots too: they may
+preempt."""
 
 
 class Admitted(NamedTuple):
-    """A request that has its slot, and the pages for all that it may compute in this step."""
+    """A request that was admitted to a step: it has a slot, and there are pages for its tokens."""
 
     request: Request
     lease: Lease
     length: int
-    """Tokens it computes at least."""
+    """Tokens that the round has granted to it."""
     cost: int
-    """Tokens it could compute."""
+    """Pending tokens, the most that it could compute."""
 
 
 class _Placement(NamedTuple):
-    """What a waiting request is to get, as things stand."""
+    """Decision on one waiting request: the outcome, its cached prefix, and whom it preempts."""
 
     outcome: Outcome
     match: Match
     victims: Sequence[Request] = ()
-    """Running requests that give way to it: at once, or in the next step if it is PREEMPTING."""
+    """Running requests that are preempted for it: now, or in the next step where PREEMPTING."""
 
 
 class Admission:
-    """Makes one round per step that has tokens left for prompts while requests wait.
+    """Makes one admission round per step that has tokens left for prompts while requests wait.
 
-    Who is admitted finds pages for all its known tokens beside what the running set will need next
-    (see `num_still_needed`), so that nobody is preempted for a request just admitted. With
-    nothing running that reserve is empty, and whatever passed the frontend's check fits.
+    A request is admitted where there are pages for all its known tokens beside the reserve: those
+    that the running set will need next (`num_still_needed`). So no request is preempted for one
+    that was just admitted. While nothing runs the reserve is empty, and any request that passed the
+    frontend's check fits.
 
-    A request that finds no slot or pages, and is much more urgent than running ones, preempts them.
+    A request that finds no slot or pages preempts running ones that it outranks by the gap.
 
-    Requests are tried one by one, each on what those before it have left: where it may run is
-    decided (`_placement`, which changes nothing), then taken (`_take`).
+    Requests are tried one by one, each with what those before it have left: `_placement` decides
+    and changes nothing, `_take` carries that out.
     """
 
     def __init__(
         self, state: SchedulerState, lifecycle: Lifecycle, host_loads: HostLoadPolicy
     ) -> None:
         self.options = state.config.admission
-        """May be changed between steps."""
+        """Rules of admission; they may be changed between steps."""
         self._state = state
         self._lifecycle = lifecycle
         self._page_size = state.config.page_size
@@ -85,15 +87,15 @@ class Admission:
         )
         self._starvation_guard = StarvationGuard()
         self.num_rounds = 0
-        """Made so far."""
+        """Rounds made so far."""
         self._reserve: int | None = None
-        """Pages that running requests will need; None where it has to be counted anew."""
+        """Pages that running requests will need; None where they have to be counted again."""
         self._giving_way: set[str] = set()
-        """Running requests, by id, that were chosen in this round."""
+        """Ids of the running requests that this round has chosen to be preempted."""
 
     @property
     def has_slots(self) -> bool:
-        """Whether somebody could enter without preempting another."""
+        """Whether a request could enter without preempting another."""
         return self._cache.num_free_slots > 0
 
     @property
@@ -104,13 +106,14 @@ class Admission:
     def round(
         self, headroom: StepHeadroom, now: float, *, running_level: int = -1, is_shared: bool
     ) -> list[Admitted]:
-        """Admits requests; their pages, tables and rows follow with `launch`.
+        """Makes a round and returns the requests admitted; `launch` adds their pages and rows.
 
         Args:
-            headroom: what the step has to give to new requests.
-            now: the clock.
-            running_level: highest of the running prompts; whom these outrank by the gap waits.
-            is_shared: whether running prompts want some of the step's tokens, too.
+            headroom: tokens and requests that the step has room for.
+            now: the scheduler's clock, in seconds.
+            running_level: highest level of prompts under way, -1 for none; a request that they
+                outrank by the gap waits.
+            is_shared: whether prompts under way want some of the step's tokens, too.
         """
         oldest = self._queue.oldest()
         if oldest is None or not self.can_admit(oldest.level):
@@ -152,7 +155,7 @@ class Admission:
         return admitted
 
     def launch(self, admitted: Admitted, length: int, builder: StepBuilder) -> None:
-        """Gives an admitted request the pages of its first `length` tokens, and its row."""
+        """Allocates pages for the next `length` tokens of an admitted request, and adds its row."""
         request, lease, _, _ = admitted
         self._cache.allocate(lease, self.num_pages(admitted, length))
         builder.admit(_admit(request, lease))
@@ -160,16 +163,17 @@ class Admission:
         builder.add_row(request, lease, length)
 
     def num_pages(self, admitted: Admitted, length: int) -> int:
-        """Blocks that `launch` takes."""
+        """Number of pages (blocks, where layers see a window) that `launch` allocates."""
         request, lease, _, _ = admitted
         return -(-(request.num_computed + length) // self._page_size) - len(lease.pages)
 
     def can_admit(self, level: int) -> bool:
-        """Whether there is a slot for a request of this level, or somebody who gives way to it."""
+        """Whether there is a free slot, or a running request that one of this level preempts."""
         return bool(self._cache.num_free_slots) or self._preemption.is_possible(level)
 
     def cost(self, request: Request) -> int:
-        """Tokens to compute; cached prefixes are looked up again every few rounds only."""
+        """Uncached tokens of a waiting request, looked up again every COUNTED_ROUNDS rounds
+        only."""
         age = self.num_rounds - request.queue_entry.uncached_round
         if request.queue_entry.uncached_round < 0 or age >= COUNTED_ROUNDS:
             self._count(request, self._match(request))
@@ -229,7 +233,7 @@ class Admission:
         request.queue_entry.uncached_round = self.num_rounds
 
     def _match(self, request: Request) -> Match:
-        """The cached prefix that a request does not compute."""
+        """The cached prefix that a request is to reuse."""
         if request.wants_prompt_logprobs:
             return Match(None, [], 0)
         # A running block is computed in any case, and may hold no known token at all.
@@ -238,7 +242,7 @@ class Admission:
         return self._host_loads.choose(match)
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
-        """Where a request finds a slot and pages: free ones, or less urgent requests'."""
+        """Decides where a request gets a slot and pages: free ones, or less urgent requests'."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:
@@ -251,7 +255,7 @@ class Admission:
         return _Placement(Outcome.PREEMPTING, match, victims)
 
     def _take(self, request: Request, placement: _Placement) -> tuple[Outcome, Lease | None]:
-        """Has victims give way and moves the request into the running set, as decided."""
+        """Carries out a placement: preempts victims, and moves the request to the running set."""
         self._giving_way.update(victim.request_id for victim in placement.victims)
         if placement.outcome is not Outcome.ENTERED:
             for victim in placement.victims:
@@ -269,7 +273,7 @@ class Admission:
         return Outcome.ENTERED, self._start(request, match)
 
     def _num_missing(self, request: Request, match: Match) -> int:
-        """Pages short of what it needs, beside what running requests will need."""
+        """Pages that a request lacks beside the reserve; 0 or less where it fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
         wanted = max(request.num_wanted, len(request.token_ids) + 1)
@@ -297,7 +301,7 @@ class Admission:
 
 
 def _rank(request: Request) -> int:
-    """Order among waiting requests: by level, within it first those that have run already."""
+    """Rank of a waiting request: its level first, then whether it has run already."""
     return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
 
 

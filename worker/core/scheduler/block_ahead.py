@@ -1,4 +1,4 @@
-"""Steps of blocks that are planned while the step before is under way."""
+"""Overlap of block-diffusion steps: rows that are planned while the step before is in flight."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from worker.plan.plan import BlockRow
 
 
 class AheadRow(NamedTuple):
-    """What a request may compute after a step whose outcome is open."""
+    """Range that a request may compute after a step whose outcome is open."""
 
     request: Request
     lease: Lease
     start: int
-    """First position of the block that is under way."""
+    """First position of the running block."""
     end: int
-    """Of the next block, or of this one where it surely is the last."""
+    """End of the next block, or of the running one where that is the request's last."""
     num_missing: int
-    """Pages for it."""
+    """Pages that the lease lacks for the range."""
 
 
 def rows_ahead(
@@ -32,11 +32,11 @@ def rows_ahead(
 ) -> list[AheadRow]:
     """Rows of the step after `step`; none where what comes next depends on how that ends.
 
-    A running block may be done by then or not, or its request over. Ranks know, and put each row
-    where it belongs; a row of a request that has ended computes nothing. So a step can be planned
-    ahead where nothing else is open: all that run have a running block in `step` and none is under
-    a grammar, and there are pages and tokens for the most that they may take. (That nobody waits
-    for a place is the caller's to see.)
+    A running block may be done by then or not, or its request ended. Ranks know which, and place
+    each row accordingly; a row of a request that has ended computes nothing. So a step can be
+    planned ahead where nothing else is open: all running requests have a running block in `step`,
+    none is under a grammar, and there are pages and tokens for the most that they may take. The
+    caller checks that no request waits.
     """
     policy = config.blocks
     assert policy is not None, "an autoregressive model has no blocks"

@@ -1,4 +1,4 @@
-"""How requests whose tokens are decided block by block share steps."""
+"""Policy and token budget of block-diffusion steps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from worker.config import EngineConfig
 from worker.core.scheduler.policy import StepHeadroom
 
 MAX_ROUNDS = 8
-"""Most rounds before the scheduler takes in what has arrived meanwhile, if no block is done."""
+"""Most rounds of a step in which no block gets done: the scheduler then takes in new arrivals."""
 MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
-"""Most rounds of a step that waits behind another: two of them are no longer than one by itself."""
+"""Most rounds of a step launched behind another: two of them take no longer than one alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockPolicy:
-    """Of a block-diffusion model. Every refinement is exact: it changes no token."""
+    """Optimizations of a block-diffusion model's steps. None of them changes any token."""
 
     size: int
-    """Positions of a block."""
+    """Positions per block."""
     inplace: bool = True
     """Whether a running block keeps its slot and pages between rounds, and continues by itself
     while none of its batch is done."""
@@ -33,7 +33,7 @@ class BlockPolicy:
 
     @classmethod
     def of(cls, config: EngineConfig, size: int) -> Self:
-        """The policy of an engine whose model has blocks of so many positions."""
+        """The policy of an engine whose model has blocks of `size` positions."""
         features = config.dllm_features
         return cls(
             size=size,
@@ -43,7 +43,7 @@ class BlockPolicy:
         )
 
     def width(self, num_pending: int) -> int:
-        """Positions that one row computes of these, if there are tokens for it.
+        """Positions that one row computes of a request, if there are tokens for them.
 
         Args:
             num_pending: positions not computed, those of the running block included.
@@ -54,12 +54,12 @@ class BlockPolicy:
 
 
 class BlockBudget:
-    """Hands out whole blocks. Running blocks come first, so that no prompt stalls them.
+    """Token budget of a step in whole blocks. Running blocks come first: no prompt stalls them.
 
     Args:
-        max_tokens: most tokens of the step.
+        max_tokens: token budget of the step.
         policy: what rows may consist of.
-        pending: positions that each running request has not computed.
+        pending: pending positions of each running request.
     """
 
     def __init__(self, max_tokens: int, policy: BlockPolicy, pending: Iterable[int]) -> None:
@@ -71,7 +71,7 @@ class BlockBudget:
         self._left = most - self._kept
 
     def grant(self, num_pending: int) -> int:
-        """Takes out what a running request may compute in this step: whole blocks."""
+        """Takes the positions, whole blocks, that a running request may compute in this step."""
         if not self._is_running(num_pending):
             return self._grant_prompt(num_pending)
         length = min(self._policy.width(num_pending), self._kept)
@@ -79,7 +79,7 @@ class BlockBudget:
         return length
 
     def headroom(self, max_requests: int) -> StepHeadroom:
-        """What new requests may take: at least a block each, of what `grant` has left."""
+        """Headroom for new requests, at least a block each, of what `grant` has left."""
         return StepHeadroom(
             tokens=self._left,
             most=self._left,
@@ -89,7 +89,7 @@ class BlockBudget:
         )
 
     def grant_new(self, pending: Sequence[int]) -> list[int]:
-        """Takes out what admitted requests may compute: a block each, the first ones more."""
+        """Takes the positions of admitted requests: a block each, and more for the first ones."""
         size = self._policy.size
         self._left -= size * len(pending)
         lengths = []

@@ -1,4 +1,4 @@
-"""Steps of block-diffusion models: a row's last block is decided round by round."""
+"""Steps of block-diffusion models: the running block of a row is decided round by round."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _Member = tuple[Request, int]
 
 
 class BlockSteps:
-    """Sees of a running block whether it is done, and nothing of how it gets there.
+    """Builds steps of block diffusion, and applies their results.
 
         0 ────────────── num_computed ─────────────── known ──────── end of the running block
         │ in KV cache    │ prompt, or a block whose   │ undecided, or
         │                │ last pass is still to come │ prompt's tail in front
 
-    Blocks lie at multiples of the block size, so a prompt's tail shares its block with the first
+    Blocks begin at multiples of the block size, so a prompt's tail shares its block with the first
     tokens. A running block is computed again in every round, in place; what is before it is
-    computed once. A request that is preempted keeps the state of its running block, which no one
-    here reads, and continues with it. Only blocks that are done enter the prefix cache.
+    computed once. A request that is preempted keeps the state of its running block, opaque here,
+    and continues with it. Only blocks that are done enter the prefix cache.
 
     Under a grammar a block is decided from left to right. A round proposes the token of the
-    leftmost undecided position, drawn under the grammar's mask, and those after it that are sure
-    enough; they count as far as the grammar accepts them, and the next Plan says to the ranks how
-    far that is. To everybody else they are like a prompt's tail, in front of what is undecided.
+    leftmost undecided position, drawn under the grammar's mask, and those after it whose
+    probability suffices; they count as far as the grammar accepts them, which the next Plan tells
+    the ranks. From then on they are treated as a prompt's tail, before the undecided positions.
 
     Args:
-        state: of the scheduler.
+        state: the scheduler's state.
         lifecycle: ends and holds requests.
-        admission: of new requests.
+        admission: admits new requests.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle, admission: Admission) -> None:
         assert state.config.blocks is not None, "an autoregressive model has no blocks"
         self.speculation: SpeculationGate | None = None
-        """Drafts are for autoregressive models."""
+        """None: drafts are for autoregressive models."""
         self._state = state
         self._policy = state.config.blocks
         self._lifecycle = lifecycle
@@ -57,20 +57,20 @@ class BlockSteps:
         self._claims = PageClaims(state, lifecycle)
         self._totals = state.stats.blocks = BlockTotals()
         self._accepted: list[tuple[Request, Lease]] = []
-        """Under a grammar, with known tokens in their running blocks that ranks do not know."""
+        """Requests under a grammar with accepted tokens that the ranks have not been told."""
 
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
     ) -> None:
-        """Running blocks first, then prompts: together, or in steps of their own.
+        """Adds rows to a step: running blocks and prompts, together or in steps of their own.
 
-        While a step is in flight, its outcome, which the next one follows from, is open: what
-        comes is planned ahead as far as that can be (see `rows_ahead`), else not at all. So nobody
-        is admitted or preempted before the result is in.
+        While a step is in flight, the next one is planned ahead where its rows do not depend on the
+        outcome (`rows_ahead`), else not at all. No request is admitted or preempted before the
+        result is in.
 
         Args:
-            builder: of the step; gets rows for requests that run, and for those that it admits.
-            now: the clock.
+            builder: gets rows for running requests, and for those that are admitted.
+            now: the scheduler's clock, in seconds.
             in_flight: steps whose results are not in yet, oldest first.
         """
         if in_flight:
@@ -86,7 +86,7 @@ class BlockSteps:
             self._accepted.clear()
 
     def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """How many of the result's tokens each row has; ValueError if it has others in all."""
+        """Tokens of the result per row. Raises ValueError if these do not add up."""
         is_block = [isinstance(one.row, BlockRow) for one in step.rows]
         num_blocks = sum(is_block)
         outcomes = result.blocks or []
@@ -109,10 +109,10 @@ class BlockSteps:
         """Gives requests what a step decided for them, and ends those that this ends.
 
         Args:
-            step: the oldest in flight.
-            result: of it.
-            counts: its tokens of each row.
-            followed: what grammars made of the tokens, one for each block under one that is done.
+            step: the oldest step in flight.
+            result: its result.
+            counts: tokens of the result per row.
+            followed: outcomes of the grammars, one for each block under a grammar with tokens.
         """
         self._totals.num_forwards += result.num_forwards
         outcomes, next_token = iter(result.blocks or ()), 0
@@ -171,7 +171,7 @@ class BlockSteps:
     def _build_ahead(self, builder: StepBuilder, step: StepInFlight) -> None:
         state = self._state
         if len(state.queue):
-            return  # who waits is to have the first slot that comes free
+            return  # a waiting request is to get the first slot that comes free
         for row in rows_ahead(step, state.running, state.cache, state.config):
             lease = row.lease
             if row.num_missing:
@@ -191,12 +191,12 @@ class BlockSteps:
                 self._claims.add_row(request, lease, length, builder)
 
     def _any_watched(self) -> bool:
-        """Whether any client wants every round reported."""
+        """Whether any running request asks for its block after every round (`stream_drafts`)."""
         params = [request.sampling.diffusion for request in self._state.running]
         return any(one is not None and one.stream_drafts for one in params)
 
     def _is_prompt(self, request: Request) -> bool:
-        """Whether whole blocks of what it came with are still to be computed."""
+        """Whether full blocks of the tokens that a request was admitted with are to be computed."""
         size = self._policy.size
         return request.num_computed < request.num_prefill // size * size
 
@@ -236,7 +236,10 @@ class BlockSteps:
                 self._lifecycle.hold(request)
 
     def _commit_pages(self, one: InFlightRow, num_computed: int) -> None:
-        """HAZARD: a block that its request ended in the middle of was computed with what came
-        after the end; it does not enter the prefix cache, nor does a running one."""
+        """Commits full pages of whole blocks that are done to the prefix cache.
+
+        HAZARD: a block in the middle of which its request ended was computed with what came after
+        the end; it does not enter the prefix cache, nor does a running block.
+        """
         known = len(one.request.token_ids) // self._policy.size * self._policy.size
         self._state.cache.commit(one.lease, one.request.token_ids, min(num_computed, known))

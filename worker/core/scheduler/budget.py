@@ -1,4 +1,4 @@
-"""How one step's tokens are shared between decodes, prompts under way, and new requests."""
+"""Token budget of one step, shared between decodes, prompts under way, and new requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ class StepBudget:
         max_tokens   │ decodes │ prompts: at most max_prefill_tokens                    │
                                │ under way: together their share │ new │ under way again │
 
-    Prompts under way leave to those that wait all but `share` of the prompt tokens, and take what
-    these leave. So a long prompt delays short ones behind it by a step or two, not by all of its
-    steps; and no token goes unused while somebody wants it. Shares are for equally urgent ones.
+    Prompts under way leave all but `share` of the prompt tokens to new ones, and take what these
+    leave over. So a long prompt delays short ones behind it by a step or two, not by all of its
+    steps, and no token goes unused while a request could use it. Shares are between equally urgent
+    requests.
 
     Args:
-        max_tokens: most tokens of the step.
+        max_tokens: token budget of the step.
         num_decodes: running requests that have exactly one token to compute.
-        max_prefill_tokens: most of them for prompts; 0 for as many as there are.
-        share: of the prompt tokens, that one request may take while others want some.
-        chunked: whether prompts may be computed in parts at will.
+        max_prefill_tokens: most tokens for prompts; 0 for all that decodes leave.
+        share: part of the prompt tokens that one request may take while others want some.
+        chunked: whether prompts may be computed in chunks (chunked prefill).
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class StepBudget:
         self._rest = max_tokens - self._decodes
         self._prompts = min(self._rest, max_prefill_tokens) if max_prefill_tokens else self._rest
         self._unused = self._rest
-        """What `allot` left."""
+        """Tokens that `allot` left."""
         self._share = share if chunked else 1.0
         self._chunked = chunked
 
@@ -48,12 +49,13 @@ class StepBudget:
         return self._prompts
 
     def headroom(self, needs: Sequence[int], max_requests: int, above: int = 0) -> StepHeadroom:
-        """What new requests may take beside running ones that need so many tokens each.
+        """Headroom for new requests beside the prompts under way.
 
         Args:
-            needs: of prompts under way that are as urgent as the most urgent new one.
-            max_requests: most that may be admitted.
-            above: tokens that more urgent prompts under way could use.
+            needs: pending tokens of each prompt under way that is as urgent as the most urgent new
+                request.
+            max_requests: most requests that may be admitted.
+            above: pending tokens of more urgent prompts under way.
         """
         if self._chunked:
             room, alone = max(self._prompts - above, 0), 0
@@ -73,16 +75,16 @@ class StepBudget:
         costs: Sequence[int],
         priorities: Sequence[int] = (),
     ) -> list[int]:
-        """Tokens of each prompt under way, then of each new one.
+        """Tokens to compute of each prompt under way, then of each new request.
 
-        The most urgent get all that they can use, then the next: shares are for equals. Each new
-        one gets a token at least.
+        Prompts of the highest priority get all that they can use, then the next lower ones; shares
+        are between equals. Each new request gets at least one token.
 
         Args:
-            needs: tokens that prompts under way could use.
-            new: tokens that `headroom` handed out to new ones, one per request.
-            costs: tokens that these could use.
-            priorities: of those under way, then of the new ones; empty where all are equals.
+            needs: pending tokens of each prompt under way.
+            new: tokens that the headroom has granted to each new request.
+            costs: pending tokens of each new request.
+            priorities: of the prompts under way, then of new requests; empty where all are equal.
         """
         granted = [*[0] * len(needs), *new]
         lengths = [min(one, 1) for one in granted] if self._chunked else list(granted)
@@ -113,7 +115,16 @@ class StepBudget:
         lengths: list[int],
         left: int,
     ) -> int:
-        """Raises `lengths` at these places by at most `left` in all; returns what is left then."""
+        """Shares up to `left` tokens between prompts of one priority, in place; returns the rest.
+
+        Args:
+            under_way: indices of prompts under way.
+            new: indices of new requests.
+            wants: pending tokens by index.
+            granted: tokens that the headroom has granted, by index.
+            lengths: tokens so far by index; they are raised.
+            left: tokens to share.
+        """
         kept = min(sum(wants[index] for index in under_way), self._most(left))
         for index in new:
             extra = max(min(granted[index] - lengths[index], left - kept), 0)
@@ -133,18 +144,18 @@ class StepBudget:
         return left
 
     def take_decode(self) -> bool:
-        """Whether a decode may go; takes its token."""
+        """Takes the token of a decode; whether there was one."""
         self._decodes -= 1
         return self._decodes >= 0
 
     def add_decodes(self, count: int) -> None:
-        """Lets so many more decodes go, as far as prompts left tokens for them."""
+        """Adds tokens for `count` more decodes, as far as prompts left any."""
         granted = min(count, self._unused)
         self._decodes += granted
         self._unused -= granted
 
     def take_drafts(self, most: int) -> int:
-        """How many of so many drafts may follow a decode; takes them from what prompts left."""
+        """Takes tokens for up to `most` drafts of a decode from what prompts left; how many."""
         granted = max(0, min(most, self._unused))
         self._unused -= granted
         return granted

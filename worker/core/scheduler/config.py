@@ -1,4 +1,4 @@
-"""What the scheduler must know of the engine."""
+"""SchedulerConfig: the options that the scheduler reads, and what the engine has loaded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from worker.wire.page_groups import ONE_GROUP, PageGroups
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(SchedulingOptions):
-    """Limits of one worker group: its options, and what is loaded."""
+    """Configuration of one worker group's scheduler: options, and what the engine has loaded."""
 
     max_num_seqs: int = 64
-    """Most requests in the running set: what the device has come to."""
+    """Most requests in the running set; the device's default has been filled in."""
     max_num_batched_tokens: int = 1024
-    """Token budget of one step: likewise."""
+    """Token budget of one step; the device's default has been filled in."""
     max_model_len: int
     """Most tokens of prompt plus completion."""
     page_size: int
@@ -28,13 +28,13 @@ class SchedulerConfig(SchedulingOptions):
     eos_token_ids: tuple[int, ...] = ()
     """The model's end tokens."""
     block_hash_salt: str = ""
-    """Mixed into block hashes (model and its revision)."""
+    """Salt of block hashes: identifies the checkpoint and its data type."""
     num_host_pages: int = 0
     """Slots in host memory for pages that are evicted; 0 for no such tier."""
     page_groups: PageGroups = ONE_GROUP
-    """How the model's layers share pages."""
+    """Groups of the model's layers, which have pages of their own."""
     blocks: BlockPolicy | None = None
-    """Of a block-diffusion model; None for an autoregressive one."""
+    """Policy of a block-diffusion model; None for an autoregressive one."""
 
     def __post_init__(self) -> None:
         SchedulingOptions.__post_init__(self)
@@ -61,7 +61,7 @@ class SchedulerConfig(SchedulingOptions):
         """The configuration of an engine's scheduler.
 
         Args:
-            config: its options.
+            config: the engine's options, limits filled in.
             info: what its executor has loaded.
         """
         return cls(

@@ -1,4 +1,4 @@
-"""Decodes that are left out of some steps, so that first tokens come sooner."""
+"""Decode deferral: leaves decodes out of some steps, so that first tokens come sooner."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.state import SchedulerState
 
 _GOOD_PART = 0.125
-"""Of a step, in tokens or time, that decodes must take from urgent prompts to be deferred."""
+"""Least part of a step, in tokens or time, that decodes must take to be deferred for urgent
+prompts."""
 
 
 class Deferrable(NamedTuple):
     """Decodes that a step may leave out."""
 
     requests: Mapping[str, Request]
-    """By request id."""
+    """The decoding requests, by id."""
     num_tokens: int
-    """Of prompts that this is for: with fewer in the step, it would be for nothing."""
+    """Prompt tokens that justify the deferral: in a step with fewer it would gain nothing."""
 
 
 _NONE = Deferrable({}, 0)
 
 
 class DecodeDeferral:
-    """Chooses decodes that a step does without, for so many steps in a row as the options say.
+    """Chooses decodes that a step leaves out, for as many steps in a row as the options allow.
 
-    Either prompts fill the step by themselves, and are as urgent (`prefill_first_steps`); or they
-    outrank the decodes by the preemption gap, and these would take a good part of the step, in
-    tokens or in time (`urgent_first_steps`).
+    Either prompts that are as urgent fill the step by themselves (`prefill_first_steps`); or
+    prompts outrank the decodes by the preemption gap, and the decodes would take an eighth of the
+    step or more, in tokens or in time (`urgent_first_steps`).
     """
 
     def __init__(self, state: SchedulerState, admission: Admission) -> None:
@@ -38,10 +39,10 @@ class DecodeDeferral:
         self._admission = admission
         self._gap = state.config.preempt_priority_gap
         self._num_steps = 0
-        """In a row that left decodes out."""
+        """Steps in a row that left decodes out."""
 
     def is_outranked(self, request: Request, level: int) -> bool:
-        """Whether somebody of this level is more urgent than `request` by the gap."""
+        """Whether a request of `level` outranks `request` by the preemption gap."""
         return self._gap > 0 and request.level <= level - self._gap
 
     def candidates(
@@ -51,12 +52,13 @@ class DecodeDeferral:
         oldest: Request | None,
         max_prompts: int,
     ) -> Deferrable:
-        """Decodes that could be left out for the prompts that run, and that wait.
+        """Decodes that could be left out for prompts under way, and for waiting ones.
 
         Args:
             members: running requests and their pending tokens.
             prompts: those of them that are prompts under way.
-            oldest: longest in the queue's highest level, where it could be admitted.
+            oldest: the request that has been in the queue's highest level for longest, if it could
+                be admitted; else None.
             max_prompts: prompt tokens of a step without decodes.
         """
         level = max([r.level for r, _ in prompts], default=-1)
@@ -88,12 +90,12 @@ class DecodeDeferral:
     def decide(
         self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int
     ) -> Mapping[str, Request]:
-        """Whom the step leaves out: nobody where slots or pages kept the prompts out.
+        """Decodes that the step leaves out; none where slots or pages kept the prompts out.
 
         Args:
-            candidates: for this step.
-            num_prompt_tokens: that it computes.
-            max_prompts: that it has room for.
+            candidates: what `candidates` returned for this step.
+            num_prompt_tokens: prompt tokens that the step computes.
+            max_prompts: prompt tokens that it has room for.
         """
         deferred = candidates.requests
         if num_prompt_tokens < min(candidates.num_tokens, max_prompts):
@@ -102,7 +104,7 @@ class DecodeDeferral:
         return deferred
 
     def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
-        """Whether a step of so many prompt tokens would be much less of one with these decodes."""
+        """Whether decodes would take an eighth or more of a step with so many prompt tokens."""
         most = self._state.config.max_num_batched_tokens
         if num_tokens + len(decodes) > most and len(decodes) >= _GOOD_PART * most:
             return True
@@ -111,7 +113,7 @@ class DecodeDeferral:
         return part >= _GOOD_PART
 
     def _num_prompt_tokens(self, prompts: Sequence[tuple[Request, int]]) -> int:
-        """Of prompts that run or, where there are slots, wait."""
+        """Uncached prompt tokens under way and, where there are free slots, waiting."""
         num_tokens = sum(pending for _, pending in prompts)
         if self._admission.has_slots:
             num_tokens += self._state.queue.num_tokens - self._state.queue.num_expected_cached

@@ -1,4 +1,4 @@
-"""Fair share: what each tenant has been served, in weighted tokens."""
+"""Fair share among tenants: virtual token counters (VTC) of the service that each has got."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from collections.abc import Iterable
 from worker.core.request import Request
 
 PROMPT_WEIGHT = 1.0
-"""Of a prompt token that was computed."""
+"""VTC weight of a prompt token that was computed (w_p)."""
 OUTPUT_WEIGHT = 2.0
-"""Of a generated token: it occupies the cache and a row of every step."""
+"""VTC weight of a generated token (w_q); both weights are the paper's."""
 _MAX_IDLE = 1024
+"""Tenants without waiting requests whose counters are kept; beyond, half as many are."""
 
 
 class TenantService:
-    """A virtual token counter per tenant; of those that wait, the least served goes first.
+    """A virtual token counter per tenant; of waiting tenants, the least served goes first.
 
-    While two tenants both wait, their counters differ by no more than what the running requests
-    of one can still be charged: two tenants that always wait get the same, whatever they send.
-    A tenant that had nothing waiting saved up nothing meanwhile: its counter is lifted to the
+    While two tenants both wait, their counters differ by no more than what the running requests of
+    one can still be charged: two tenants that always wait get the same service, whatever they send.
+    A tenant saves up nothing while none of its requests waits: its counter is then lifted to the
     least of those that wait. (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024.)
     """
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._num_waiting: dict[str, int] = {}
-        """Of tenants with waiting requests."""
+        """Number of waiting requests by tenant; zeros are left out."""
         self._floor = 0.0
-        """What a tenant that comes when nobody waits is lifted to."""
+        """Counter that a tenant is lifted to which comes while no other waits."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether there is more than one tenant to be fair to."""
+        """Whether more than one tenant has been served."""
         return len(self._served) > 1
 
     def served(self, tenant: str) -> float:
-        """Weighted tokens; only differences mean something."""
+        """Counter of a tenant in weighted tokens; only differences are meaningful."""
         return self._served.get(tenant, 0.0)
 
     def enter(self, tenant: str) -> None:
-        """A request of the tenant begins to wait."""
+        """Notes that a request of the tenant begins to wait."""
         if tenant in self._num_waiting:
             self._num_waiting[tenant] += 1
             return
@@ -51,7 +52,7 @@ class TenantService:
             self._forget()
 
     def leave(self, tenant: str) -> None:
-        """A request of the tenant waits no longer."""
+        """Notes that a request of the tenant waits no longer."""
         self._num_waiting[tenant] -= 1
         if not self._num_waiting[tenant]:
             del self._num_waiting[tenant]
@@ -59,11 +60,11 @@ class TenantService:
                 self._floor = max(self._floor, self._served[tenant])
 
     def charge_prompt(self, request: Request, num_tokens: int) -> None:
-        """A request is admitted for the first time with so many tokens to compute."""
+        """Charges for a request's uncached prompt tokens when it is first admitted."""
         self._charge(request.tenant, PROMPT_WEIGHT * num_tokens)
 
     def charge_output(self, requests: Iterable[Request]) -> None:
-        """Charges for the tokens generated since the last call."""
+        """Charges for the tokens that requests generated since they were last charged."""
         for request in requests:
             num_new = request.num_output - request.num_charged
             if num_new:
@@ -74,7 +75,7 @@ class TenantService:
         self._served[tenant] = self._served.get(tenant, self._floor) + weighted
 
     def _forget(self) -> None:
-        """Drops idle tenants that would be lifted to where they are, then the least served."""
+        """Drops counters of idle tenants, the least served first: they would be lifted anyway."""
         idle = [tenant for tenant in self._served if tenant not in self._num_waiting]
         idle.sort(key=self._served.__getitem__)
         for tenant in idle[: -_MAX_IDLE // 2]:

@@ -1,4 +1,4 @@
-"""When a request ends by what it has generated."""
+"""Ends of requests by what they have generated: end and stop tokens, length, or grammar."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from worker.wire.sampling import SamplingParams
 def take_tokens(
     request: Request, token_ids: list[int], followed: Followed | None
 ) -> RequestState | None:
-    """Gives a request the tokens drawn for it, up to its end; the state that they end it in.
+    """Appends the tokens drawn for a request, up to its end; returns its final state, None if it
+    continues.
 
-    A token that its grammar does not allow ends it with an error: other parameters had left none
-    that it does. Where a grammar leaves nothing more to draw, that ends it too, whatever
-    `min_tokens` and `ignore_eos` say; of one that is slow, that is found out later.
+    A token that the grammar does not allow ends the request by an error: other parameters left no
+    allowed one. A grammar that leaves nothing to draw ends it, too, whatever `min_tokens` and
+    `ignore_eos` say; a slow grammar reports that later.
 
     Args:
-        request: it continues so far.
-        token_ids: in order.
-        followed: what its grammar made of them; None without one.
+        request: a request that has not ended.
+        token_ids: tokens in the order in which they were drawn.
+        followed: outcome of its grammar for these tokens; None without a grammar.
     """
     state: RequestState | None = None
     known, ends, limit = request.token_ids, request.end_token_ids, request.limit
@@ -43,7 +44,7 @@ def take_tokens(
 
 
 def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
-    """Tokens up to the first that ends the request whatever its grammar says; whether one does."""
+    """Tokens up to the first that ends the request by itself, grammar aside; whether any does."""
     known = len(request.token_ids)
     for count, token_id in enumerate(token_ids, 1):
         if _finish_state(request, token_id, known + count) is not None:
@@ -52,7 +53,7 @@ def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int],
 
 
 def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestState | None:
-    """The state that a request ends in by its token number `num_tokens`; None if it continues.
+    """Final state of a request whose token number `num_tokens` is `token_id`; None if it continues.
 
     End tokens and stop tokens end it from `min_tokens` on; the token stays in the output.
     """
@@ -63,7 +64,7 @@ def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestSt
 
 
 def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
-    """Of a token that the grammar does not allow: parameters that forbid tokens left no other."""
+    """Problem of a drawn token that the grammar does not allow: parameters left no other one."""
     forbidding = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words_token_ids),

@@ -1,4 +1,4 @@
-"""Copy or compute: what is quicker for pages in host memory."""
+"""Policy for cached pages in host memory: copy them back, or compute them again."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from worker.core.step_forecast import StepForecast
 from worker.wire.host_cache import HostCachePolicy
 
 _WEIGHT = 0.2
-"""Of the newest copies in the estimate of their time."""
+"""Weight of the newest copies in the moving average of their time."""
 _FORGETTING = 0.999
-"""Part of the estimate that remains after a step without copies: where copying once took long, it
-is tried again hundreds of steps later."""
+"""Factor of the estimate after each step without copies: where copying once took long, it is tried
+again hundreds of steps later."""
 
 
 class HostLoadPolicy:
-    """Prices copies from host memory by those of late, computing by the steps of late.
+    """Compares the measured time of copies with the predicted time to compute the same tokens.
 
-    Until both are known everything is copied, which is how its time comes to be known.
+    Until both are known pages are copied, so that the time of copies comes to be known.
 
     Args:
-        policy: "always" asks for no price.
+        policy: "always" copies in any case.
         page_size: tokens per page.
-        host: the tier; None without one.
-        forecast: prices computing.
+        host: the host-memory tier; None without one.
+        forecast: predicts the time to compute.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class HostLoadPolicy:
         self._host = host
         self._forecast = forecast
         self._page_s: float | None = None
-        """Seconds per page copied."""
+        """Estimated seconds per page copied; None before the first copies."""
 
     def choose(self, match: Match) -> Match:
-        """The match as it is to be used: all of it, or its part on the device."""
+        """The part of a match to reuse: all of it, or only its pages on the device."""
         if not match.num_host or self._always:
             return match
         num_cached = len(match.pages) * self._page_size
@@ -51,13 +51,14 @@ class HostLoadPolicy:
         return match._replace(host_node=None, num_host=0)
 
     def cost(self, num_tokens: int) -> int:
-        """Tokens that are computed in the time in which the first so many come back, evicted."""
+        """Cost of evicting the first `num_tokens` of a request, in tokens to compute: all of them,
+        or as many as could be computed while they are copied back, if that is quicker."""
         if self._host is None:
             return num_tokens
         return int(num_tokens * min(1.0, self._part(num_tokens, 0)))
 
     def observe(self, num_pages: int, seconds: float) -> None:
-        """A step copied so many pages back in that time."""
+        """Takes the time in which a step copied `num_pages` pages back."""
         if not num_pages:
             if self._page_s is not None:
                 self._page_s *= _FORGETTING
@@ -69,7 +70,7 @@ class HostLoadPolicy:
         self._page_s = before + _WEIGHT * (newest - before)
 
     def note_resumed(self, request: Request, match: Match) -> None:
-        """A request that was preempted comes again, with what `match` has of it."""
+        """Counts a preempted request that is admitted again with this match."""
         if self._host is None:
             return
         size = self._page_size
@@ -78,7 +79,8 @@ class HostLoadPolicy:
         )
 
     def _part(self, num_tokens: int, num_cached: int) -> float:
-        """Time to copy so many tokens' pages, in times to compute them after `num_cached`."""
+        """Ratio of the time to copy the pages of `num_tokens` to that of computing these tokens
+        after `num_cached`; 0 while either is unknown."""
         computing = self._forecast.prefill_s(num_tokens, num_cached)
         if self._page_s is None or computing is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""Requests on their way between queue, running set, those held, and their end."""
+"""Lifecycle of requests: moves between the queue, the running set, those held, and the end."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests, and nothing else does.
+    """Moves requests; no other part of the scheduler does.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │
           │ └── preempt ───┘  └──hold──> held
           └───────── queued again ─────────┘
 
-    What a request that is preempted or held has computed stays in the prefix cache, as far as it
-    fills pages, until others need them, and in host memory, where there is such a tier, thereafter;
-    what it holds beside that is free again.
+    The full pages of a request that is preempted or held stay in the prefix cache until others
+    need them, and then in host memory, if there is such a tier; its slot and other pages are freed.
 
     HAZARD(fence): the pages and the slot of a request with a row in flight come free only after
     that step, so preempting it at once would free nothing and throw work away. Its preemption is
@@ -32,16 +31,17 @@ class Lifecycle:
 
     def __init__(self, state: SchedulerState) -> None:
         self.deferred: dict[str, Request] = {}
-        """About to be preempted: they get no row in the step being put together."""
+        """Requests that are about to be preempted, by id: the step being built has no row of
+        them."""
         self._state = state
         self._ended_guided: list[tuple[str, int]] = []
-        """Requests under a grammar, by id and attempt, that `take_ended` is to report."""
+        """Ended requests under a grammar, by id and attempt, that `take_ended` is to report."""
 
     def start(self, request: Request, match: Match) -> Lease:
-        """Moves a waiting request into the running set, with a slot and a lock on what is cached.
+        """Moves a waiting request into the running set, with a slot and a lock on its cached pages.
 
-        The caller has seen that there are a free slot, and pages for what `match` has in host
-        memory.
+        The caller has checked that there is a free slot, and device pages for those that `match`
+        has in host memory.
         """
         state = self._state
         state.queue.remove(request)
@@ -58,7 +58,7 @@ class Lifecycle:
         if request.preemption.count:
             request.preemption.resumed_at = len(request.token_ids)
         if wants_all:
-            # Of an interrupted prefill, what came counts no more.
+            # Those of an interrupted prefill are computed again.
             request.delivery.prompt_logprobs = []
         state.running.add(request)
         return lease
@@ -69,7 +69,7 @@ class Lifecycle:
         return self._state.cache.is_idle(request.lease)
 
     def defer_preemption(self, request: Request) -> None:
-        """Leaves a running request out of the step being put together."""
+        """Leaves a running request out of the step being built, so that the next can preempt it."""
         self.deferred[request.request_id] = request
 
     def preempt(self, request: Request) -> None:
@@ -86,7 +86,7 @@ class Lifecycle:
     def hold(self, request: Request) -> None:
         """Takes a running request out until its slow grammar has taken its last token.
 
-        A row of it in flight becomes stale, as that of an aborted one does.
+        Rows of it in flight become stale, as those of an aborted request do.
         """
         self._vacate(request)
         self._state.held[request.request_id] = request
@@ -94,7 +94,7 @@ class Lifecycle:
     def finish(self, request: Request, ended: RequestState) -> None:
         """Ends a running request by its last token, and reports that to its gateway.
 
-        The caller takes it out of the running set, with others at once.
+        The caller removes it from the running set (`RunningSet.drop_finished`).
         """
         self.end(request, ended, keep_running=True)
         reason = None
@@ -105,7 +105,7 @@ class Lifecycle:
     def end(self, request: Request, ended: RequestState, *, keep_running: bool = False) -> None:
         """Moves a request, wherever it is, to a finished state and gives back all it holds.
 
-        With `keep_running` the caller takes it out of the running set.
+        With `keep_running` the caller removes it from the running set.
         """
         state = self._state
         if state.held.pop(request.request_id, None) is not None:
@@ -141,7 +141,7 @@ class Lifecycle:
         return ended
 
     def _vacate(self, request: Request) -> None:
-        """Takes a request out of the running set; the caller keeps it elsewhere."""
+        """Takes a request out of the running set as PREEMPTED; the caller queues or holds it."""
         assert request.lease is not None
         self._state.running.remove(request)
         self._state.cache.release(request.lease)

@@ -1,4 +1,4 @@
-"""How busy the worker is, as every report says."""
+"""Load snapshot: how busy the worker is, sent with every report."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def snapshot(
     """The load as it stands; cost is one pass over the running set.
 
     Args:
-        state: of the scheduler.
-        retry_after_s: seconds in which what waits should have left.
-        speculation: what became of drafts; None where nothing is drafted.
+        state: the scheduler's state.
+        retry_after_s: seconds in which the requests that wait should have been admitted.
+        speculation: totals of drafts; None without speculative decoding.
         new_prompt_share: part of a step's prompt tokens that prompts under way leave to new ones.
     """
     queue, cache, stats = state.queue, state.cache, state.stats

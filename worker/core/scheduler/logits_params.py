@@ -1,4 +1,4 @@
-"""From sampling parameters to what the ranks must know of them."""
+"""Logits parameters of a request: the part of its sampling parameters that ranks apply."""
 
 from __future__ import annotations
 

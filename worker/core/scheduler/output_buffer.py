@@ -1,4 +1,4 @@
-"""What the next report brings to gateways: token deltas since the last one."""
+"""Output buffer: token deltas since the last report, by gateway."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class OutputBuffer:
         stop_reason: int | None = None,
         draft: list[int] | None = None,
     ) -> None:
-        """Adds what is new of a request: tokens not sent yet, and why it ended if it has.
+        """Adds a delta of a request: tokens not sent yet, and the finish reason if it has ended.
 
-        `draft` is the running block as it stands, of a request that asks for it.
+        The number of cached prompt tokens goes with the first delta.
 
-        The number of cached prompt tokens goes with the first token, or with the end if that
-        comes before any token.
+        Args:
+            request: the request.
+            stop_reason: the stop token that ended it, if one did.
+            draft: its running block, where it asks for that (block diffusion).
         """
         sent = request.delivery
         start = sent.num_sent

@@ -1,4 +1,4 @@
-"""The bounded queue: who is turned away when it is full, and when to try again."""
+"""Load shedding: which request a full queue turns away, and when to try again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from worker.wire.messages import Rejection
 from worker.wire.queue_limits import QueueLimits, queue_full
 
 _MEMORY_S = 10.0
-"""What was admitted so long ago counts 1/e."""
+"""Time constant of the drain rate: an admission of so long ago counts 1/e."""
 MAX_RETRY_AFTER_S = 120
+"""Longest Retry-After."""
 
 
 class DrainRate:
-    """Requests and tokens that left the queue, with what is long ago fading."""
+    """Rate at which requests and tokens leave the queue, with exponential forgetting."""
 
     def __init__(self) -> None:
         self._requests = 0.0
@@ -25,13 +26,13 @@ class DrainRate:
         self._began_s: float | None = None
 
     def note(self, num_tokens: int, now: float) -> None:
-        """A request left the queue to run."""
+        """Notes that a request with `num_tokens` has left the queue to run."""
         self._fade(now)
         self._requests += 1
         self._tokens += num_tokens
 
     def retry_after_s(self, num_requests: int, num_tokens: int, now: float) -> int:
-        """Whole seconds, at least 1, in which so many should have left."""
+        """Whole seconds, 1 to MAX_RETRY_AFTER_S, in which so many should have left the queue."""
         if self._began_s is None:
             return 1  # nothing has been admitted yet: the worker has just begun
         self._fade(now)
@@ -53,16 +54,16 @@ class DrainRate:
 
 
 class LoadShedder:
-    """Turns away the arrival, or the least urgent that waits where the arrival is more urgent.
+    """Turns away an arrival, or the least urgent waiting request where the arrival is more urgent.
 
-    Among equally urgent ones of several tenants, one of the tenant with most requests gives way to
-    a tenant that has fewer. Nobody is turned away who has run already.
+    Among equally urgent requests of several tenants, one of the tenant with most requests gives way
+    to a tenant that has fewer. A request that has run already is not turned away.
 
     Args:
-        limits: of the queue.
-        queue: as it stands.
-        cache: knows the free slots.
-        drain: knows how fast the queue drains.
+        limits: bounds of the queue.
+        queue: the queue.
+        cache: tells the number of free slots.
+        drain: tells how fast the queue drains.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class LoadShedder:
         self._drain = drain
 
     def loser(self, arrival: Request) -> Request | None:
-        """The request that is turned away, now that `arrival` wants to wait; None if all may."""
+        """The request to turn away if `arrival` is to be queued; None if there is room."""
         if self._has_room(arrival, None):
             return None
         least = self._queue.least_urgent()
@@ -83,7 +84,7 @@ class LoadShedder:
         return least if self._has_room(arrival, least) else arrival
 
     def rejection(self, request: Request, now: float) -> Rejection:
-        """The answer to its client."""
+        """The 429 for a request that is turned away."""
         return queue_full(
             request.request_id,
             request.attempt,
@@ -93,7 +94,7 @@ class LoadShedder:
         )
 
     def retry_after_s(self, now: float) -> int:
-        """Seconds in which what waits now should have left; 0 where nothing does."""
+        """Seconds in which the present queue should have drained; 0 where it is empty."""
         num_requests = len(self._queue)
         if not num_requests:
             return 0

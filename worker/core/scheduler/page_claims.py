@@ -1,4 +1,4 @@
-"""Pages for the rows of running requests, if need be those of others."""
+"""Page claims: pages for the rows of running requests, if need be by preempting others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.core.scheduler.step import StepBuilder
 
 
 def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> int:
-    """Pages a running request will take to compute all its known tokens and a page beyond."""
+    """Pages that a running request lacks to compute all its known tokens and a page beyond."""
     assert request.lease is not None
     num_tokens = min(request.limit, len(request.token_ids) + page_size)
     return cache.num_still_needed(num_tokens, request.lease)
@@ -20,11 +20,11 @@ def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> i
 class PageClaims:
     """Finds pages for the next positions of a running request.
 
-    In this order: free pages, evictable ones, pages about to be freed by a step in flight (by
-    waiting for it), pages of requests that stand after the claimant in the running set. The last
-    of the set never takes from others: it waits, keeping what it has, until one before it ends
-    or preempts it. One that is alone and holds pages that the cache has too is itself preempted:
-    it comes again with the cached ones.
+    It takes, in this order: free pages, evictable ones, those that a step in flight is about to
+    free (by waiting for it), and those of requests after the claimant in the running set. The last
+    request of the set never takes from others: it waits, keeping its pages, until one before it
+    ends or preempts it. A request that is alone and holds duplicates of cached pages is itself
+    preempted, and is admitted again with the cached ones.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
@@ -33,7 +33,7 @@ class PageClaims:
         self._running = state.running
         self._lifecycle = lifecycle
         self.num_promised = 0
-        """Blocks that requests admitted to this step take once the running ones have theirs."""
+        """Pages (blocks) that requests admitted to this step take after the running ones."""
 
     def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> None:
         """Adds a row of `length` positions, or of as many as there are pages for, if any."""
@@ -47,9 +47,9 @@ class PageClaims:
     ) -> None:
         """Adds a speculative row, with pages for as far as it may reach.
 
-        Drafts take pages only where nobody else has to give any, and none that are promised: they
-        can do without. So can a token whose position the steps in flight leave open: it waits for
-        them. Without a page for its own token the request is skipped.
+        For drafts no request is preempted, and no promised page is taken. The same holds for a
+        token whose position depends on steps in flight: it waits for them. Without a page for its
+        newest token the request gets no row.
         """
         page_size, start = self._page_size, request.num_computed
         # The last token of a request is drawn and never computed.
@@ -73,16 +73,14 @@ class PageClaims:
         return self._cache.num_allocatable - self.num_promised
 
     def _claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Extends `lease` for `length` more positions, or for as many as there are pages for.
-
-        Returns how many positions can be computed in this step.
-        """
+        """Extends `lease` for `length` more positions, or for as many as there are pages for;
+        returns their number."""
         start = len(lease.pages)
         space = start * self._page_size - request.num_computed
         if not space and not self._make_available(request):
             return 0
         missing = -(-(length - space) // self._page_size)
-        # What admission has kept for them suffices, but for a moment where windows are to advance.
+        # Admission has kept enough for them, but where windows are still to advance.
         missing = min(missing, max(self._num_spare, 0))
         if missing:
             self._cache.allocate(lease, missing)
@@ -90,7 +88,7 @@ class PageClaims:
         return min(length, space + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:
-        """Whether at least one page is available, after preempting whom it takes."""
+        """Whether at least one page is available, after preempting requests if need be."""
         while not self._cache.num_allocatable:
             if self._cache.is_fenced or self._will_advance():
                 return False
@@ -110,7 +108,7 @@ class PageClaims:
         return True
 
     def _will_advance(self) -> bool:
-        """Whether a step in flight moves a window on, so that pages come free."""
+        """Whether pages come free since a step in flight moves a window on."""
         return self._cache.has_windows and any(
             request.lease is not None
             and not self._lifecycle.is_idle(request)

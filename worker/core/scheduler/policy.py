@@ -1,5 +1,5 @@
-"""What two flags decide. `--schedule-policy`: the order of the queue among equally urgent requests;
-`--prefill-admission-policy`: in which order a round tries them, and when it ends."""
+"""Policies of admission. `--schedule-policy` is the order of the queue among equally urgent
+requests, `--prefill-admission-policy` the order in which a round tries them, and when it ends."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ class Item(NamedTuple):
     """A waiting request as a policy sees it."""
 
     cost: int
-    """Prompt tokens to compute: those that are cached cost nothing."""
+    """Uncached tokens, which it has to compute."""
     level: int
-    """Urgency; a round tries no less urgent one before a more urgent one."""
+    """Urgency; a round tries requests in descending order of it."""
     num_tokens: int
-    """All tokens that are known of it, cached or not: its prompt, and what it has generated where
-    it was preempted."""
+    """Known tokens, cached or not: the prompt, and generated ones of a preempted request."""
 
 
 class QueueOrder(NamedTuple):
-    """An order of equally urgent requests, other than first come, first served.
+    """An order of equally urgent requests other than first come, first served.
 
     To add one: its entry in `ORDERS`, and its name in `worker.wire.admission`.
     """
 
     key: Callable[[Item], float]
-    """The least goes first; ties as they come."""
+    """Sort key, least first; ties keep their order of arrival."""
     max_queue: int
-    """Where more wait, all go as they come: to order them would take longer than it gains."""
+    """Longest queue that is ordered; to sort a longer one would take more time than it gains."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in the order of the queue; levels descend."""
@@ -46,33 +45,32 @@ ORDERS: Final[Mapping[SchedulePolicy, QueueOrder | None]] = MappingProxyType(
         "lpm": QueueOrder(key=lambda item: item.cost - item.num_tokens, max_queue=128),
     }
 )
-"""By the name that `--schedule-policy` has for it. lpm puts those first of which most tokens are
-cached; its bound is SGLang's."""
+"""Orders by their names in `--schedule-policy`; None is the order of arrival. lpm (longest prefix
+match) puts the request with most cached tokens first; its bound is SGLang's."""
 
 
 class AdmissionPolicy(NamedTuple):
-    """In which order a round tries equally urgent requests, and whether it stops at a misfit.
+    """Order in which a round tries equally urgent requests, and whether it stops at a misfit.
 
     To add one: its entry in `POLICIES`, and its name in `worker.wire.admission`.
     """
 
     stops: bool
-    """Whether the first that does not fit ends the round; it then sees no more of the queue than
-    could enter, else `prefill_admission_lookahead` requests."""
+    """Whether the first request that does not fit ends the round. The round then considers only as
+    many requests as could enter, else `prefill_admission_lookahead`."""
     key: Callable[[Item], float] | None = None
-    """The least goes first; ties as they come. None for the order of the queue."""
+    """Sort key, least first; ties keep the order of the queue. None keeps it for all."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
         """Indices in the order of trying; levels descend."""
         return list(range(len(items))) if self.key is None else _ordered(items, self.key)
 
     def in_turn(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
-        """Indices in the order of trying where several tenants wait, each of which keeps its turns
-        in the queue.
+        """Indices in the order of trying, where each of several tenants keeps its turns.
 
         Args:
-            items: in the order of the queue, which gives tenants their turns.
-            tenants: whose each of them is.
+            items: requests in the order of the queue, which gives tenants their turns.
+            tenants: the tenant of each request.
         """
         turns: dict[tuple[int, str], list[int]] = defaultdict(list)
         for index, (item, tenant) in enumerate(zip(items, tenants, strict=True)):
@@ -90,8 +88,8 @@ POLICIES: Final[Mapping[AdmissionPolicyName, AdmissionPolicy]] = MappingProxyTyp
         "pack": AdmissionPolicy(stops=False, key=lambda item: item.cost),
     }
 )
-"""By the name that `--prefill-admission-policy` has for it. What fits by ascending cost, as pack
-tries, is the largest number of requests that fit at all, and of these choices the cheapest."""
+"""Policies by their names in `--prefill-admission-policy`. pack tries by ascending cost, which
+admits the largest number of requests that fit at all, and of such choices the cheapest."""
 
 
 def _ordered(items: Sequence[Item], key: Callable[[Item], float]) -> list[int]:
@@ -99,27 +97,27 @@ def _ordered(items: Sequence[Item], key: Callable[[Item], float]) -> list[int]:
 
 
 class Outcome(Enum):
-    """What came of trying to admit one request that has tokens left for it."""
+    """Outcome of trying to admit one request for which there are tokens."""
 
     ENTERED = auto()
     NO_CAPACITY = auto()
     """Slots or pages are missing."""
     WAITS = auto()
-    """The request is better off later, and keeps nobody back."""
+    """The request waits for a prefix that another is computing; others may enter before it."""
     PREEMPTING = auto()
-    """They will be there in the next step, where running requests give way."""
+    """Slot and pages will be there in the next step: running requests are about to be preempted."""
 
 
 class StepHeadroom:
-    """The prompt tokens that one round may hand out, and the number of requests.
+    """Headroom of a round: the prompt tokens that it may grant, and the number of requests.
 
     Args:
-        tokens: left for new requests.
-        most: that one of them may take at first; what nobody wants is handed out afterwards.
-        alone: for one that is larger than any round and goes by itself; 0 where prompts of running
-            requests are under way.
-        requests: most that may be admitted.
-        chunked: whether part of a prompt may be computed; else all of it or nothing.
+        tokens: prompt tokens left for new requests.
+        most: most tokens that one of them may take at first; the rest is shared out afterwards.
+        alone: tokens for a request that is larger than any round and gets a step of its own; 0
+            while prompts are under way.
+        requests: most requests that may be admitted.
+        chunked: whether part of a prompt may be computed, else all of it or nothing.
     """
 
     def __init__(self, *, tokens: int, most: int, alone: int, requests: int, chunked: bool) -> None:
@@ -131,22 +129,23 @@ class StepHeadroom:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything more could be admitted."""
+        """Whether any more request could be admitted."""
         return self.tokens > 0 and self.requests > 0
 
     def fits(self, cost: int) -> bool:
-        """Whether a request may go now."""
+        """Whether there is room for a request of this cost."""
         return self.is_open and (self._chunked or cost <= self.tokens)
 
     def take(self, cost: int) -> int:
-        """Hands out tokens to a request that fits; how many."""
+        """Grants tokens to a request that fits; returns their number."""
         length = min(cost, self.most, self.tokens)
         self.tokens -= length
         self.requests -= 1
         return length
 
     def take_alone(self, cost: int) -> int:
-        """Hands out tokens to a request that has the step for itself; 0 if it cannot."""
+        """Grants a request a step of its own; returns the number of tokens, 0 if it cannot have
+        it."""
         length = min(cost, self._alone) if self.requests else 0
         if length:
             self.tokens = 0
@@ -155,19 +154,20 @@ class StepHeadroom:
 
 
 class AdmissionRound:
-    """Chooses whom to try next, and hands tokens to those that entered: `next`, try, `report`,
-    `next` …
+    """One admission round: chooses the request to try next, and grants tokens to those that
+    entered.
 
-    Where nothing of the highest level fits into the headroom, the first of it goes alone, so that
-    it is not held up for ever, nor by less urgent ones.
+    The caller alternates between `next` and `report`. Where no request of the highest level fits
+    into the headroom, the first of them gets a step of its own, so that it does not wait for ever,
+    nor behind less urgent ones.
 
     Args:
-        policy: decides whom to try.
-        items: in the order of the queue.
-        headroom: what the step has to give.
-        max_drop: levels below somebody who is admitted from which on nobody else is, so that the
-            step does not get longer for the urgent one; 0 for any number.
-        floor: level below which nobody is admitted.
+        policy: the order of trying.
+        items: requests in the order of the queue.
+        headroom: what the step has room for.
+        max_drop: least distance in levels below an admitted request at which no other is admitted,
+            so that the step does not get longer for the urgent one; 0 for any distance.
+        floor: level below which no request is admitted.
     """
 
     def __init__(
@@ -179,28 +179,29 @@ class AdmissionRound:
         floor: int = -1,
     ) -> None:
         self.is_preempting = False
-        """Whether running requests give way to one that was tried: only slots that others free
-        count from then on, and less urgent ones may not take what it lacks."""
+        """Whether running requests are about to be preempted for one that was tried: from then on
+        only slots that others free count, and less urgent requests may not take what it lacks."""
         self._stops = policy.stops
         self._items = items
         self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
-        """Rises, too: less urgent ones may not take the pages that a more urgent one lacks."""
+        """Level below which no request is admitted. It rises, too: less urgent requests may not
+        take pages that a more urgent one lacks."""
         self._left = iter(policy.order(items))
         self._tried = -1
         self._has_top_misfit = self._is_over = False
         self._num_alone = 0
-        """Tokens for one that goes by itself, and is tried last."""
+        """Tokens of the request that gets a step of its own, which is tried last; 0 for none."""
         self._lengths: dict[int, int] = {}
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Tokens to compute now, by index of those that entered, in the order of the items."""
+        """Tokens granted to the requests that entered, by index, in the order of the items."""
         return {index: self._lengths[index] for index in sorted(self._lengths)}
 
     def next(self) -> int | None:
-        """Index of whom to find a slot and pages for; None at the end of the round."""
+        """Index of the request to find a slot and pages for; None at the end of the round."""
         while not self._is_over:
             index = next(self._left, None)
             if index is None or self._ends_before(self._items[index]):
@@ -218,7 +219,7 @@ class AdmissionRound:
         return 0 if self._num_alone else None
 
     def report(self, outcome: Outcome) -> None:
-        """What came of trying the one that `next` named."""
+        """Takes the outcome of the request that `next` returned."""
         cost, level, _ = self._items[self._tried]
         if self._num_alone:
             if outcome is Outcome.ENTERED:

@@ -1,4 +1,4 @@
-"""Prompts that share a prefix: one computes it, the others come when it is cached."""
+"""Prefix deduplication: of prompts that share a prefix one computes it, the others wait for it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable
 from worker.core.request import Request
 
 _LEAST_PART = 0.25
-"""Of what a request has to compute, for which it waits."""
+"""Least part of a request's uncached tokens that is shared for it to wait."""
 
 
 class PrefixDeduplication:
-    """Knows which prompts are under way, and who would compute the same beside them.
+    """Finds waiting requests that would compute the same tokens as a prompt under way.
 
-    Such a request waits while the prompt makes its way through the part that they share, which it
-    would have to compute itself before anything else. So it loses little, and all others gain. For
-    one of lower priority nobody waits: that may be left out of steps for more urgent ones. What
-    deadlines add to a level makes no difference here: equals rise one after the other.
+    Such a request waits until that prompt has computed the shared part, which it would have to
+    compute itself before anything else. So it loses little, and all others gain. It does not wait
+    for a prompt of lower priority, which may be left out of steps for more urgent ones. Priorities
+    are compared without what deadlines add, since that comes to equal requests one after the other.
 
     Args:
         page_size: tokens per page.
-        least_tokens: to share beyond what is cached; for less nobody waits.
+        least_tokens: least number of shared uncached tokens for which a request waits.
     """
 
     def __init__(self, page_size: int, least_tokens: int) -> None:
@@ -29,7 +29,7 @@ class PrefixDeduplication:
         self._under_way: list[Request] = []
 
     def begin_round(self, running: Iterable[Request]) -> None:
-        """Looks for prompts with full pages that are not cached yet."""
+        """Collects the running requests with full pages of known tokens that are not cached yet."""
         size = self._page_size
         self._under_way = [
             request
@@ -40,12 +40,12 @@ class PrefixDeduplication:
         ]
 
     def add(self, request: Request) -> None:
-        """A request has just been admitted."""
+        """Adds a request that has just been admitted."""
         if request.lease is not None and request.lease.node is not None:
             self._under_way.append(request)
 
     def is_being_computed(self, request: Request) -> bool:
-        """Whether a prompt under way is about to compute much of what `request` would."""
+        """Whether a prompt under way is about to compute a good part of `request`'s tokens."""
         cached = len(request.token_ids) - request.queue_entry.num_uncached
         least = max(self._least_tokens, int(_LEAST_PART * request.queue_entry.num_uncached))
         end = cached + -(-least // self._page_size) * self._page_size

@@ -1,4 +1,4 @@
-"""A waiting request preempts running ones that are much less urgent."""
+"""Preemption by priority: a waiting request takes the place of much less urgent running ones."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ MAX_PROGRESS = 64
 
 
 class PriorityPreemption:
-    """Chooses who gives way: of those outranked by the gap the least urgent, then the cheapest.
+    """Chooses victims among requests outranked by the gap: the least urgent, then the cheapest.
 
-    Cheapest is who has the fewest tokens to compute again, where those that come back from host
-    memory count by the time that takes. Nobody is chosen unless that makes room at once, or in the
-    next step, where a row of the chosen is in flight.
+    The cheapest has the fewest tokens to compute again; tokens that come back from host memory
+    count by the time of the copy. Requests are chosen only if that makes enough room: at once, or
+    in the next step where one of them has a row in flight.
 
-    No ping-pong: a running request keeps the level with which it was admitted, and whoever took
-    its place is the gap above, more than a deadline can add. No thrash: after each time that
-    it was preempted, a request must get twice as many tokens before that can happen again, up to
-    MAX_PROGRESS, so that the work done over stays a fraction of the work done.
+    Two requests do not displace each other in turn: a running one keeps the level with which it was
+    admitted, and the one that took its place is the gap above, more than a deadline can add. Work
+    done again stays a fraction of all work: after each preemption a request must get twice as many
+    tokens, up to MAX_PROGRESS, before it can be preempted again.
     """
 
     def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy) -> None:
         self.gap = state.config.preempt_priority_gap
-        """Levels; 0 for nobody ever gives way."""
+        """Least difference in levels; 0 for no preemption by priority."""
         self._page_size = state.config.page_size
         self._cache = state.cache
         self._running = state.running
         self._host_loads = host_loads
 
     def is_possible(self, level: int) -> bool:
-        """Whether somebody runs who is outranked by one of this level."""
+        """Whether a request of this level outranks a running one by the gap."""
         return bool(
             self.gap and len(self._running) and self._running.last().level <= level - self.gap
         )
 
     def victims(self, request: Request, num_missing: int, spared: Collection[str]) -> list[Request]:
-        """Who has to give way for a slot and `num_missing` pages for `request`; none where that
-        would not do.
+        """Running requests to preempt for `request`; empty where that would not make enough room.
 
         Args:
-            request: that waits.
-            num_missing: pages.
-            spared: running requests, by id, that give way to somebody else.
+            request: a waiting request.
+            num_missing: pages that it lacks; it lacks a slot in any case.
+            spared: ids of running requests that are preempted for others.
         """
         if not self.is_possible(request.level):
             return []
@@ -73,17 +72,15 @@ class PriorityPreemption:
         return found
 
     def _resume_cost(self, request: Request, loses_pages: bool) -> int:
-        """Tokens it would compute again: the loose end, and where others take its pages all.
-
-        Pages that go to host memory count by the time in which they come back.
-        """
+        """Tokens that a victim would compute again: those beyond its cached pages and, if it loses
+        these, their tokens too, or what could be computed while they come back from the host."""
         assert request.lease is not None
         num_cached = request.lease.num_cached_pages * self._page_size
         loose_end = request.num_computed - num_cached
         return loose_end + self._host_loads.cost(num_cached) if loses_pages else loose_end
 
     def _num_gained(self, victim: Request) -> int:
-        """Pages for others: what it frees, and what is kept for it now."""
+        """Pages that a victim yields: those that it alone holds, and its part of the reserve."""
         assert victim.lease is not None
         kept = num_still_needed(victim, self._page_size, self._cache)
         return self._cache.num_held_alone(victim.lease) + kept

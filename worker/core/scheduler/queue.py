@@ -1,4 +1,4 @@
-"""Requests that wait, by urgency: the most urgent level first, within it tenants in fair turn."""
+"""Waiting queue: the most urgent level first, and tenants in fair turn within a level."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from worker.core.scheduler.tenant_queue import TenantQueue
 
 
 class WaitingQueue:
-    """Ordered by level; then those that were preempted, by age; then fairly among tenants; then
-    by deadline and age.
+    """Requests ordered by level; then preempted ones by age; then the others, fairly among tenants,
+    each tenant's by deadline and age.
 
-    A deadline that comes near moves its request to a higher level, and one that has become
-    hopeless moves it back: each move is a new generation, which kills the entries of the old one.
+    A deadline that comes near moves its request to a higher level, and one that can no longer be
+    met moves it back. Each move is a new generation of the request, which voids older alarms.
 
     Args:
-        urgency: says who stands where.
-        service: says which tenant's turn it is.
+        urgency: tells the level and deadline of a request.
+        service: tells what each tenant has been served.
     """
 
     def __init__(self, urgency: Urgency, service: TenantService) -> None:
         self.num_tokens = 0
-        """Tokens of all that wait."""
+        """Tokens of all waiting requests."""
         self.num_expected_cached = 0
         """Tokens that gateways expect in the prefix cache, of requests that never ran."""
         self._urgency = urgency
@@ -38,7 +38,8 @@ class WaitingQueue:
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
         self._len = 0
         self._alarms: list[tuple[float, int, int, Request]] = []
-        """When who stands otherwise; entries of an older generation are dead."""
+        """Heap of (time, arrival, generation, request): when a request's level is to be determined
+        again; entries of an older generation are void."""
 
     def __len__(self) -> int:
         return self._len
@@ -48,7 +49,7 @@ class WaitingQueue:
         self._enter(request, now, resumed=False)
 
     def push_back(self, request: Request, now: float) -> None:
-        """Adds a request that was preempted: it goes before all of its level that have not run."""
+        """Adds a preempted request: it goes before those of its level that have not run."""
         self._enter(request, now, resumed=True)
 
     def remove(self, request: Request) -> None:
@@ -62,7 +63,7 @@ class WaitingQueue:
         self._service.leave(request.tenant)
 
     def tick(self, now: float) -> None:
-        """Moves those whose deadline has come near, or too near."""
+        """Moves requests whose deadline has come near, or can no longer be met, to their level."""
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             _, _, generation, request = heappop(alarms)
@@ -77,20 +78,20 @@ class WaitingQueue:
             heapify(self._alarms)
 
     def window(self, count: int) -> list[Request]:
-        """The first `count` in order."""
+        """The first `count` requests in order."""
         return list(islice(self._in_order(), count))
 
     def oldest(self) -> Request | None:
-        """Who has been in the highest level for longest."""
+        """The request that has been in the highest level for longest; None if none waits."""
         for level in reversed(self._levels):
             if level.members:
                 return next(iter(level.members.values()))
         return None
 
     def least_urgent(self) -> Request | None:
-        """Who is the first to give way when the queue is full; none of those that have run.
+        """The first request to turn away when the queue is full; None if all have run already.
 
-        Of the lowest level the tenant with most requests, and of these the last that came.
+        It is the last that came of the tenant with most requests in the lowest level.
         """
         for level in self._levels:
             queues = [one for one in level.by_tenant.values() if one]
@@ -130,7 +131,7 @@ class WaitingQueue:
                 yield from self._in_turn(level)
 
     def _in_turn(self, level: _Level) -> Iterator[Request]:
-        """As if each request looked at were served."""
+        """Requests of a level in fair turn, as if each were charged when it is yielded."""
         if len(level.by_tenant) == 1:
             yield from next(iter(level.by_tenant.values()))
             return
@@ -152,15 +153,15 @@ class WaitingQueue:
 
 
 class _Level:
-    """All of one urgency."""
+    """All waiting requests of one level."""
 
     def __init__(self) -> None:
         self.members: OrderedDict[str, Request] = OrderedDict()
-        """In the order in which they came."""
+        """Requests by id, in the order in which they entered the level."""
         self.resumed: list[Request] = []
-        """Preempted from the running set; oldest first."""
+        """Requests that were preempted, oldest first."""
         self.by_tenant: dict[str, TenantQueue] = {}
-        """By tenant: those that have never run."""
+        """Requests that have never run, by tenant."""
 
     def add(self, request: Request, *, resumed: bool) -> None:
         self.members[request.request_id] = request

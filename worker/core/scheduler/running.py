@@ -9,10 +9,10 @@ from worker.core.request import Request, RequestState
 
 
 class RunningSet:
-    """Ordered by level, then age; the last is the first to be preempted when pages run out.
+    """Running requests by level, then age; the last is the first to be preempted for lack of pages.
 
-    Whoever claims pages takes them from members after it, so a step that walks the set in order
-    never preempts a request that has a row in it already.
+    A request that claims pages takes them from requests after it, so a step that walks the set in
+    order never preempts a request that has a row in it already.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class RunningSet:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
-        """Enters a request in the order of the set."""
+        """Adds a request at its place in the order."""
         insort(self._requests, request, key=_claim)
 
     def remove(self, request: Request) -> None:

@@ -29,7 +29,7 @@ from worker.wire.queue_limits import QueueLimits
 logger = logging.getLogger(__name__)
 
 DIGEST_INTERVAL = 64
-"""Every so many Plans carry a digest."""
+"""Number of Plans from one that carries a digest of sampled tokens to the next."""
 
 
 class Scheduler:
@@ -48,8 +48,8 @@ class Scheduler:
 
     Args:
         config: limits of the worker group.
-        clock: the time, for deadlines and logs; no other clock is read here.
-        speculation: decides on drafts; None drafts nothing.
+        clock: seconds, for deadlines and logs; no other clock is read here.
+        speculation: decides on drafts; None for no speculative decoding.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class Scheduler:
         self.config = config
         self._clock = clock
         self.state = state = SchedulerState.create(config, clock)
-        """The requests and what they hold; nobody else changes it."""
+        """The requests and what they hold; only the parts of the scheduler change it."""
         self.lifecycle = Lifecycle(state)
-        """Moves requests."""
+        """Moves requests between queue and running set."""
         self._host_loads = HostLoadPolicy(
             config.host_cache_policy, config.page_size, state.cache.host, state.forecast
         )
         self.admission = Admission(state, self.lifecycle, self._host_loads)
-        """Takes new requests into steps."""
+        """Admits waiting requests to steps."""
         self.steps: TokenSteps | BlockSteps
-        """Puts steps together, as the kind of the model asks for."""
+        """Builds steps of an autoregressive or of a block-diffusion model."""
         if config.blocks is None:
             self.steps = TokenSteps(state, self.lifecycle, self.admission, speculation)
         else:
@@ -84,19 +84,19 @@ class Scheduler:
 
     @property
     def forecast(self) -> StepForecast:
-        """What steps take; to be asked by others, too."""
+        """Forecast of step times; the engine loop asks it, too."""
         return self.state.forecast
 
     @property
     def launched_shape(self) -> StepShape:
-        """What the newest step in flight computes."""
+        """Shape of the newest step in flight."""
         return self._in_flight[-1].shape
 
     def add(self, submit: Submit) -> None:
-        """Queues a request. One that could never fit has been refused before.
+        """Queues a request that the frontend has found to fit.
 
-        A higher attempt of a known request replaces it without a word, since whoever raised the
-        attempt no longer listens to the older; the same or a lower one is ignored.
+        A higher attempt of a known request replaces it without a report, since its gateway no
+        longer listens to the older attempt; the same or a lower attempt is ignored.
         """
         self.state.stats.num_submits += 1
         present = self.state.requests.get(submit.request_id)
@@ -123,7 +123,7 @@ class Scheduler:
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self.state.requests[request.request_id] = request
         if request.tenant:
-            # A tenant that comes is to be lifted to what the others have been served by now.
+            # A new tenant is lifted to what the others have been served by now.
             self.state.tenants.charge_output(self.state.running)
         if submit.grammar:
             self.state.held[request.request_id] = request
@@ -141,9 +141,9 @@ class Scheduler:
     def provide(
         self, request_id: str, attempt: int, grammar: GrammarStatus | GrammarProblem
     ) -> None:
-        """Queues a request that waits for its grammar, or ends it where there is a problem.
+        """Queues a request that was held for its grammar, or ends it where there is a problem.
 
-        One that has ended meanwhile is ignored, but for `take_ended`.
+        A request that has ended meanwhile is ignored, but reported by `take_ended`.
         """
         request = self.state.held.get(request_id)
         if request is None or attempt != request.attempt:
@@ -175,7 +175,7 @@ class Scheduler:
         self.state.outputs.put(request)
 
     def set_admission(self, change: AdmissionChange) -> None:
-        """Changes the rules of admission. Raises ValueError for a value out of range."""
+        """Changes the rules of admission."""
         self.admission.options = change.applied_to(self.admission.options)
 
     def has_work(self) -> bool:
@@ -194,7 +194,7 @@ class Scheduler:
         self.state.queue.tick(now)
         self.steps.build(builder, now, self._in_flight)
         if not (builder.num_tokens or len(self.state.running)) and len(self.state.queue):
-            # The only one was preempted; it comes again with what it finds in the cache.
+            # The only running request was preempted; it is admitted again with its cached pages.
             self.steps.build(builder, now, self._in_flight)
         if not builder.num_tokens:
             assert self._in_flight or len(self.state.requests) == len(self.state.held), (
@@ -211,9 +211,9 @@ class Scheduler:
         return builder.plan(self._completed, self._digest.value(self._completed))
 
     def drawn_under_grammar(self, result: StepResult) -> list[DrawnTokens]:
-        """What the oldest step in flight drew for requests under a grammar, by their rows.
+        """Tokens that the oldest step in flight drew for requests under a grammar, in row order.
 
-        Changes nothing: the engine takes the tokens through the grammars, for `apply`.
+        Changes nothing: the engine takes the tokens through the grammars before `apply`.
         """
         step = self._in_flight[0] if self._in_flight else None
         if step is None or not step.is_guided or step.seq != result.seq:
@@ -241,11 +241,11 @@ class Scheduler:
         """Takes the result of the oldest step in flight.
 
         Args:
-            result: of the step.
-            followed: what the grammars made of `drawn_under_grammar`, one each.
+            result: the result of that step.
+            followed: outcomes of the grammars, one for each of `drawn_under_grammar`.
 
         Raises:
-            ValueError: it is another step's, or has another number of tokens than were to be drawn.
+            ValueError: it is another step's result, or has another number of tokens.
         """
         step = self._in_flight.popleft() if self._in_flight else None
         if step is None or step.seq != result.seq:
@@ -260,7 +260,7 @@ class Scheduler:
         self.steps.take(step, result, counts, iter(followed))
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
-        """Whose the masked rows of the newest step are, by id and attempt; the only one in flight.
+        """Owners of the masked rows of the only step in flight, by id and attempt.
 
         None for rows whose request has ended or was preempted meanwhile.
         """
@@ -272,7 +272,7 @@ class Scheduler:
         return self.lifecycle.take_ended()
 
     def take_report(self) -> StepReport:
-        """What happened since the last report, and the load as it stands."""
+        """Report of all since the last one, with the present load."""
         self._num_reports += 1
         gate = self.steps.speculation
         return StepReport(
@@ -307,7 +307,7 @@ class Scheduler:
         state.cache.check_invariants(leases)
 
     def _turn_away(self, arrival: Request, now: float) -> bool:
-        """Where the queue is full, ends who gives way; whether it is the arrival."""
+        """Turns a request away where the queue is full; whether it is the arrival."""
         loser = self._shedder.loser(arrival)
         if loser is None:
             return False

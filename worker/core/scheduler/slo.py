@@ -1,4 +1,4 @@
-"""Deadlines: when a waiting request's next token is due, and what that makes of its urgency."""
+"""Urgency of waiting requests: their priority, raised where the next token is nearly due."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Forecast(Protocol):
     """Predicts times from what earlier steps took."""
 
     def first_token_s(self, num_tokens: int) -> float:
-        """Seconds from admission to the first token of a request with so many to compute."""
+        """Predicted seconds from admission to first token, with `num_tokens` to compute."""
         ...
 
 
 class Standing(NamedTuple):
-    """How a request stands in the queue at some moment."""
+    """Level and deadline of a request in the queue, as of some moment."""
 
     level: int
     deadline_s: float
-    """Infinite where there is none, or none that can still be met."""
+    """When the next token is due; infinite without an SLO, or where that cannot be met any more."""
     until_s: float
-    """When it will stand otherwise."""
+    """Moment from which on this standing no longer holds; infinite for never."""
 
 
 class Urgency:
@@ -37,12 +37,12 @@ class Urgency:
                    its priority     │ + 2, at most 9 │             deadline
                                                      └ too late: its priority, as if without one
 
-    Who cannot meet the deadline any more yields to those that can: nothing is gained by going
-    first, and everybody behind would be late as well.
+    A request that can no longer meet its deadline yields to those that can: to go first would gain
+    it nothing, and make those behind it late as well.
 
     Args:
-        margin_s: time before the last moment at which a request becomes more urgent.
-        forecast: of steps, from which the last moment follows.
+        margin_s: seconds before the last moment from which on a request is more urgent.
+        forecast: predicts the time to the first token, from which the last moment follows.
     """
 
     def __init__(self, margin_s: float, forecast: Forecast) -> None:
@@ -50,7 +50,7 @@ class Urgency:
         self._forecast = forecast
 
     def standing(self, request: Request, now: float) -> Standing:
-        """Where `request` stands from `now` on."""
+        """Standing of `request` from `now` on."""
         deadline = request.due_s
         if deadline == inf:
             return Standing(request.priority, inf, inf)

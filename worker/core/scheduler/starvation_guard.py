@@ -1,4 +1,4 @@
-"""Nobody is passed over for ever, whatever policy orders the queue."""
+"""Starvation guard: no request is passed over for ever, whatever policy orders the queue."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from worker.core.request import Request
 
 MAX_PASSES = 64
-"""Rounds in which the oldest may be passed over."""
+"""Rounds in which the oldest request may be passed over."""
 
 
 class StarvationGuard:
-    """Counts how often the oldest of those that wait is passed over: who has been in the highest
+    """Counts how often the oldest request is passed over: the one that has been in the highest
     level for longest.
 
     A round passes the oldest over if it admits others of its level or below, and not the oldest.
-    After MAX_PASSES such rounds every round is fifo with the oldest at the head, and nobody else
-    gets in before it; since running requests end, there is room for it at some time. The next
-    becomes oldest then, so a request that k others of its level precede (by when they entered the
-    level), and that no more urgent ones keep out, is passed over in at most
-    (k + 1) · MAX_PASSES rounds, under pack, lpm, deadlines and fair share alike.
+    After MAX_PASSES such rounds every round is fifo with the oldest at the head, and no other is
+    admitted before it; since running requests end, there is room for it at some time. Then the next
+    becomes the oldest. So a request that entered its level after k others, and that no more urgent
+    ones keep out, is passed over in at most (k + 1) · MAX_PASSES rounds, under pack, lpm, deadlines
+    and fair share alike.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class StarvationGuard:
         self._num_passes = 0
 
     def is_due(self, oldest: Request) -> bool:
-        """Whether `oldest` must be the next."""
+        """Whether `oldest` must be admitted next."""
         return (
             oldest is self._oldest
             and oldest.queue_entry.generation == self._generation
@@ -36,7 +36,7 @@ class StarvationGuard:
         )
 
     def count(self, oldest: Request, generation: int, admitted: Iterable[Request]) -> None:
-        """Notes whom a round admitted while `oldest`, then of this generation, waited."""
+        """Notes the requests that a round admitted while `oldest`, of this generation, waited."""
         if oldest is not self._oldest or generation != self._generation:
             self._oldest, self._generation, self._num_passes = oldest, generation, 0
         requests = list(admitted)

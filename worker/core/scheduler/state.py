@@ -1,4 +1,4 @@
-"""What all parts of the scheduler work on."""
+"""Scheduler state: the requests, what they hold, and counters, shared by all its parts."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats:
-    """What a snapshot reports that is not visible in the scheduler's present state."""
+    """Counters for load snapshots, since the scheduler began, and the last step's figures."""
 
     num_preemptions: int = 0
     """Requests preempted since the scheduler began."""
     num_prefix_queries: int = 0
-    """Tokens that requests came with, counted when they are first admitted."""
+    """Known tokens of requests when they were first admitted."""
     num_prefix_hits: int = 0
-    """Tokens of these that the prefix cache had."""
+    """Tokens of `num_prefix_queries` that the prefix cache had."""
     num_dropped_tokens: int = 0
     """Tokens that the device drew for requests that had ended or been preempted meanwhile."""
     step_ms: float = 0.0
-    """Time of the last completed step."""
+    """Milliseconds of the last completed step, or of its average pass over running blocks."""
     num_step_tokens: int = 0
-    """Tokens computed in the last completed step."""
+    """Tokens computed in the last completed step, at most."""
     step_shape: StepShape = field(default_factory=StepShape)
-    """What that step computed."""
+    """Shape of the computation that took `step_ms`."""
     blocks: BlockTotals | None = None
-    """Of a block-diffusion model."""
+    """Totals of block diffusion; None for an autoregressive model."""
     num_submits: int = 0
-    """Submits since the scheduler began, those that were ignored included."""
+    """Submits received, ignored ones included."""
 
     def observe(self, step: StepInFlight, result: StepResult) -> None:
-        """A step has completed. One that turned out to have nothing to compute does not count."""
+        """Takes a completed step; one that had nothing to compute does not count."""
         if not result.num_forwards:
             return
         self.step_shape, self.step_ms = step.measured(result)
@@ -72,23 +72,23 @@ class SchedulerState:
     running: RunningSet
     """Requests that have a slot."""
     tenants: TenantService
-    """What each tenant has been served."""
+    """Virtual token counters of the tenants."""
     forecast: StepForecast
-    """What steps take."""
+    """Forecast of step times."""
     requests: dict[str, Request] = field(default_factory=dict)
-    """All that have not ended, by id."""
+    """All requests that have not ended, by id."""
     held: dict[str, Request] = field(default_factory=dict)
-    """Requests whose grammar, or its next mask, is not here yet, by id."""
+    """Requests that wait for their grammar or for its next mask, by id."""
     drain: DrainRate = field(default_factory=DrainRate)
     """How fast the queue drains."""
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     """Counters of the scheduler."""
     outputs: OutputBuffer = field(default_factory=OutputBuffer)
-    """What the next report brings to gateways."""
+    """Token deltas for the next report."""
 
     @classmethod
     def create(cls, config: SchedulerConfig, clock: Clock) -> Self:
-        """The state of a scheduler that begins."""
+        """The state of a new scheduler."""
         forecast, tenants = StepForecast(config.max_num_batched_tokens), TenantService()
         return cls(
             config=config,

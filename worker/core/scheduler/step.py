@@ -1,4 +1,4 @@
-"""A step: being put together, and in flight."""
+"""Steps of the scheduler: being built (StepBuilder), and in flight (StepInFlight)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from worker.wire.messages import StepShape
 
 
 class InFlightRow(NamedTuple):
-    """A row of a step in flight, and whose it is."""
+    """A row of a step in flight, with its request and lease."""
 
     row: Row
     request: Request
     lease: Lease
-    """The lease it ran under: once the request holds another or none, its output is stale."""
+    """Lease of the request when the row was planned; once it has another or none, the row's output
+    is stale."""
 
     @property
     def is_stale(self) -> bool:
@@ -44,7 +45,7 @@ class InFlightRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInFlight:
-    """What the scheduler must remember of a Plan until its result is in."""
+    """A step whose result is not in yet: what the scheduler needs to apply it."""
 
     seq: int
     rows: list[InFlightRow]
@@ -52,17 +53,17 @@ class StepInFlight:
     num_tokens: int
     shape: StepShape
     has_chunks: bool
-    """Whether any row is longer than one planned position."""
+    """Whether any row computes a chunk of a prompt, or a block."""
     is_guided: bool = False
     """Whether any row draws under a grammar."""
     num_loads: int = 0
-    """Pages copied from host memory."""
+    """Pages that the Plan copies from host memory."""
 
     def counts(self, result: StepResult) -> list[int]:
-        """How many of the result's tokens each row has.
+        """Tokens of the result per row.
 
         Raises:
-            ValueError: the result has another number of tokens than were to be drawn.
+            ValueError: the result has another number of tokens than the rows draw.
         """
         if result.drawn is None:
             counts = [one.row.num_draws for one in self.rows]
@@ -79,10 +80,10 @@ class StepInFlight:
         return counts
 
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
-        """What its average forward pass computed, and in how many milliseconds.
+        """Shape of the average forward pass of the step, and its milliseconds.
 
-        Only running blocks take more than one; after the first, nothing else is computed. Windows
-        stood where their requests stand now. To be asked before requests take the result.
+        Only running blocks take more than one pass; after the first, nothing else is computed.
+        Windows of blocks are where their requests are now: call it before these take the result.
         """
         num_passes = result.num_forwards
         if result.drafted is not None:
@@ -108,8 +109,8 @@ class StepInFlight:
         return shape, result.compute_ms / num_passes
 
     def _drafted_shape(self, drafted: Sequence[int], drawn: Sequence[int]) -> StepShape:
-        """What was computed of the draft rows: nothing behind the end of a request, and no more
-        drafts than there were."""
+        """Shape of a step with draft rows as computed: without rows behind the end of a request,
+        and with as many drafts as the proposer had."""
         rows = [one for one in self.rows if isinstance(one.row, DraftRow)]
         ran = [one for one, count in zip(rows, drawn, strict=True) if count]
         records = [one.request.speculation for one in ran if one.row.num_draws > 1]
@@ -122,7 +123,7 @@ class StepInFlight:
         )
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
-        """Whose the Plan's masked rows are, by id and attempt; None where that is stale."""
+        """Owners of the Plan's masked rows, by id and attempt; None for stale rows."""
         return [
             None if one.is_stale else (one.request.request_id, one.request.attempt)
             for one in self.rows
@@ -131,7 +132,7 @@ class StepInFlight:
 
 
 class StepBuilder:
-    """Collects rows, and what the device's tables need before them.
+    """Builds the Plan of one step: rows, and the updates of the device's tables before them.
 
     Args:
         seq: number of the step.
@@ -152,7 +153,7 @@ class StepBuilder:
         self._decodes: list[InFlightRow] = []
         """Planned rows of one position."""
         self._speculative: list[InFlightRow] = []
-        """Draft rows, and windows of blocks."""
+        """Draft rows, and windows of running blocks."""
         self._chunks: list[InFlightRow] = []
         self._num_draft_tokens = 0
         """Drafts of draft rows, at most."""
@@ -167,7 +168,7 @@ class StepBuilder:
 
     @property
     def has_rows_without_draws(self) -> bool:
-        """Whether a row computes part of what is known, and no more."""
+        """Whether any row computes known tokens only and draws nothing."""
         return any(not one.row.num_draws for one in self._rows())
 
     def has_row_of(self, request: Request) -> bool:
@@ -175,32 +176,31 @@ class StepBuilder:
         return any(one.request is request for one in self._rows())
 
     def admit(self, admit: Admit) -> None:
-        """Fills the row of a slot before the step."""
+        """Adds the admission of a request, which fills the row of its slot before the step."""
         self._admits.append(admit)
 
     def write_pages(self, slot: int, rows: Sequence[tuple[int, list[int]]]) -> None:
-        """Extends a slot's rows of the page tables before the step: by group of layers the place of
-        the first page, and the pages."""
+        """Adds page-table entries of a slot: for each group of layers the index of the first page,
+        and the page ids."""
         for group, (start, page_ids) in enumerate(rows):
             self._page_writes.append(PageWrite(slot, start, page_ids, group))
 
     def copy_pages(self, stores: PageCopies | None, loads: PageCopies | None) -> None:
-        """Moves pages to host memory and back before the step."""
+        """Sets the copies of pages to host memory and back that the step begins with."""
         self._stores, self._loads = stores, loads
 
     def copy_states(self, cache: CacheManager) -> None:
-        """Has snapshots taken of the states of requests, once all rows are there, and those loaded
-        that requests begin with."""
+        """Adds the loads of state snapshots, and the stores of new ones; all rows are there."""
         self._state_loads = cache.take_loads(self.seq)
         for row, _, lease in self._rows():
             for one in cache.take_snapshots(lease, row.start, row.start + row.length):
                 self._state_stores.append(StateStore(lease.slot, one.position, one.snapshot))
 
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
-        """Computes the next `length` positions of a request, and counts them as computed.
+        """Adds a row for the next `length` positions of a request, and counts them as computed.
 
-        A row that reaches the last token, known or still being drawn, draws the next one; of a
-        block-diffusion model, one that reaches the end of the running block decides of that.
+        A row that reaches the last token, known or still being drawn, draws the next one; a row
+        that reaches the end of a running block (block diffusion) decides positions of that.
         """
         start = request.num_computed
         end = start + length
@@ -227,9 +227,10 @@ class StepBuilder:
                 self._num_scored += min(end, request.num_prompt - 1) - start
 
     def add_draft_row(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
-        """Computes a decoding request's newest token and up to `num_drafts` drafts after it.
+        """Adds a row for a decoding request's newest token and up to `num_drafts` drafts after it.
 
-        Its place may depend on the steps in flight; no position from `end` on is computed.
+        The position of the newest token may depend on steps in flight; no position from `end` on is
+        computed.
         """
         start = request.num_computed
         assert start < end, "its row has no room"
@@ -245,9 +246,9 @@ class StepBuilder:
         self._speculative.append(InFlightRow(row, request, lease))
 
     def add_window(self, request: Request, lease: Lease, start: int, end: int) -> None:
-        """Computes a request's running block once more, or the next one, within [start, end).
+        """Adds a row for a request's running block or the next one, within [start, end).
 
-        Which of them the step in flight decides, and whether any; its result is to come first.
+        The step in flight decides which of them is computed, or neither.
         """
         lease.fence = self.seq
         self.num_tokens += end - start
@@ -278,7 +279,7 @@ class StepBuilder:
         )
 
     def in_flight(self) -> StepInFlight:
-        """What to remember until the result is in."""
+        """The step as the scheduler keeps it until the result is in."""
         speculative = [one for one in self._speculative if isinstance(one.row, DraftRow)]
         num_decodes = len(self._decodes) + len(speculative)
         return StepInFlight(
@@ -305,5 +306,5 @@ class StepBuilder:
 
 
 def _attended(start: int, length: int) -> int:
-    """Pairs of positions that a causal row of so many attends to."""
+    """Number of (query, key) pairs of a causal row of `length` positions from `start` on."""
     return length * start + length * (length + 1) // 2

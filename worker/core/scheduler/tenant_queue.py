@@ -1,4 +1,4 @@
-"""Requests of one tenant that wait with equal urgency, earliest deadline first."""
+"""Queue of one tenant's requests of one level, earliest deadline first."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from worker.core.request import Request
 
 
 class TenantQueue:
-    """Keeps requests sorted by deadline, then arrival; a deadline stands still while it is here."""
+    """Waiting requests sorted by deadline, then arrival; deadlines do not change while they are
+    in."""
 
     def __init__(self) -> None:
         self._members: OrderedDict[str, Request] = OrderedDict()
-        """In the order in which they came."""
+        """Requests by id, in the order in which they were added."""
         self._sorted: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Request]:
-        """All by deadline, then arrival. No changes meanwhile."""
+        """Requests by deadline, then arrival; the queue must not change meanwhile."""
         return iter(self._sorted)
 
     def push(self, request: Request) -> None:
-        """Adds a request at its deadline."""
+        """Adds a request at its place in the order."""
         self._members[request.request_id] = request
         insort(self._sorted, request, key=_place)
 
     def remove(self, request: Request) -> bool:
-        """Takes a request out; whether it was here."""
+        """Takes a request out; returns whether it was in."""
         if self._members.pop(request.request_id, None) is None:
             return False
         del self._sorted[bisect_left(self._sorted, _place(request), key=_place)]
         return True
 
     def last(self) -> Request:
-        """The one that came last."""
+        """The request that was added last."""
         return next(reversed(self._members.values()))
 
 

@@ -18,23 +18,24 @@ from worker.core.speculation.gate import SpeculationGate
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""A prompt that is held back for the sake of decodes takes at most so many times as many steps."""
+"""Prompts get at least one in so many tokens of the step's budget, however long that makes decodes
+wait: a prompt is spread over at most so many times as many steps."""
 _Member = tuple[Request, int]
 """A running request and its pending tokens."""
 
 
 class TokenSteps:
-    """Puts steps together: decodes first, then prompts under way and new requests.
+    """Builds steps: decodes first, then prompts under way and new requests. Applies their results.
 
     A prompt that another one of the step outranks by the preemption gap is left out of it: it would
     only make the step longer for the other. So are decodes, for some steps in a row, where they
     would take a good part of each, in tokens or in time (`DecodeDeferral`).
 
     Args:
-        state: of the scheduler.
+        state: the scheduler's state.
         lifecycle: ends and holds requests.
-        admission: of new requests.
-        speculation: decides on drafts; None drafts nothing.
+        admission: admits new requests.
+        speculation: decides on drafts; None for no speculative decoding.
     """
 
     def __init__(
@@ -56,12 +57,12 @@ class TokenSteps:
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
     ) -> None:
-        """Shares the step's tokens among those that run and those that wait.
+        """Adds rows to a step, sharing its tokens between running and waiting requests.
 
         Args:
-            builder: of the step; gets rows for requests that run, and for those that it admits.
-            now: the clock.
-            in_flight: steps whose results are not in yet, oldest first.
+            builder: gets rows for running requests, and for those that are admitted.
+            now: the scheduler's clock, in seconds.
+            in_flight: steps whose results are not in yet, oldest first; not used here.
         """
         # A copy: admission adds members, and claiming pages preempts some.
         members = [(request, request.num_pending) for request in self._state.running]
@@ -92,8 +93,8 @@ class TokenSteps:
             [pending for _, pending in prompts],
             [one.length for one in admitted],
             [one.cost for one in admitted],
-            # By priority: for what a deadline adds, those that wait are taken first, but those
-            # under way, which no deadline can lift any more, keep their share.
+            # By priority, not level: a near deadline has waiting requests admitted first, but
+            # prompts under way, whose level is fixed, keep their share.
             [*[m[0].priority for m in prompts], *[one.request.priority for one in admitted]],
         )
         deferred = self._deferral.decide(deferrable, sum(lengths), budget.max_prompts)
@@ -107,7 +108,7 @@ class TokenSteps:
             self._admission.launch(one, length, builder)
 
     def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """How many of the result's tokens each row has; ValueError if it has others in all."""
+        """Tokens of the result per row. Raises ValueError if these do not add up."""
         return step.counts(result)
 
     def take(
@@ -120,10 +121,10 @@ class TokenSteps:
         """Gives requests what a step drew for them, and ends those that this ends.
 
         Args:
-            step: the oldest in flight.
-            result: of it.
-            counts: its tokens of each row.
-            followed: what grammars made of the tokens, one for each row that draws under one.
+            step: the oldest step in flight.
+            result: its result.
+            counts: tokens of the result per row.
+            followed: outcomes of the grammars, one for each row with tokens under a grammar.
         """
         if result.logprobs is not None or result.prompt_logprobs is not None:
             _take_logprobs(step, result, counts)
@@ -143,7 +144,7 @@ class TokenSteps:
     def _take_row(
         self, one: InFlightRow, token_ids: list[int], followed: Iterator[Followed]
     ) -> bool:
-        """Gives a request its tokens; whether they end it."""
+        """Gives a request its tokens of the step; whether they end it."""
         row, request, lease = one
         count = len(token_ids)
         if isinstance(row, DraftRow):
@@ -159,7 +160,7 @@ class TokenSteps:
         ended = take_tokens(request, token_ids, guided)
         if num_known + count > len(request.token_ids):
             self._drop(request, num_known + count - len(request.token_ids))
-        # Of what a speculative row computed, all but the newest token counts.
+        # A speculative row has computed all known tokens but the newest.
         end = len(request.token_ids) - 1
         if not isinstance(row, DraftRow):
             end = row.start + row.length
@@ -177,7 +178,8 @@ class TokenSteps:
         return False
 
     def _drop(self, request: Request, count: int) -> None:
-        """Leaves out tokens that were drawn after the one that ends a request, or holds it up."""
+        """Drops tokens, and their log-probabilities, drawn after one that ends or holds a
+        request."""
         self._state.stats.num_dropped_tokens += count
         if request.delivery.logprobs:
             del request.delivery.logprobs[-count:]
@@ -185,7 +187,7 @@ class TokenSteps:
     def _admit(
         self, oldest: Request, prompts: Sequence[_Member], budget: StepBudget, now: float
     ) -> list[Admitted]:
-        """New requests, beside prompts under way."""
+        """Makes an admission round beside the prompts under way."""
         needs, above = self._needs(prompts, oldest.level, oldest.priority)
         return self._admission.round(
             budget.headroom(needs, self._admission.max_requests, above),
@@ -197,7 +199,8 @@ class TokenSteps:
     def _needs(
         self, prompts: Sequence[_Member], level: int, priority: int
     ) -> tuple[list[int], int]:
-        """What prompts under way need: each of this priority; all of higher ones together."""
+        """Pending tokens of the prompts under way that `level` does not outrank: of each of this
+        priority, and the sum of those of higher ones. Without chunked prefill of each, and 0."""
         stay = [member for member in prompts if not self._deferral.is_outranked(member[0], level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0
@@ -207,7 +210,7 @@ class TokenSteps:
     def _prompts_of_step(
         self, prompts: Sequence[_Member], admitted: Sequence[Admitted]
     ) -> list[_Member]:
-        """Prompts under way that the round left in place, and that nobody of the step outranks."""
+        """Prompts under way that were not preempted, and that no prompt of the step outranks."""
         deferred = self._lifecycle.deferred
         left = [
             member
@@ -225,11 +228,10 @@ class TokenSteps:
         prompts: Sequence[_Member],
         oldest: Request | None,
     ) -> int:
-        """What prompts may take of a step without holding up the decodes that are in it; 0 for all
-        that there is.
+        """Most prompt tokens of a step that has decodes, by `prefill_max_ms`; 0 for no bound.
 
-        As if the prompt that has most behind it took all, since its tokens look at most, and
-        log-probabilities of all were asked for where they are of any.
+        It is computed for the prompt with most tokens before it, which attend to most, and as if
+        log-probabilities of all tokens were asked for where any are.
         """
         options, most = self._admission.options, self._config.max_num_batched_tokens
         is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
@@ -266,13 +268,13 @@ class TokenSteps:
         budget: StepBudget,
         builder: StepBuilder,
     ) -> None:
-        """Adds the rows of those that ran before this step.
+        """Adds the rows of requests that ran before this step.
 
         Args:
-            members: in the order in which they may claim pages.
-            chunks: what prompts among them compute now, by request id.
-            budget: has tokens for the decodes.
-            builder: of the step.
+            members: running requests, in the order in which they may claim pages.
+            chunks: tokens to compute of the prompts among them, by request id.
+            budget: the step's budget, which has tokens for the decodes.
+            builder: gets the rows.
         """
         deferred, claims = self._lifecycle.deferred, self._claims
         drafts = self.speculation is not None and self.speculation.is_open
@@ -291,7 +293,7 @@ class TokenSteps:
         deferred.clear()
 
     def _num_drafts(self, request: Request, budget: StepBudget) -> int:
-        # The last token of a prompt is known, and no draw of the slot that drafts could follow.
+        # Drafts follow a drawn token, and the last token of a prompt is none.
         if self.speculation is None or request.num_computed < request.num_prefill:
             return 0
         return budget.take_drafts(self.speculation.num_drafts(request))
@@ -301,9 +303,9 @@ def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]
     """Notes a result's log-probabilities in its requests; stale ones are dropped.
 
     Args:
-        step: as it was planned.
-        result: what it yields.
-        counts: how many of the result's tokens each row has.
+        step: the step as it was planned.
+        result: its result.
+        counts: tokens of the result per row.
     """
     drawn = result.logprobs or ()
     prompts = result.prompt_logprobs or {}

@@ -1,1 +1,1 @@
-"""When drafts are worth their cost."""
+"""Speculation gate: drafts for each request, as far as their acceptance pays for their cost."""

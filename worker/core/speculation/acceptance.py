@@ -1,4 +1,4 @@
-"""What became of drafts: of one request's, and of all requests' in batches of one size."""
+"""Acceptance records of drafts: per request, and over all requests per size of batch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from worker.wire.messages import StepShape
 from worker.wire.step_time import StepCosts
 
 REQUEST_ROWS = 20.0
-"""Rows of one request that count: how many drafts are right in one varies much."""
+"""Memory of a request's record, in rows: acceptance varies much from row to row."""
 COMMON_ROWS, RARE_ROWS = 50.0, 10.0
-"""Rows of all requests that count; those of a kind of which most were not tried stand for more."""
+"""Memory of the records over all requests, in rows; each row of a kind that seldom drafts stands
+for more, as if the memory were the second."""
 PRIOR_DRAFTS, PRIOR_ROWS = 8.0, 2.0
-"""Drafts that an expected rate counts for, about one row's, and rows that an expected gain does."""
+"""Weight of a request's priors: of the rate in drafts, about one row's, and of the gain in rows."""
 FIRST_GAIN = 0.5
-"""Tokens that a row is expected to gain before any was tried: enough to try."""
+"""Prior gain of a row in tokens, before any has drafted: enough to try."""
 FIRST_WAIT, LONGEST_WAIT = 4, 512
 """Steps before a request whose drafts were wrong tries again: at first, and at most."""
 
 
 class CommonGain:
-    """Tokens that a row of any request gains where it may draft, beyond what that costs."""
+    """Running mean of the gain of rows that may draft, over all requests: tokens beyond the
+    cost."""
 
     __slots__ = ("mean", "variance")
 
@@ -42,7 +44,7 @@ class CommonGain:
 
 
 class BatchRecord:
-    """Follows what steps of about one number of decoding requests yield."""
+    """Throughput and gain of steps with about the same number of decoding requests."""
 
     __slots__ = ("_seconds", "_tokens", "gain", "num_with_drafts")
 
@@ -53,25 +55,25 @@ class BatchRecord:
         self._tokens = self._seconds = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Takes one step: its tokens, and what it should have taken without prompts."""
+        """Takes one step: its tokens, and its predicted seconds without prompts."""
         keep = 1.0 - 1.0 / COMMON_ROWS
         self._tokens = keep * self._tokens + num_tokens
         self._seconds = keep * self._seconds + seconds
 
     def tokens_per_s(self, costs: StepCosts, num_rows: int) -> float:
-        """Of steps as they are; of so many rows without drafts where there were none yet."""
+        """Tokens per second of these steps; before the first, the prediction without drafts."""
         if self._seconds:
             return self._tokens / self._seconds
         return num_rows / max(costs.step(StepShape(decode_rows=num_rows)), 1e-9)
 
 
 class RequestRecord:
-    """Follows one request's drafts, with forgetting.
+    """Acceptance and gain of one request's drafts, with forgetting.
 
     Args:
-        rate: at which its drafts are expected to be accepted before any was tried.
-        common: what rows of all requests gain; expected of its rows until then.
-        step: number of the present one.
+        rate: prior of the acceptance rate, before any draft of the request.
+        common: gain over all requests, the prior of this request's.
+        step: number of the present step.
     """
 
     __slots__ = (
@@ -87,29 +89,29 @@ class RequestRecord:
         self._wait = FIRST_WAIT
         self._idle_since = step
         self.has_drafted = False
-        """Whether it was ever allowed to draft."""
+        """Whether any row of the request was allowed to draft."""
         self.is_trying = False
-        """Whether it drafts against what is expected, to see."""
+        """Whether the request drafts as a probe, though no gain is expected."""
 
     @property
     def rate(self) -> float:
-        """The probability that a draft is accepted, given that all before it in the row were."""
+        """Acceptance rate: probability that a draft is accepted, given that all before it were."""
         accepted = self._accepted + PRIOR_DRAFTS * self._expected_rate
         return accepted / (self._trials + PRIOR_DRAFTS)
 
     @property
     def gain(self) -> float:
-        """Tokens that a row gains where it may draft, beyond what that costs."""
+        """Mean tokens that a row of this request gains beyond the cost of its drafts."""
         return self._gained / self._rows
 
     @property
     def upper_gain(self) -> float:
-        """The gain by one standard error more: below zero it is hardly chance."""
+        """Gain plus one standard error: a loss is hardly chance where this is below zero."""
         return self.gain + self._error
 
     @property
     def lower_gain(self) -> float:
-        """The gain by one standard error less: one row with many accepted drafts is not enough."""
+        """Gain less one standard error: one row with many accepted drafts is not enough."""
         return self.gain - self._error
 
     @property
@@ -121,10 +123,10 @@ class RequestRecord:
         """Takes the outcome of one row that was allowed to draft.
 
         Args:
-            num_drafts: 0 where there was no guess.
-            num_accepted: drafts after the first rejected one do not count.
-            gain: tokens that came of them less those that their time would have yielded.
-            step: number of the present one.
+            num_drafts: drafts of the row; 0 where the proposer had none.
+            num_accepted: drafts before the first that was rejected.
+            gain: accepted tokens less those that the drafts' time would have yielded.
+            step: number of the present step.
         """
         keep = 1.0 - 1.0 / REQUEST_ROWS
         self._idle_since = step
@@ -140,11 +142,12 @@ class RequestRecord:
             self._wait = FIRST_WAIT
 
     def is_due(self, step: int) -> bool:
-        """Whether it has drafted nothing for so long that it is time to try again."""
+        """Whether the request has not drafted for so long that it is time to try again."""
         return step - self._idle_since >= self._wait
 
     def try_again(self, rate: float, common: CommonGain, step: int) -> None:
-        """Starts afresh. The wait doubles with each attempt until a draft is accepted."""
+        """Begins a probe with fresh priors. The wait until the next doubles, up to a bound, until a
+        draft is accepted."""
         self._idle_since = step
         self._wait = min(2 * self._wait, LONGEST_WAIT)
         self._expect(rate, common)
@@ -158,5 +161,5 @@ class RequestRecord:
 
 
 def size_class(num_rows: int) -> int:
-    """Numbers up to 8 stand for themselves, larger ones in groups that differ by a fifth."""
+    """Class of a batch size: sizes up to 8 each have their own, larger ones differ by a fifth."""
     return num_rows if num_rows <= 8 else 8 + round(4 * math.log2(num_rows / 8))

@@ -1,4 +1,5 @@
-"""Decides how many drafts each request gets in each step, so that speculation never loses."""
+"""Speculation gate: how many drafts each request gets in a step, so that speculation never
+loses."""
 
 from __future__ import annotations
 
@@ -24,41 +25,42 @@ if TYPE_CHECKING:
     from worker.core.scheduler.step import InFlightRow, StepInFlight
 
 FIRST_RATE = 0.8
-"""Part of drafts that is accepted, until some were: what prompt lookup reaches in copied text."""
+"""Prior of the acceptance rate: what prompt lookup reaches in copied text."""
 REFERENCE_STEPS = 48
-"""Steps of a size with drafts in all rows, after which one goes without: beside such steps alone
-can what it costs to draft be separated from what the row costs."""
+"""Steps of a size with drafts in all rows, after which one has none: only such a step separates the
+cost of drafting from the cost of a row."""
 PROBE_SHARE = 0.005
-"""Part of all steps' time that attempts may take; they may save up that of `LONGEST_WAIT` steps."""
+"""Share of all steps' time that probes may take; up to that of `LONGEST_WAIT` steps is saved up."""
 MARGIN = 0.05
-"""Part of its cost by which a draft must promise more, and of a token by which a row must gain: the
-rank's time is not all that drafts take, and estimates of it are not exact."""
+"""Margin by which a draft must promise more than its cost, as a part of that, and a row must gain,
+in tokens: drafts take more than the rank's time, and estimates of it are not exact."""
 LONGEST_REST = 8
-"""Steps in which nobody is asked, where nobody drafted when all were: to ask takes time as well."""
+"""Most steps without decisions per request after steps in which no request was to draft: decisions
+take time as well."""
 
 
 class SpeculationGate:
-    """Follows acceptance by request and by size of batch; costs are the step-time model's.
+    """Decides on drafts from acceptance per request and batch size, and the step-time model's
+    costs.
 
-    Two questions are apart. Whether a request drafts at all follows from what its rows gained, each
-    the drafts that were accepted less what it cost, fixed part and drafts (`StepCosts.draft_row`,
-    `draft_token`). A new one's are expected to gain what rows of all requests do in steps of this
-    size. One that loses gets none, and tries from time to time.
+    Whether a request drafts at all depends on what its rows gained so far: accepted drafts less the
+    cost of the row, which has a fixed part and one per draft (`StepCosts.draft_row`,
+    `draft_token`). A new request is expected to gain what rows of all requests do in steps of this
+    size. A request that loses gets no drafts, but for a probe from time to time.
 
-    How many drafts follows from what one more costs, and that is much less: it is worth this while
-    the probability that it counts exceeds the threshold, the tokens that steps yield in the time
-    that it takes. Steps as they are, with drafts: that rate is what another use of the time would
-    bring. Proposers, which know how likely each single guess is, get the threshold with the Plan
-    and draft until it. Where a proposer does not, the rate p by which the request's drafts are
-    accepted bounds their number: the j-th counts with p^j.
+    How many drafts it gets depends on the cost of one more, which is much smaller. It pays while
+    the probability that it is accepted exceeds the threshold: the tokens that steps yield in the
+    time that it takes, at the present throughput, drafts included. Proposers that know the
+    probability of each guess get the threshold with the Plan and stop there. For others the
+    acceptance rate p of the request bounds the number: the j-th draft is accepted with p^j.
 
-    As a batch grows bound by arithmetic the threshold grows towards one, and drafts get fewer and
-    cease. Decisions follow from the calls alone: no clock, no chance.
+    The more a batch is bound by arithmetic, the nearer the threshold comes to one, and the fewer
+    drafts there are. Decisions follow from the calls alone: no clock, no chance.
 
     Args:
-        config: of the engine.
-        stops_itself: whether the proposer ends drafts that are not worth their cost; otherwise
-            their number follows from how often the request's drafts were accepted.
+        config: the engine configuration.
+        stops_itself: whether the proposer stops at the threshold by itself; otherwise the
+            request's acceptance rate bounds the number of drafts.
     """
 
     def __init__(self, config: EngineConfig, *, stops_itself: bool) -> None:
@@ -66,31 +68,34 @@ class SpeculationGate:
         self.stops_itself = stops_itself
         self.totals = SpeculationTotals.of(config.num_speculative_tokens)
         self._rate = FIRST_RATE
-        """How likely any request's draft is accepted."""
+        """Acceptance rate over all requests."""
         self._batches: dict[int, BatchRecord] = {}
-        """By size of batch."""
+        """Records by `size_class` of the batch."""
         self._probe_s = 0.0
-        """Time that may be spent on attempts without much hope."""
+        """Seconds that probes may take."""
         self._costs: StepCosts | None = None
-        """What steps take; None before that is known."""
+        """Coefficients of the step-time model; None before it predicts."""
         self._batch = BatchRecord()
-        """Of the size of this step."""
+        """Record of this step's size."""
         self._tokens_per_s = 0.0
-        """What steps of its size yield."""
+        """Throughput of steps of this size."""
         self._threshold = 0.0
+        """`Plan.draft_threshold` of this step."""
         self._closed: Decision | None = None
-        """Why nothing is drafted in this step, whatever the request."""
+        """Reason why no request drafts in this step; None where some may."""
         self._now = 0.0
         self._step = 0
-        """Number of this one."""
+        """Number of this step."""
         self._num_asked = self._num_let = 0
-        """In this step: requests that were asked about, and those of them that may draft."""
+        """Requests of this step that were decided on, and those of them that may draft."""
         self._rest = 1
+        """Steps of the next rest, see LONGEST_REST."""
         self._rest_until = 0
+        """Step at which the present rest ends; 0 for none."""
 
     @property
     def is_open(self) -> bool:
-        """Whether any request may draft in this step; else nobody need ask."""
+        """Whether any request may draft in this step; else `num_drafts` is not to be called."""
         return self._closed is None
 
     def begin_step(
@@ -101,8 +106,8 @@ class SpeculationGate:
         Args:
             num_running: requests in the running set.
             num_decodes: those of them that decode.
-            now: by the scheduler's clock, in seconds.
-            costs: what steps take; None before that is known.
+            now: the scheduler's clock, in seconds.
+            costs: coefficients of the step-time model; None before it predicts.
         """
         self._now = now
         self._end_step()
@@ -141,7 +146,7 @@ class SpeculationGate:
             self._closed = Decision.COST_UNKNOWN
 
     def num_drafts(self, request: Request) -> int:
-        """Most drafts for a decoding request in this step, which is open; 0 for a plain row."""
+        """Most drafts for a decoding request in this step; 0 for a row without. Needs `is_open`."""
         assert self._closed is None, "nobody drafts in this step"
         number, decision = self._decide(request)
         self._num_asked += 1
@@ -155,10 +160,10 @@ class SpeculationGate:
         """Takes the result of a step, before its requests do.
 
         Args:
-            step: as it was planned.
-            result: what it yields.
-            counts: how many of the result's tokens each row has.
-            shape: what it computed.
+            step: the step as it was planned.
+            result: its result.
+            counts: tokens of the result per row.
+            shape: what the step computed.
         """
         if not shape.decode_rows:
             return
@@ -205,7 +210,7 @@ class SpeculationGate:
         return 0.0 if record.has_drafted or self._costs is None else self._costs.draft_start
 
     def _attempt_s(self, record: RequestRecord) -> float:
-        """Seconds that a row takes to draft at all."""
+        """Seconds that drafting adds to a row, whatever the number of drafts."""
         return self._start_s(record) + (0.0 if self._costs is None else self._costs.draft_row)
 
     def _decide(self, request: Request) -> tuple[int, Decision]:
@@ -251,7 +256,7 @@ class _DraftedRow(NamedTuple):
     num_drafts: int
     num_accepted: int
     num_useful: int
-    """Accepted drafts up to the end of the request."""
+    """Accepted drafts, less those behind the end of the request."""
 
 
 def _drafted_rows(
@@ -263,13 +268,13 @@ def _drafted_rows(
     """Collects rows that were allowed to draft.
 
     Args:
-        planned: rows of requests that decode.
-        result: of their step.
-        counts: how many of the result's tokens each row has.
-        rows: to be extended.
+        planned: rows of requests that decode, as they were planned.
+        result: the result of their step.
+        counts: tokens of the result per row.
+        rows: gets an entry for each row that was allowed to draft and was computed.
 
     Returns:
-        How many tokens lie behind the ends of their requests.
+        Number of tokens that lie behind the ends of their requests.
     """
     num_drafted = iter(result.drafted or ())
     first = num_useless = 0
@@ -286,7 +291,7 @@ def _drafted_rows(
 
 
 def _num_useful(request: Request, tokens: Sequence[int]) -> int:
-    """How many tokens come up to the end of the request."""
+    """Number of tokens up to the first end token, or all."""
     if len(tokens) > 1:
         for index, token in enumerate(tokens):
             if token in request.end_token_ids:
@@ -307,8 +312,8 @@ def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | Non
     """The gate that the configuration asks for; None where nothing is drafted.
 
     Args:
-        config: of the engine.
-        on_cuda: it runs on CUDA devices, where prompt lookup drafts as much as it may.
+        config: the engine configuration.
+        on_cuda: whether it runs on CUDA, where prompt lookup does not stop by itself.
     """
     if config.speculative_method == "none":
         return None
