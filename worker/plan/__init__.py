@@ -1,1 +1,1 @@
-"""What core and ranks share: Plans and their results, and the channel that carries them."""
+"""Plans and their results, and the channel between the coordinator and its ranks."""

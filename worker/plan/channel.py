@@ -1,6 +1,6 @@
-"""The sockets between a worker group's coordinator and its ranks: one stream per rank.
+"""Channels between a worker group's coordinator and its ranks: one stream socket per rank.
 
-No message is dropped on the way; every Plan carries a sequence number besides.
+No message is dropped on the way; every Plan carries a sequence number as well.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from worker.plan.rendezvous import Rendezvous, RendezvousHost
 from worker.plan.sockets import FrameStream, connect, connect_to, listen
 
 LINGER_MS = 500
-"""How long a closing socket may still flush."""
+"""Milliseconds that a closing socket may still flush."""
 
 
 class CoordinatorChannel:
-    """The coordinator's end: ranks connect to it, and are all sent the same.
+    """The coordinator's end: ranks connect to it, and each message is sent to all of them.
 
     Args:
         directory: the group's private folder, where ranks of one node connect.
-        ranks: that are to connect.
-        host: where they do if they are on several nodes.
+        ranks: the ranks that are to connect.
+        host: the listener where they connect if they are on several nodes; None on one node.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class CoordinatorChannel:
         self._listener = host.listener if host else listen(directory, "ranks", len(ranks))
         self._token = host.rendezvous.token.encode() if host else b""
         self._unauthenticated: dict[int, FrameStream] = {}
-        """Of whoever has connected and presented no token yet, by descriptor."""
+        """Connections that have presented no token yet, by descriptor."""
         self._streams: dict[int, FrameStream] = {}
-        """Of ranks that are connected, by descriptor."""
+        """Streams of the ranks that are connected, by descriptor."""
         self._sent: list[bytes] = []
-        """All that has been sent while ranks were still to come."""
+        """Messages sent before all ranks have connected: each gets them when it connects."""
         self._num_missing = len(ranks)
         self._messages: deque[FromRank] = deque()
         self.num_lost = 0
@@ -49,7 +49,7 @@ class CoordinatorChannel:
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors that turn readable when a rank says something, or ends."""
+        """Descriptors that turn readable when a rank sends a message, or ends."""
         return list(self._streams)
 
     def send(self, message: ToRank) -> None:
@@ -61,7 +61,7 @@ class CoordinatorChannel:
             self._sent.append(payload)
 
     def next(self) -> FromRank | None:
-        """The oldest message that has been read and not taken."""
+        """The oldest message that has been read and not taken; None if there is none."""
         return self._messages.popleft() if self._messages else None
 
     def wait(self, others: Collection[int] = (), timeout_ms: int | None = None) -> None:
@@ -108,7 +108,7 @@ class CoordinatorChannel:
             self._admit(stream)
 
     def _authenticate(self, fd: int) -> None:
-        """Takes in whoever begins with the token, and lets go of all others."""
+        """Admits a connection whose first frame is the token, and closes any other."""
         stream = self._unauthenticated.pop(fd)
         try:
             frames = stream.read(wait=False)
@@ -143,7 +143,15 @@ class CoordinatorChannel:
 
 
 class RankChannel:
-    """A rank's end. See CoordinatorChannel."""
+    """A rank's end of its stream to the coordinator (CoordinatorChannel).
+
+    Args:
+        directory: the group's private folder, where the coordinator listens on one node.
+        rendezvous: where it listens if ranks are on several nodes; None on one node.
+
+    Raises:
+        OSError: the rendezvous cannot be reached.
+    """
 
     def __init__(self, directory: str, rendezvous: Rendezvous | None = None) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -156,7 +164,7 @@ class RankChannel:
         self._messages: deque[ToRank] = deque()
 
     def receive(self) -> ToRank:
-        """The next message of the coordinator; waits for it.
+        """Waits for the next message of the coordinator.
 
         Raises:
             EOFError: the coordinator is gone.
@@ -166,7 +174,7 @@ class RankChannel:
         return self._messages.popleft()
 
     def send(self, message: FromRank) -> None:
-        """Sends one message to the coordinator, which always reads before long."""
+        """Sends one message to the coordinator, waiting until it is taken. Raises OSError."""
         self._stream.send_all(self._encoder.encode(message))
 
     def close(self) -> None:

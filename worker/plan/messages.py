@@ -1,4 +1,4 @@
-"""What the coordinator of a worker group and its ranks say to each other, besides Plans.
+"""Messages between the coordinator of a worker group and its ranks.
 
 rank ──Hello──> coordinator ──Start──> rank ──Ready──> coordinator ──(Plan Sample?)*──> rank
 rank 0 ──(Drafts? Result)*──> coordinator;   any rank ──Failure──> coordinator
@@ -13,40 +13,43 @@ from worker.wire.page_groups import ONE_GROUP, PageGroups
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """First word of a rank, once its shard is loaded."""
+    """First message of a rank, once its shard is loaded: what was loaded, and its limits."""
 
     rank: int
     num_pages: int
-    """KV pages that its memory could hold, one dummy page included."""
+    """KV pages that the rank's memory can hold, the dummy page included."""
     max_model_len: int
     vocab_size: int
     num_host_pages: int = 0
-    """Pages for which it has host memory."""
+    """Pages that the rank's share of host memory can hold; 0 without a host-memory tier."""
     device: str = ""
     """Type of the rank's device: "cuda" or "cpu"."""
     dtype: str = ""
-    """Of weights, activations and KV cache, such as "bfloat16"."""
+    """Data type of weights, activations and KV cache, such as "bfloat16"."""
     startup: dict[str, float] = {}
-    """Seconds by phase up to here, see `worker.rank.rank.Rank`."""
+    """Seconds by phase until this message, see `worker.rank.rank.Rank`."""
     process: int = 0
-    """Id of the rank's process, where all ranks are on one node; 0 elsewhere."""
+    """Id of the rank's process; 0 for one in the coordinator's, or where ranks are on several
+    nodes."""
     page_groups: PageGroups = ONE_GROUP
-    """How the model's layers share pages."""
+    """Groups of the model's layers, which have pages of their own."""
     max_num_seqs: int = 0
-    """Requests that may run, by its configuration or else its device; equal on all ranks."""
+    """Most requests in the running set, the device's default filled in; equal on all ranks."""
     max_num_batched_tokens: int = 0
-    """Tokens of a step: likewise."""
+    """Token budget of one step, the device's default filled in; equal on all ranks."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """The coordinator's answer when all ranks said hello: allocate this many pages."""
+    """Answer to the hellos of all ranks: allocate the KV cache."""
 
     num_pages: int
+    """Pages to allocate on the device, the dummy page included."""
     num_host_pages: int = 0
+    """Pages to allocate in host memory."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The rank has its KV cache and awaits Plans."""
+    """Answer to Start: the rank has allocated its KV cache and awaits Plans."""
 
     rank: int
     startup: dict[str, float] = {}
@@ -54,12 +57,13 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Failure(msgspec.Struct, tag="failure", frozen=True):
-    """A rank's last word: the root cause, with its traceback."""
+    """Last message of a rank that fails."""
 
     rank: int
     error: str
+    """Traceback, which ends with the root cause."""
     heals: bool = False
-    """Whether another try may succeed."""
+    """Whether another start may succeed."""
 
 
 class Result(msgspec.Struct, tag="result", frozen=True):
@@ -69,12 +73,12 @@ class Result(msgspec.Struct, tag="result", frozen=True):
 
 
 class Drafts(msgspec.Struct, tag="drafts", frozen=True):
-    """Rank 0's drafts under a grammar: the masks must cover what follows them in the text."""
+    """Rank 0's drafts for masked rows: masks are needed for the draw after each draft, too."""
 
     seq: int
-    """Of the Plan."""
+    """Number of the Plan."""
     token_ids: list[list[int]]
-    """Of each masked row."""
+    """Drafts of each masked row, in the order of the rows."""
 
 
 class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
@@ -84,19 +88,20 @@ class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
 
 
 class Sample(msgspec.Struct, tag="sample", frozen=True):
-    """What the Plan left open: follows every Plan that has masked draws, before the next Plan.
+    """Masks of a Plan with masked draws; sent after it and before the next Plan.
 
-    Where masked rows may draft it answers rank 0's `Drafts`.
+    Where masked rows may draft it is sent after rank 0's `Drafts`.
     """
 
     seq: int
-    """Of the Plan."""
+    """Number of the Plan."""
     masks: bytes
-    """For each draw of the masked rows ceil(vocab / 32) little-endian words; bit 1 allows."""
+    """Masks of all draws of the masked rows, one after another: each has ceil(vocab / 32)
+    little-endian int32 words, in which bit 1 allows a token."""
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """Ends the rank in good order."""
+    """Asks the rank to end."""
 
 
 ToRank = Start | PlanMessage | Sample | Stop

@@ -1,4 +1,4 @@
-"""The Plan of one step, broadcast from rank 0 to every rank, and what comes back.
+"""The Plan of one step, which the coordinator sends to every rank, and the result of the step.
 
 A Plan is a diff against tables that live on the device (token pool, page table, one stable row
 per request slot); it never carries a token that the device sampled itself.
@@ -17,70 +17,72 @@ from worker.wire.diffusion import DiffusionParams
 from worker.wire.messages import TokenLogprobs
 
 _DIGESTS_KEPT = 512
-"""Far more steps than a digest can lag behind."""
+"""Digests that are kept, one per step; a Plan's digest lags behind by far fewer steps."""
 
 
 class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
-    """Logits processors of a request and the log-probabilities that it asks for; most have none."""
+    """Logits processors of a request, and the log-probabilities that it asks for."""
 
     num_prompt: int
-    """Tokens of its row that count as prompt."""
+    """Tokens of the slot's row that count as prompt."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     bias_token_ids: list[int] = []
     biases: list[float] = []
-    """One per token of `bias_token_ids`."""
+    """Biases added to logits, one per token of `bias_token_ids`."""
     allowed_token_ids: list[int] = []
-    """Only these are drawn; empty for all."""
+    """Tokens that may be drawn; empty allows all."""
     bad_words: list[list[int]] = []
-    """The last token of each is not drawn after the others."""
+    """Token sequences whose last token is not drawn after the others."""
     min_tokens: int = 0
-    """While there is less output, none of `stop_token_ids` is drawn."""
+    """Output tokens before which none of `stop_token_ids` is drawn."""
     stop_token_ids: list[int] = []
+    """End and stop tokens of the request, where `min_tokens` is set."""
     num_logprobs: int = -1
-    """Likeliest tokens to report beside each draw; -1 reports nothing."""
+    """Likeliest tokens to report beside each drawn one; -1 reports no log-probabilities."""
     num_prompt_logprobs: int = -1
-    """Alternatives to report for each prompt token after the first; -1 for none."""
+    """Likeliest tokens to report beside each prompt token after the first; -1 reports none."""
 
 
 class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
-    """What a request of a block-diffusion model asks for."""
+    """Part of an Admit for requests of a block-diffusion model."""
 
     params: DiffusionParams | None
-    """None takes the server's defaults."""
+    """Parameters of the request; None takes the server's defaults."""
     end_token_ids: list[int]
-    """Tokens that end it."""
+    """End and stop tokens of the request."""
     limit: int
-    """Position at which it ends."""
+    """Length in tokens at which the request ends."""
     state: bytes = b""
-    """The running block of a request that was preempted in the middle of one: as `BlockOutcome` had
-    it."""
+    """Running block of a request that was preempted within it, from `BlockOutcome.state`."""
 
 
 class Admit(msgspec.Struct, array_like=True, frozen=True):
-    """Fills the row of a slot when a request enters the running set, first or again."""
+    """Admission of a request to the running set, first or again: fills the row of its slot."""
 
     slot: int
     token_ids: bytes
     """All tokens known so far, prompt and generated, little-endian int32, from position 0."""
     temperature: float
     top_k: int
-    """0 keeps all."""
+    """Number of likeliest tokens to keep; 0 keeps all."""
     top_p: float
     min_p: float
     seed: int
     """Signed 64-bit key of the request's draws."""
     logits_params: LogitsParams | None = None
+    """Logits processors and log-probabilities; None for a request without any."""
     block: BlockAdmit | None = None
-    """Of a block-diffusion model's request."""
+    """Block diffusion's part; None for an autoregressive model."""
     end_token_ids: list[int] = []
-    """Tokens of which each ends it, for certain: nothing need be computed after one."""
+    """Tokens each of which surely ends the request: nothing is computed after one. Empty where
+    `min_tokens` makes that uncertain."""
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
-    """Writes page ids into the page-table row that a slot has for a group of layers, from column
-    `start`."""
+    """Write of page ids, from column `start` on, to a slot's page-table row for a group of
+    layers."""
 
     slot: int
     start: int
@@ -89,30 +91,33 @@ class PageWrite(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PageCopies(msgspec.Struct, array_like=True, frozen=True):
-    """Copies between device pages and slots in host memory, one to one; each rank has its part."""
+    """Copies between device pages and slots in host memory, pairwise; each rank copies its
+    shard."""
 
     pages: list[int]
     slots: list[int]
 
 
 class StateLoad(msgspec.Struct, array_like=True, frozen=True):
-    """Copies a snapshot into the state of a slot, whose row begins behind position 0."""
+    """Copy of a snapshot to the state of a slot, before the slot's row, which continues it."""
 
     slot: int
     snapshot: int
+    """Number of the snapshot."""
 
 
 class StateStore(msgspec.Struct, array_like=True, frozen=True):
-    """Copies the state of a slot that has seen so many positions into a snapshot; the slot's row
-    computes the last of them."""
+    """Copy of the state of a slot to a snapshot, within the step whose row computes it."""
 
     slot: int
     position: int
+    """Number of positions that the state has seen then."""
     snapshot: int
+    """Number of the snapshot."""
 
 
 class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """Computes positions [start, start + length) of one request."""
+    """Row that computes positions [start, start + length) of one request."""
 
     slot: int
     start: int
@@ -127,45 +132,46 @@ class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
     @property
     def max_tokens(self) -> int:
-        """Positions that it computes at most."""
+        """Most positions that the row computes."""
         return self.length
 
 
 class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A speculative row: one request's newest token and the drafts after it, verified together.
+    """Speculative row: one request's newest token and the drafts after it, verified together.
 
-    It begins with the newest token, wherever in [start, start + length) the steps before it leave
-    that, and continues with up to `num_drafts` drafts, all within that range; each position draws.
-    Where the newest token stands beyond it, nothing is computed.
+    The newest token is where the steps before leave it, within [start, start + length). Up to
+    `num_drafts` drafts follow it, within the same range; each position draws. Where the newest
+    token is behind the range, nothing is computed.
     """
 
     slot: int
     start: int
     length: int
     num_drafts: int
-    """0 where it is speculative only since the step before leaves its position open."""
+    """Most drafts; 0 for a row that is speculative only since its position depends on drafts of
+    steps in flight."""
 
     @property
     def num_draws(self) -> int:
-        """Positions that draw a token, of a row that has all its drafts."""
+        """Positions that draw a token if the row has all its drafts."""
         return 1 + self.num_drafts
 
     @property
     def max_tokens(self) -> int:
-        """Positions that it computes at most."""
+        """Most positions that the row computes."""
         return min(self.length, 1 + self.num_drafts)
 
 
 class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Positions [start, start + length) of a block-diffusion model's request, of which the last
-    block is a running one: a pass decides some of its positions."""
+    """Row that computes positions [start, start + length) of a block-diffusion model's request. The
+    last block of the range is a running one: each pass decides some of its positions."""
 
     slot: int
     start: int
     length: int
     is_window: bool = False
-    """Whether the step before decides what of the range is computed: whatever the cache lacks, up
-    to the end of the running block; of the next block where that step ended the running one;
+    """Whether the step before decides which part of the range is computed: what the cache lacks, up
+    to the end of the running block, or of the next one where that step ended the running one;
     nothing where it ended the request."""
 
     @property
@@ -175,7 +181,7 @@ class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
     @property
     def max_tokens(self) -> int:
-        """Positions that it computes at most."""
+        """Most positions that the row computes."""
         return self.length
 
 
@@ -184,44 +190,50 @@ Row = PlannedRow | DraftRow | BlockRow
 
 
 class Accept(msgspec.Struct, array_like=True, frozen=True):
-    """Decides positions of a slot's running block that a round under a grammar proposed."""
+    """Acceptance of tokens that a round under a grammar has proposed for a slot's running block."""
 
     slot: int
     end: int
-    """Positions before this one are decided."""
+    """Position before which all are decided."""
 
 
 class Plan(msgspec.Struct, array_like=True, frozen=True):
-    """One step. Planned rows of length 1 come first (decodes), then speculative rows and windows of
-    blocks, then all other rows."""
+    """Plan of one step: updates of the device's tables, and rows.
+
+    Rows of one planned position (decodes) come first, then speculative rows and windows of running
+    blocks, then all others.
+    """
 
     seq: int
-    """Counts from 1 without gaps; a rank that sees a gap ends."""
+    """Number of the step, from 1 without gaps; a rank that sees a gap ends."""
     admits: list[Admit]
-    """Applied before the page writes; page writes before the rows."""
+    """Admissions, applied before the page writes."""
     page_writes: list[PageWrite]
+    """Updates of page tables, applied before the rows."""
     rows: list[Row]
     digest_seq: int = 0
-    """Every 64th Plan: `digest` covers all sampled tokens of steps up to this one; 0 for none."""
+    """Last step whose sampled tokens `digest` covers, in every 64th Plan; 0 in others."""
     digest: int = 0
+    """SampleDigest of the coordinator, which ranks compare with theirs."""
     masked: list[int] = []
-    """Rows under a grammar, counted over the rows that draw: where there are any, a Sample message
-    with the masks of their draws follows, and no rank samples before it."""
+    """Indices, among the rows that draw, of those under a grammar. Where there are any, a Sample
+    message with the masks of their draws follows, and no rank samples before it."""
     draft_threshold: float = 0.0
-    """Drafts that are less likely to count than this do not pay for their cost."""
+    """Least probability of acceptance at which a draft pays for its cost."""
     max_rounds: int = 1
-    """Of running blocks: most forward passes before control returns without any being done."""
+    """Most forward passes over running blocks before the step ends though none of them is done."""
     accepts: list[Accept] = []
-    """Of running blocks under a grammar; applied before the admits."""
+    """Accepted tokens of running blocks under a grammar, applied before the admits."""
     stores: PageCopies | None = None
-    """Pages that leave for host memory: copied before anything else writes to them."""
+    """Copies of pages to host memory, made before anything else writes to these pages."""
     loads: PageCopies | None = None
-    """Pages that come back: after the stores, which may touch the same pages and slots, and before
-    the rows."""
+    """Copies of pages from host memory, made after the stores, which may touch the same pages and
+    slots, and before the rows."""
     state_loads: list[StateLoad] = []
-    """Of models whose layers keep a state; before the rows."""
+    """Loads of state snapshots, where layers keep states; made before the rows."""
     state_stores: list[StateStore] = []
-    """Of these, too; as the rows get there. No step before reads or writes these snapshots."""
+    """Stores of state snapshots, where layers keep states; made as the rows get there. No earlier
+    step in flight reads or writes these snapshots."""
 
     @property
     def num_tokens(self) -> int:
@@ -238,81 +250,86 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def has_prompts(self) -> bool:
-        """Whether it computes part of a prompt."""
+        """Whether the step computes more than one position of a prompt."""
         last = self.rows[-1] if self.rows else None
         return isinstance(last, PlannedRow) and last.length > 1
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):
-    """When a rank did what in a step: seconds of CLOCK_MONOTONIC, which all processes share.
+    """Moments of a step on a rank, in seconds of CLOCK_MONOTONIC, which all processes share.
 
-    On CUDA it is the device that did it: launching, which takes the host's time, shows in the
-    coordinator's.
+    On CUDA they are the device's; launching takes the host's time and shows in the coordinator's.
     """
 
     started: float
-    """The Plan is at hand. On CUDA: the step before is over, and this one's first launch is in."""
+    """Start: the Plan has come. On CUDA the step before has ended, and the first kernel is
+    there."""
     prepared: float
-    """Tables updated, inputs staged."""
+    """End of preparation: tables are updated and inputs staged."""
     forwarded: float
+    """End of the forward pass."""
     finished: float
-    """The drawn tokens are on the host."""
+    """End of the step: the drawn tokens are on the host."""
 
 
 class BlockOutcome(msgspec.Struct, array_like=True, frozen=True):
-    """What a step came to for one running block."""
+    """Outcome of a step for one running block."""
 
     num_tokens: int
-    """Tokens that the block adds to its request; 0 where it is not done. Under a grammar, tokens
-    that a round proposes from the leftmost undecided position on: the first fits."""
+    """Tokens that the block adds to its request; 0 where it is not done. Under a grammar: tokens
+    proposed from the leftmost undecided position on, of which the grammar allows the first."""
     is_committed: bool
-    """Whether the cache holds the block as it is now: it was done before the last pass."""
+    """Whether the KV cache holds the final tokens of the block: it was done before the last
+    pass."""
     num_rounds: int
-    """Passes that found something to decide in it."""
+    """Passes that decided positions of the block."""
     num_forwards: int
-    """All passes it was in."""
+    """All forward passes that the block was in."""
     state: bytes = b""
-    """Of a block that is not done: opaque to all but the rank that is to continue it."""
+    """State of a block that is not done, for the ranks to continue with; opaque to all others."""
     draft: list[int] | None = None
-    """Of such a block, where its request asks for it: its tokens, -1 where undecided."""
+    """Tokens of a block that is not done, -1 where undecided, if its request asks for them."""
 
 
 class StepResult(msgspec.Struct, array_like=True, frozen=True):
-    """What a Plan's execution yields on rank 0."""
+    """Result of a step, from rank 0."""
 
     seq: int
     token_ids: list[int]
-    """In the order of the Plan's rows: one per planned row that draws, and of a speculative row
-    those up to the first that differs from its draft."""
+    """Drawn tokens in the order of the Plan's rows: one per planned row that draws; of a
+    speculative row those up to the first that differs from its draft; of a running block
+    `num_tokens`."""
     compute_ms: float
-    """Time the rank spent on the step, apart from copies to and from host memory."""
+    """Milliseconds of the step on the rank, apart from copies to and from host memory."""
     times: RankTimes | None = None
-    """None from an executor that measures nothing."""
+    """Moments of the step; None from an executor that does not measure them."""
     logprobs: list[TokenLogprobs | None] | None = None
-    """One per token, None for those whose request asks for none; None where nobody asks."""
+    """Log-probabilities, one entry per token, None for requests that do not ask for them; None
+    where no request does."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
-    """By index of the Plan's row: the prompt tokens that its positions predict."""
+    """Log-probabilities of the prompt tokens that a row's positions predict, by index of the
+    row."""
     drafted: list[int] | None = None
-    """Per speculative row: the number of its drafts."""
+    """Number of drafts of each speculative row."""
     drawn: list[int] | None = None
-    """Per speculative row: the number of its tokens in `token_ids`."""
+    """Number of tokens in `token_ids` of each speculative row."""
     blocks: list[BlockOutcome] | None = None
-    """One per BlockRow: `token_ids` are those of all blocks that are done, one after another."""
+    """Outcomes of the running blocks, one per BlockRow."""
     num_forwards: int = 1
     """Forward passes of the step."""
     load_ms: float = 0.0
-    """Time that the Plan's loads took."""
+    """Milliseconds of the Plan's loads from host memory."""
 
 
 class SampleDigest:
-    """Hashes (step, sampled tokens) of every step into one number; every rank keeps its own."""
+    """Running hash of (step, sampled tokens); the coordinator and every rank keep their own."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[int, int] = OrderedDict({0: 0})
         self._last = 0
 
     def update(self, seq: int, token_ids: Sequence[int]) -> None:
-        """Adds the tokens that step `seq` drew, in the order of its rows. Steps come in order."""
+        """Adds the tokens that step `seq` drew, in row order; steps are added in order."""
         assert seq > self._last, f"step {seq} after step {self._last}"
         data = array("q", (seq, *token_ids)).tobytes()
         self._values[seq] = xxh3_64_intdigest(data, self._values[self._last])

@@ -1,9 +1,11 @@
-"""Where the ranks of one group find each other when they are on several nodes.
+"""Rendezvous: addresses at which the ranks of one group meet when they are on several nodes.
 
 Within a node they meet in a directory. Across nodes the coordinator listens at its node's address:
-at one port it sends the plans, to whoever presents the token first; at the other torch keeps the
-store with which a process group is made. That store, and the connections of the collectives, know
-no token: the network between the nodes has to be one that nobody else is in.
+at one port for ranks, which present a token first and are then sent the Plans; at the other for
+torch's store, by which a process group is made.
+
+HAZARD: neither the store nor the connections of the collectives check a token. The network between
+the nodes must be private.
 """
 
 from __future__ import annotations
@@ -21,31 +23,32 @@ _FILE = "rendezvous"
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank needs to know."""
+    """Addresses and token with which a rank joins its group."""
 
     host: str
     """Address of the coordinator's node."""
     port: int
-    """Of the coordinator."""
+    """Port at which the coordinator awaits ranks."""
     store_port: int
-    """Of torch's store."""
+    """Port of torch's store."""
     token: str
-    """The first frame that a rank sends to the coordinator."""
+    """Secret that a rank sends to the coordinator as its first frame."""
     store_fd: int = -1
-    """In rank 0's process: the socket that listens at `store_port`, which the store takes over."""
+    """Descriptor of the socket that listens at `store_port`, in rank 0's process, whose store takes
+    it over; -1 elsewhere."""
 
 
 class RendezvousHost:
-    """The coordinator's end: both sockets, open from here on.
+    """The coordinator's end: both listening sockets.
 
     Args:
-        host: address of this node that the others reach.
-        num_ranks: that are expected.
+        host: address of this node that the other nodes reach.
+        num_ranks: number of ranks that are to connect.
     """
 
     def __init__(self, host: str, num_ranks: int) -> None:
         self.listener = listen_on(host, num_ranks)
-        """For the ranks that are to be sent the plans."""
+        """Listening socket for the ranks."""
         self._store = listen_on(host, num_ranks)
         self.rendezvous = Rendezvous(
             host=host,
@@ -55,7 +58,7 @@ class RendezvousHost:
         )
 
     def publish(self, directory: str) -> None:
-        """Writes into the group's private directory where the other ranks are to go."""
+        """Writes the rendezvous to the group's private directory on this node, for `published`."""
         path = Path(directory, _FILE)
         draft = path.with_suffix(".new")
         draft.write_bytes(msgspec.json.encode(self.rendezvous))
@@ -67,12 +70,12 @@ class RendezvousHost:
         return msgspec.structs.replace(self.rendezvous, store_fd=self._store.detach())
 
     def close(self) -> None:
-        """Closes what was not taken. The channel closes the listener."""
+        """Closes the store's socket unless it was taken. The channel closes the listener."""
         self._store.close()
 
 
 def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
-    """What `RendezvousHost.publish` has written; None while there is nothing."""
+    """The rendezvous that `RendezvousHost.publish` has written; None before."""
     try:
         rendezvous = msgspec.json.decode(Path(directory, _FILE).read_bytes(), type=Rendezvous)
     except FileNotFoundError:

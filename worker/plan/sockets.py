@@ -1,8 +1,9 @@
 """Stream sockets between the processes of a worker group; frames as `worker.wire.frames` has them.
 
-A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up and no
-more: zmq's I/O threads made it three on either side. Within a node these are Unix sockets, in a
-directory that is private to the group's user; between nodes TCP (`worker.plan.rendezvous`).
+A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up of a
+thread and no more: zmq's I/O threads made it three on either side. Within a node these are Unix
+sockets, in a directory that is private to the group's user; between nodes TCP
+(`worker.plan.rendezvous`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from worker.wire.frames import FrameReader, frame
 
 _CONNECT_RETRY_S = 0.02
 _BUFFER_BYTES = 4 << 20
-"""Asked of the system per direction, so that a long prompt hardly ever waits to be read."""
+"""Size of a socket's buffer per direction, so that a long prompt hardly ever waits to be read."""
 _READ_BYTES = 1 << 18
 _SILENCE_S = 5
-"""After which TCP asks whether a peer's node is still there, and again every so often."""
+"""Seconds of silence after which TCP probes the peer's node, and between two probes."""
 _LOST_AFTER_S = 20
-"""A node that has not answered for so long is gone."""
+"""Seconds without an answer after which a node counts as lost."""
 
 
 def socket_path(directory: str, name: str) -> str:
@@ -44,7 +45,10 @@ def listen(directory: str, name: str, backlog: int) -> socket.socket:
 
 
 def connect(directory: str, name: str) -> FrameStream:
-    """Connects as soon as somebody listens: whoever started this process starts that one too."""
+    """Connects to a socket in the group's directory, waiting until a process listens there.
+
+    It waits without a limit, since the parent of this process starts the other one, too.
+    """
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -56,7 +60,7 @@ def connect(directory: str, name: str) -> FrameStream:
 
 
 def listen_on(host: str, backlog: int) -> socket.socket:
-    """A socket that listens at a free port of the address."""
+    """A TCP socket that listens at a free port of an address."""
     listener = socket.socket(_family(host))
     listener.bind((host, 0))
     listener.listen(backlog)
@@ -64,7 +68,7 @@ def listen_on(host: str, backlog: int) -> socket.socket:
 
 
 def connect_to(host: str, port: int) -> FrameStream:
-    """Connects over TCP to somebody who listens already. Raises OSError."""
+    """Connects over TCP to a process that listens already. Raises OSError."""
     connection = socket.socket(_family(host))
     try:
         connection.connect((host, port))
@@ -79,7 +83,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Sends each frame at once, and has the end of the peer's node seen."""
+    """Has TCP send each frame at once, and notice the loss of the peer's node."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
@@ -98,9 +102,9 @@ class FrameStream:
         self._socket = connection
         self._reader = FrameReader()
         self._unsent = bytearray()
-        # HAZARD: the system wakes whoever waits in `recv` whenever the peer takes what was sent to
-        # it, for nothing, and the peer's `recv` waits for that: 50 us on a virtual machine. Whoever
-        # waits in `poll` for what arrives is woken for that alone.
+        # HAZARD: a thread that waits in `recv` is woken, for nothing, whenever the peer takes what
+        # was sent to it, and the peer's `recv` waits for that: 50 us on a virtual machine. A thread
+        # that waits in `poll` for POLLIN is woken for arrivals alone.
         self._arrivals = select.poll()
         self._arrivals.register(connection, select.POLLIN)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -109,7 +113,7 @@ class FrameStream:
             _keep_alive(connection)
 
     def fileno(self) -> int:
-        """For polling."""
+        """Descriptor of the socket, for polling; -1 once it is closed."""
         return self._socket.fileno()
 
     @property
@@ -118,7 +122,7 @@ class FrameStream:
         return bool(self._unsent)
 
     def send(self, payload: bytes) -> None:
-        """Sends a frame without waiting: what the system does not take stays for `flush`."""
+        """Sends a frame without waiting; what the system does not take is left to `flush`."""
         data = frame(payload)
         if self._unsent:
             self._unsent += data
@@ -128,11 +132,11 @@ class FrameStream:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # the peer is gone: its end shows when reading
+            return  # the peer is gone, which `read` tells
         self._unsent += memoryview(data)[sent:]
 
     def send_all(self, payload: bytes) -> None:
-        """Sends a frame, waiting for the peer to read where it must. Raises OSError."""
+        """Sends a frame, waiting until the system has taken all of it. Raises OSError."""
         self._socket.sendall(frame(payload))
 
     def flush(self) -> None:
@@ -146,17 +150,17 @@ class FrameStream:
             self._unsent.clear()
 
     def flush_all(self, timeout_s: float) -> None:
-        """Sends all that is left, for as long as `timeout_s` at most."""
+        """Sends all that is left, for at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while self._unsent and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._socket], [], left)
             self.flush()
 
     def read(self, *, wait: bool = True) -> list[bytes]:
-        """Waits for data, if it is to, and returns the frames that it completes.
+        """Returns the frames that newly arrived data completes; with `wait`, waits for data.
 
         Raises:
-            EOFError: the peer has closed its end, or sends no frames.
+            EOFError: the peer has closed its end, or what it sends are no frames.
         """
         if wait:
             self._arrivals.poll()

@@ -1,4 +1,4 @@
-"""How waiting requests are admitted: options of a worker that can change while it runs."""
+"""Admission options: the rules by which a worker admits waiting requests; they may change."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SchedulePolicy = Literal["fcfs", "lpm"]
 AdmissionPolicyName = Literal["fifo", "pack"]
 
 MOST = 2**31 - 1
-"""Of every count: more are no tokens, requests or steps of one worker, and above 64 bits a number
-could not even be sent there."""
+"""Largest value of any count: no worker has more tokens, requests or steps, and a number of more
+than 64 bits could not be sent to one."""
 LEAST_SHARE = 1e-3
-"""Of a step's prompt tokens: about one of them, where the step takes the usual thousand."""
+"""Least share of a step's prompt tokens: about one token of a step of the usual thousand."""
 
 IN_SCHEDULER_CONFIG = {"within": "--scheduler-config"}
 """Metadata of options that have no flag of their own but are in a JSON object; see cluster.cli."""
@@ -22,45 +22,45 @@ IN_SCHEDULER_CONFIG = {"within": "--scheduler-config"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionOptions:
-    """The rules of one admission round, of which every step that has room for prompts makes one.
+    """Rules of an admission round, which every step makes that has room for prompts.
 
-    They are options of the engine, too (`worker.config`), and each may change while it runs
-    (`AdmissionChange`): whoever adds one adds it here.
+    They are options of the engine (`worker.config` inherits them), and each may change while it
+    runs (`AdmissionChange`).
 
     Raises:
         ValueError: a value is out of range; the message names the flag, or its field.
     """
 
     schedule_policy: SchedulePolicy = "fcfs"
-    """Order of equally urgent requests: fcfs; or lpm, longest cached prefix first, which is fcfs
-    where more than 128 wait."""
+    """Order of equally urgent waiting requests: fcfs, first come, first served; or lpm, longest
+    prefix match (most cached tokens) first, which is fcfs where more than 128 wait."""
     prefill_admission_policy: AdmissionPolicyName = "fifo"
-    """Which of the waiting requests a step takes. fifo: from the head of the queue, while they fit;
-    pack: the cheapest first, counted in uncached prompt tokens."""
+    """Which waiting requests a step admits. fifo: from the head of the queue, while they fit; pack:
+    those with fewest uncached prompt tokens first."""
     prefill_admission_lookahead: int = field(default=64, metadata=IN_SCHEDULER_CONFIG)
-    """Waiting requests that pack and lpm look at."""
+    """Waiting requests that pack and lpm choose from."""
     prefill_force_fifo_every: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Under pack every so many admission rounds are fifo; 0 for none. In any case nobody is passed
-    over for ever."""
+    """Under pack, one in so many admission rounds is fifo; 0 for none. In any case no request is
+    passed over for ever."""
     prefill_max_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Most prompt tokens of one step; 0 for what --max-num-batched-tokens leaves."""
+    """Most prompt tokens of one step; 0 for all that --max-num-batched-tokens leaves."""
     prefill_max_ms: int = field(default=75, metadata=IN_SCHEDULER_CONFIG)
-    """Most milliseconds by which prompts make a step longer in which others decode, as far as steps
-    of late foretell: beside decodes of 25, tokens of these are 100 apart, which MLPerf Inference
-    allows an 8B model that is served. Prompts get a sixteenth of --max-num-batched-tokens in any
-    case. 0 for any time."""
+    """Most milliseconds by which prompts make a step longer in which other requests decode, as
+    predicted from recent steps. With decodes that take 25 ms, tokens are then at most 100 ms apart,
+    the limit of MLPerf Inference's server scenario for an 8B model. Prompts get a sixteenth of
+    --max-num-batched-tokens in any case. 0 for no limit."""
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Most requests admitted in one step; 0 for any number."""
     max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)
-    """Part of a step's prompt tokens that one prompt may take while others want some, 1 for all."""
+    """Share of a step's prompt tokens that one prompt may take while others wait; 1 for all."""
     prefill_first_steps: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Most steps in a row that leave out decodes which are no more urgent than the prompts that
-    wait, while these would fill such a step by themselves: first tokens come sooner, others later.
-    0 keeps all decodes in every step."""
+    """Most steps in a row without decodes that are no more urgent than the prompts, while these
+    fill such a step by themselves: first tokens come sooner, others later. 0 keeps all decodes in
+    every step."""
     urgent_first_steps: int = field(default=4, metadata=IN_SCHEDULER_CONFIG)
-    """Most steps in a row that leave out decodes which a prompt outranks by `preempt_priority_gap`,
-    where these would take an eighth of such a step or more, of its tokens or, as steps of late
-    tell, of its time. 0 keeps all decodes in every step."""
+    """Most steps in a row without decodes that a prompt outranks by `preempt_priority_gap`, where
+    these would take an eighth or more of the step's tokens or of its predicted time. 0 keeps all
+    decodes in every step."""
 
     def __post_init__(self) -> None:
         for option in fields(AdmissionOptions):
@@ -77,15 +77,14 @@ class AdmissionOptions:
 
 
 class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """New values for some of the options; what is not given stays as it is.
+    """Change of some admission options; those not given stay as they are.
 
     Raises:
-        ValueError: there is no such option, or a value has another type or is out of range: there
-            is no such change, here or on its way.
+        ValueError: an option is unknown, or a value has the wrong type or is out of range.
     """
 
     given: dict[str, int | float | str] = {}
-    """Values by name of the option."""
+    """New values by name of the option."""
 
     def __post_init__(self) -> None:
         names = [option.name for option in fields(AdmissionOptions)]
@@ -94,20 +93,20 @@ class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.applied_to(AdmissionOptions())
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
-        """The options with these changes."""
+        """The options with this change."""
         return msgspec.convert({**asdict(options), **self.given}, AdmissionOptions)
 
     def then(self, later: AdmissionChange) -> AdmissionChange:
-        """Both changes in one."""
+        """This change and a later one, merged."""
         return AdmissionChange({**self.given, **later.given})
 
 
 def option_name(options: Any, name: str) -> str:
-    """What a user calls an option: its flag; or the flag of a JSON object, and the field of it.
+    """Name of an option for users: its flag, or its key in the JSON object of another flag.
 
     Args:
         options: a dataclass of options, or an instance.
-        name: of a field.
+        name: name of a field.
     """
     (option,) = (option for option in fields(options) if option.name == name)
     flag = option.metadata.get("within")

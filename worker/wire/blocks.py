@@ -1,4 +1,4 @@
-"""Hashes of full pages of tokens, chained: equal hashes mean (almost surely) an equal prefix.
+"""Block hashes of full pages of tokens, chained: equal hashes mean (almost surely) equal prefixes.
 
 Gateway and worker compute the same hashes, so that a gateway knows which worker holds a prompt.
 Hashes only route; before a worker reuses a page it compares the token ids themselves.
@@ -33,7 +33,7 @@ TOKEN_BYTES = 4
 _UINT32 = np.dtype("<u4")
 
 _FEW = 4
-"""Up to so many pages plain integers are faster than arrays."""
+"""Pages up to which plain integers are faster than arrays."""
 _M64 = 2**64 - 1
 _CHAIN = 0xD1342543DE82EF95
 _CHAIN_INVERSE = pow(_CHAIN, -1, 2**64)
@@ -48,7 +48,7 @@ _GAMMA64, _MIX_A64, _MIX_B64, _30, _27, _31 = (
 
 @lru_cache(maxsize=1024)
 def root_hash(block_hash_salt: str, cache_salt: str = "") -> int:
-    """Start of a chain: unsigned 64-bit, one value per model (and revision) and cache salt."""
+    """Hash at the start of a chain, unsigned 64-bit: one per checkpoint and cache salt."""
     salt = block_hash_salt.encode()
     # The length keeps ("ab", "c") and ("a", "bc") apart.
     data = len(salt).to_bytes(4, "little") + salt + cache_salt.encode()
@@ -57,7 +57,7 @@ def root_hash(block_hash_salt: str, cache_salt: str = "") -> int:
 
 
 def cache_scope(cache_salt: str = "", adapter: str = "", tenant: str = "") -> str:
-    """One cache salt for all that separates prefix caches: client's salt, adapter and tenant.
+    """One cache salt of all that separates prefix caches: a client's salt, adapter and tenant.
 
     Different triples give different scopes, whatever a client puts into its salt.
     """
@@ -67,7 +67,7 @@ def cache_scope(cache_salt: str = "", adapter: str = "", tenant: str = "") -> st
 
 
 def block_hashes(token_ids: TokenBuffer, page_size: int, parent: int) -> list[int]:
-    """One unsigned 64-bit hash per full page of `token_ids`; a last page that is not full has none.
+    """Unsigned 64-bit hashes of the full pages of `token_ids`.
 
     `parent` is `root_hash(...)` at the start of a chain, or the hash of the page before the first
     to extend one.

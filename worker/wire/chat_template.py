@@ -27,7 +27,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
-        """In Jinja."""
+        """Jinja source of the template."""
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _environment().from_string(source)
@@ -35,11 +35,11 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not parse: {error}") from error
 
     def quotes(self, word: str) -> bool:
-        """Whether the source has `word` in quotes: as the name of a role, or of a field."""
+        """Whether the source has `word` in quotes, as names of roles and fields are."""
         return f"'{word}'" in self.source or f'"{word}"' in self.source
 
     def fields(self, *names: str) -> tuple[str, ...]:
-        """Those of `names` that the source reads of some object: `x.name`, `x['name']`."""
+        """The `names` that the source reads as fields of some object: `x.name`, `x['name']`."""
         return tuple(
             name
             for name in names
@@ -70,7 +70,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; here its body is just text."""
+    """Tag `{% generation %}`, which marks the assistant's text for training; its body is kept."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
 
@@ -100,7 +100,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter, leaves HTML characters alone: this is no web page."""
+    """Filter `tojson` that, unlike Jinja's own, does not escape HTML characters."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""Token ids to text, step by step, and the stop strings that end it."""
+"""Incremental detokenization: token ids to text, and the stop strings that end it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tokenizers.decoders import DecodeStream
 from worker.wire.stop import StopChecker, StopStrings
 
 MAX_HELD_TOKENS = 8
-"""No character spans more tokens; what does not decode by then is not text."""
+"""Tokens held back for an unfinished character: none spans more, so that more are no text."""
 
 CONTEXT_TOKENS = 6
-"""Tokens of context that fix how the next ones decode (a leading space, a joined word piece)."""
+"""Tokens of context on which the text of the next ones depends (leading space, joined pieces)."""
 
 
 class Detokenizer(ABC):
-    """Text of one completion as its tokens arrive.
+    """Detokenizer of one completion, fed as its tokens arrive.
 
-    All pieces joined, `flush` included, are the decoded sequence. A piece never ends within a
-    character: its bytes wait for the tokens that complete it.
+    All pieces joined, that of `flush` included, are the decoded sequence. A piece never ends within
+    a character: its first bytes wait for the tokens that complete it.
     """
 
     @abstractmethod
@@ -36,16 +36,16 @@ class Detokenizer(ABC):
 
 
 class ByteDetokenizer(Detokenizer):
-    """For byte-level vocabularies (GPT-2, Llama 3, Qwen): a token is a run of bytes.
+    """Detokenizer for byte-level vocabularies (GPT-2, Llama 3, Qwen): a token is a run of bytes.
 
     Exact for any sequence of tokens, in constant time per token.
 
     Args:
-        backend: names the tokens.
+        backend: the `tokenizers` object.
         token_bytes: bytes by token id, filled as tokens appear; shared by all completions that
             agree in `skip_special_tokens` and `shown`.
-        skip_special_tokens: special tokens yield no text.
-        shown: but these do.
+        skip_special_tokens: whether special tokens yield no text.
+        shown: special tokens that yield their names even so.
     """
 
     __slots__ = ("_backend", "_held", "_shown", "_skip_special_tokens", "_token_bytes")
@@ -63,7 +63,7 @@ class ByteDetokenizer(Detokenizer):
         self._token_bytes = token_bytes
         self._skip_special_tokens = skip_special_tokens
         self._held = b""
-        """Of a character that is not complete yet."""
+        """First bytes of a character that is not complete yet."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds tokens, returns the text that became certain."""
@@ -95,7 +95,7 @@ class ByteDetokenizer(Detokenizer):
 
 
 class StreamDetokenizer(Detokenizer):
-    """For every other vocabulary: the library's own decode stream."""
+    """Detokenizer for all other vocabularies, by the library's own decode stream."""
 
     __slots__ = ("_backend", "_context", "_held", "_skip_special_tokens", "_stream")
 
@@ -144,10 +144,10 @@ class RequestText:
     """Detokenizer and stop strings of one completion together.
 
     Args:
-        detokenizer: fresh, of the completion's model.
+        detokenizer: a fresh one of the completion's model.
         stop: stop strings; None for none.
-        include_stop_str_in_output: whether the text keeps the string that ended it.
-        min_tokens: stop strings count only in the text after this many tokens.
+        include_stop_str_in_output: whether the text keeps the stop string that ended it.
+        min_tokens: number of tokens in whose text stop strings do not count.
     """
 
     __slots__ = ("_checker", "_detokenizer", "_include", "_min_tokens", "num_tokens")
@@ -167,18 +167,18 @@ class RequestText:
         self._include = include_stop_str_in_output
         self._min_tokens = min_tokens
         self.num_tokens = 0
-        """Tokens taken so far; those after a matched stop string are not."""
+        """Tokens taken so far, without those after a matched stop string."""
 
     @property
     def stop_reason(self) -> str | None:
-        """The stop string that ended the text, None while none did."""
+        """Stop string that ended the text; None while none did."""
         return None if self._checker is None else self._checker.matched
 
     def push(self, token_ids: Sequence[int], *, stopped: bool = False) -> str:
-        """Adds tokens, returns the text that may be shown; nothing after a stop string matched.
+        """Adds tokens, returns the text that may be shown; empty after a stop string has matched.
 
-        With `stopped` the last token is the one that ended the completion: it counts, and shows
-        only where the text keeps what ended it.
+        With `stopped` the last token is the one that ended the completion: it counts, but has text
+        only with `include_stop_str_in_output`.
         """
         shown = token_ids[:-1] if stopped and not self._include else token_ids
         if self._checker is None:
@@ -197,7 +197,7 @@ class RequestText:
         return "".join(pieces)
 
     def flush(self) -> str:
-        """What was held back, once the completion has ended otherwise."""
+        """Text that was held back, once the completion has ended without a stop string."""
         text = self._detokenizer.flush()
         if self._checker is None:
             return text
@@ -205,12 +205,13 @@ class RequestText:
 
 
 def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: bool) -> bytes:
-    """What one token stands for by itself, whatever stands around it.
+    """Bytes of one token by itself, whatever stands around it; empty for an id that names no token
+    (padding rows of the embedding).
 
     Args:
-        backend: names the tokens.
-        token_id: empty for one beyond the vocabulary (padding rows of the embedding).
-        byte_level: whether names are spelled in GPT-2's alphabet; else in SentencePiece's.
+        backend: the `tokenizers` object.
+        token_id: id of the token.
+        byte_level: whether names are spelled in GPT-2's alphabet, else in SentencePiece's.
     """
     token = backend.id_to_token(token_id)
     if token is None:
@@ -225,7 +226,8 @@ def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: 
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for 256 and upward."""
+    """Bytes by character in GPT-2's alphabet: printable Latin-1 stands for itself, other bytes are
+    characters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

@@ -1,4 +1,4 @@
-"""What a request may ask of block diffusion, what it has done, and the names to choose from."""
+"""Block diffusion: names of algorithms and optimizations, a request's parameters, totals."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ DllmFeature = Literal[
 ]
 
 _MOST = {"threshold": 1, "edit_threshold": 1, "max_post_edit_steps": 1024, "penalty": 100}
-"""Of DiffusionParams; the least is 0."""
+"""Largest value of each number in DiffusionParams; the least is 0."""
 
 
 class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a block-diffusion model fills the blocks of one request; None takes the server's value.
+    """Parameters of block diffusion for one request; None takes the server's value.
 
     Raises:
         ValueError: a value is out of range; the message names the field and the range.
     """
 
     algorithm: DllmAlgorithm | None = None
-    """Which positions a round decides."""
+    """Decoding algorithm: how a round chooses the positions that it decides."""
     threshold: float | None = None
-    """A position is decided where its token's probability is above this; the likeliest one is in
-    any case."""
+    """Probability of its token above which a position is decided; in any case the likeliest one
+    is."""
     edit_threshold: float | None = None
-    """A decided token is replaced where another's probability is above this (JointThreshold)."""
+    """Probability above which another token replaces a decided one (JointThreshold)."""
     max_post_edit_steps: int | None = None
-    """Most rounds of replacing once a block has no undecided position (JointThreshold)."""
+    """Most rounds of replacement once a block has no undecided position (JointThreshold)."""
     penalty: float | None = None
-    """Taken off the logit of the token that stands just before a position (JointThreshold)."""
+    """Subtracted from the logit of the token that stands just before a position
+    (JointThreshold)."""
     stream_drafts: bool = False
-    """Whether a stream shows after every round how the running block stands."""
+    """Whether a stream carries the running block after every round."""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -51,13 +52,13 @@ class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class BlockTotals(msgspec.Struct, array_like=True):
-    """What block diffusion has done since the epoch began."""
+    """Totals of block diffusion since the epoch began."""
 
     num_forwards: int = 0
     """Forward passes."""
     num_rounds: int = 0
-    """Passes that found something to decide in a block, summed over blocks."""
+    """Passes that decided positions of a block, summed over blocks."""
     num_passes: int = 0
-    """All passes of running blocks, summed over blocks."""
+    """All passes over running blocks, summed over blocks."""
     num_tokens: int = 0
-    """Tokens of blocks that were done."""
+    """Tokens that finished blocks added to their requests."""

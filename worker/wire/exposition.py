@@ -1,4 +1,4 @@
-"""Prometheus: times by bucket, and the text of one process or of several merged into one."""
+"""Prometheus exposition: histograms, and the text of one process or of several merged into one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-"""Carries when counters began beside them."""
+"""Content type of OpenMetrics, which has the time at which each counter began."""
 _END = b"# EOF\n"
 _SPECIAL: Final[Mapping[str, str]] = MappingProxyType({"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"})
 
@@ -20,11 +20,11 @@ FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
-"""Seconds, as vLLM's `time_to_first_token_seconds`."""
+"""Buckets of times to first token in seconds, as vLLM's `time_to_first_token_seconds`."""
 
 
 class Histogram:
-    """Counts by bucket. Not thread-safe: it belongs to the event loop."""
+    """Counts by bucket, and their sum. Not thread-safe: it belongs to the event loop."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -39,7 +39,7 @@ class Histogram:
         self.total += value * count
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound, count up to it) as Prometheus wants them."""
+        """Pairs of an upper bound and the count up to it, as Prometheus takes them."""
         names = [*(str(bound) for bound in self.bounds), "+Inf"]
         running = 0
         rows = []
@@ -50,15 +50,15 @@ class Histogram:
 
 
 def content_type_for(accept: str) -> str:
-    """What a scraper with such an Accept header is answered in."""
+    """Content type of the answer to a scraper with this Accept header."""
     return OPENMETRICS if "application/openmetrics-text" in accept else TEXT
 
 
 def render(families: Iterable[Metric], content_type: str) -> bytes:
-    """One process's metrics.
+    """Text of one process's metrics.
 
-    prometheus_client writes the same text in up to four times as long, for which an event loop that
-    carries tokens would stand still: 11 against 3 ms for 1,200 lines.
+    prometheus_client takes up to four times as long for the same text, and holds up the event loop
+    that carries tokens: 11 against 3 ms for 1,200 lines.
     """
     openmetrics = content_type == OPENMETRICS
     lines: list[str] = []
@@ -77,9 +77,9 @@ def render(families: Iterable[Metric], content_type: str) -> bytes:
 
 
 def merge(parts: Iterable[bytes], content_type: str) -> bytes:
-    """Metrics of several processes: each family once, with the samples of all.
+    """Merged metrics of several processes: each family once, with the samples of all.
 
-    Their samples must differ by a label. Texts are cut at their families, not parsed.
+    Samples of different processes must differ by a label. Texts are cut at families, not parsed.
     """
     families: dict[bytes, tuple[bytes, list[bytes]]] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""Frames on stream sockets, and what a gateway and a worker's frontend say in them on one node.
+"""Frames on stream sockets, and the messages in them between a gateway and a frontend of its node.
 
 A frame is a length (uint32, little-endian) and a payload of as many bytes: msgpack of one message,
 never pickle. All processes of a worker group and its gateways cut their streams with this code.
@@ -14,22 +14,22 @@ from struct import Struct
 import msgspec
 
 MAX_PAYLOAD_BYTES = 256 * 2**20
-"""A longer frame is no frame of ours: the stream is broken."""
+"""Longest payload; a longer one shows that the stream is broken."""
 
 _HEADER = Struct("<I")
 
 
 class Attach(msgspec.Struct, tag="attach", array_like=True, frozen=True):
-    """First frame of a gateway's connection: whose it is."""
+    """First frame of a gateway's connection: names the gateway."""
 
     gateway_id: str
 
 
 class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
-    """A gateway submits."""
+    """A gateway's call of `submit`."""
 
     number: int
-    """Joins the answer to it."""
+    """Number of the call, which its answer has as well."""
     payload: bytes
     """Msgpack of a SubmitBatch."""
 
@@ -42,7 +42,7 @@ class Item(msgspec.Struct, tag="item", array_like=True, frozen=True):
 
 
 class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
-    """The answer to a call."""
+    """Answer to a call."""
 
     number: int
     payload: bytes
@@ -50,7 +50,7 @@ class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
 
 
 class CallFailure(msgspec.Struct, tag="failure", array_like=True, frozen=True):
-    """The frontend could not take a call."""
+    """Answer to a call that the frontend could not take."""
 
     number: int
     error: str
@@ -61,22 +61,21 @@ ToGateway = Item | Reply | CallFailure
 
 
 class SocketOffer(msgspec.Struct):
-    """First item of an attach call over Serve: where the worker's items are to be read.
-
-    The call itself carries the items if there is no path. Else it stays open without a further
-    item: Serve ends a draining worker once no call to it is left.
-    """
+    """First item of an attach call over Serve: the socket that has the worker's items."""
 
     path: str | None
+    """Path of the socket, for a gateway on the worker's node. The call then stays open without a
+    further item, since Serve ends a draining worker once no call to it is open. None where the call
+    itself carries the items."""
 
 
 def pulse_key(worker_id: str) -> bytes:
-    """Where a worker whose event loop is late gives signs of life, in Ray's key-value store."""
+    """Key, in Ray's key-value store, of the signs of life of a worker whose event loop is late."""
     return f"pulse/{worker_id}".encode()
 
 
 def frame(payload: bytes) -> bytes:
-    """One frame."""
+    """The frame of a payload: its length and itself."""
     return _HEADER.pack(len(payload)) + payload
 
 
@@ -87,9 +86,9 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        """The beginning of a frame."""
+        """Beginning of a frame that is not complete."""
         self._missing = 0
-        """How many bytes its next step needs: a long frame is looked at once, not per piece."""
+        """Bytes that the frame, or its header, lacks: pieces of a long frame are not looked at."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads of all frames that `data` completes.

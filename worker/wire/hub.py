@@ -13,9 +13,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def at_revision(model: str, revision: str) -> str:
-    """The name by which files of a model are asked for: ORGANIZATION/NAME@REVISION on the Hub.
+    """Name with revision by which a model's files are loaded: ORGANIZATION/NAME@REVISION.
 
-    One name for both, so that nobody who hands it on loses the revision.
+    It is one string, so that the revision is not lost where the name is handed on.
     """
     return f"{model}@{revision}" if revision else model
 
@@ -24,7 +24,7 @@ def local_folder(model: str) -> Path | None:
     """The folder that `model` names; None where it is a repository's name.
 
     Raises:
-        Unavailable: it can only be a folder, and there is none.
+        Unavailable: the name can only be that of a folder, and there is none.
         ValueError: a revision of a folder is asked for.
     """
     folder = Path(model).expanduser()
@@ -43,18 +43,18 @@ def local_folder(model: str) -> Path | None:
 
 
 def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ()) -> Path:
-    """A snapshot of a repository's files in the Hub's cache.
+    """Folder with a snapshot of a repository's files in the Hub's cache, downloaded if need be.
 
-    HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN work as everywhere.
+    The environment's HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN apply.
 
     Args:
         repository: ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION.
-        files: patterns of their names.
-        ignored: patterns of those among them that are left out.
+        files: patterns of the names of files to download.
+        ignored: patterns of files that are left out nevertheless.
 
     Raises:
         Unavailable: the Hub cannot be reached or is busy, and the cache has no whole snapshot.
-        ValueError: the Hub does not give it to us.
+        ValueError: the Hub refuses the repository, or has none of that name.
     """
     from huggingface_hub import snapshot_download  # slow to import, needed for Hub names only
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -85,11 +85,11 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
 
 
 def commit_of(model: str) -> str:
-    """The commit that the Hub, or else its cache here, has for a name; empty for a folder.
+    """Commit that the Hub, or else its local cache, has for a name; empty for a folder.
 
     Raises:
-        Unavailable: it cannot be known now.
-        ValueError: the Hub does not give it to us, or a revision of a folder is asked for.
+        Unavailable: the commit cannot be known now.
+        ValueError: the Hub refuses the repository, or a revision of a folder is asked for.
     """
     name, _, revision = model.partition("@")
     if not revision and _can_only_be_folder(name):
@@ -105,10 +105,10 @@ def _can_only_be_folder(model: str) -> bool:
 
 
 def hub_may_heal(error: BaseException) -> bool:
-    """Whether the Hub may give later what it did not give now.
+    """Whether a download that failed may succeed later.
 
-    An answer in the range of 400 is about the request (no such repository, gated, no valid token),
-    but for the three that ask to come again.
+    Statuses from 400 on are about the request (no such repository, gated, no valid token), but for
+    three that ask to try again.
     """
     import httpx2  # what huggingface_hub speaks HTTP with
     from huggingface_hub.errors import HfHubHTTPError

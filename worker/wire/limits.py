@@ -1,4 +1,5 @@
-"""What a worker can never serve, decided where the client can still be answered."""
+"""Limits of an engine: requests that it can never serve, refused where the client can be
+answered."""
 
 from __future__ import annotations
 
@@ -13,25 +14,26 @@ from worker.wire.sampling import SamplingParams
 
 
 class Problem(NamedTuple):
-    """Why a request can never run."""
+    """Reason for which a request can never run."""
 
     param: str
-    """The field at fault: of SamplingParams, or `prompt`."""
+    """Field at fault: one of SamplingParams, or `prompt`."""
     message: str
-    """For the client, with the numbers."""
+    """Message for the client, with the numbers."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What decides of an engine which requests it can run; equal for workers that are alike."""
+    """The part of EngineInfo that decides which requests can run; equal for workers that are
+    alike."""
 
     max_model_len: int
     max_total_tokens: int
-    """KV cache size in tokens."""
+    """Longest request, in tokens, that the KV cache holds."""
     vocab_size: int
     block_size: int
-    """1 for an autoregressive model."""
+    """Tokens per block of block diffusion; 1 for an autoregressive model."""
     dllm_algorithm: str
-    """Of requests that name none."""
+    """Decoding algorithm for requests that name none; empty for an autoregressive model."""
 
     @classmethod
     def of(cls, info: EngineInfo) -> Limits:
@@ -53,16 +55,17 @@ class Limits(msgspec.Struct, frozen=True):
 def refuse(
     submit: Submit, info: EngineInfo, known: dict[int, Problem | None] | None = None
 ) -> Rejection | None:
-    """A rejection with the numbers if `submit` can never run on an engine like `info`, else None.
+    """Rejection with the numbers if `submit` can never run on an engine like `info`, else None.
 
-    It stands between clients and ranks: a token id that is not in the embedding would end a rank.
-    `max_tokens` beyond what the prompt leaves is no reason: generation then ends with
-    finish reason "length" at the model's maximum.
+    This check protects ranks from clients: a token id that is not in the embedding would end one.
+    `max_tokens` beyond what the prompt leaves is no reason: generation then ends with finish reason
+    "length" at the model's maximum.
 
     Args:
         submit: one request.
         info: the engine.
-        known: of a batch, what was found wrong with parameters, by their id: submits share them.
+        known: problems of sampling parameters, by `id()` of these, which the submits of a batch
+            share; it is extended.
     """
     limits = Limits.of(info)
     num_tokens, odd_bytes = divmod(len(submit.prompt), TOKEN_BYTES)
@@ -92,7 +95,7 @@ def refuse(
 
 
 def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
-    """Whether a prompt is too long, or empty."""
+    """Problem of a prompt that is too long, or empty; else None."""
     if num_tokens == 0:
         return Problem("prompt", "the prompt is empty: send at least one token")
     if num_tokens < limits.max_tokens:
@@ -106,7 +109,8 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
 
 
 def token_problem(limits: Limits, token_id: int) -> Problem | None:
-    """Whether the largest token id of a prompt, seen as unsigned, is beyond the embedding."""
+    """Problem of a prompt whose largest token id, as unsigned, is beyond the embedding; else
+    None."""
     if token_id < limits.vocab_size:
         return None
     shown = token_id - 2**32 if token_id >= 2**31 else token_id
@@ -116,7 +120,7 @@ def token_problem(limits: Limits, token_id: int) -> Problem | None:
 
 
 def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> Problem | None:
-    """Whether more tokens are demanded than can follow a prompt of `num_tokens`."""
+    """Problem of a `min_tokens` beyond what can follow a prompt of `num_tokens`; else None."""
     num_left = limits.max_tokens - num_tokens
     if sampling.min_tokens <= num_left:
         return None
@@ -128,7 +132,8 @@ def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> P
 
 
 def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """The first parameter that names a token which the model does not have, or does not suit it."""
+    """Problem of the first parameter that names a token which the model does not have, or that does
+    not suit the kind of model; None without any."""
     for name, token_ids in (
         ("logit_bias", sampling.logit_bias or ()),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
@@ -145,7 +150,7 @@ def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None
 
 
 def largest_token(prompt: bytes) -> int:
-    """Of the token ids of a prompt, seen as unsigned: negative ones are beyond every vocabulary."""
+    """Largest token id of a prompt as unsigned: negative ones are beyond every vocabulary."""
     return int(np.frombuffer(prompt, dtype="<u4").max(initial=0))
 
 
@@ -158,7 +163,7 @@ def _parameters(
 
 
 def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """The first parameter that makes no sense for this kind of model."""
+    """Problem of the first parameter that does not suit the kind of model; None without any."""
     if limits.block_size == 1:
         if sampling.diffusion is None:
             return None

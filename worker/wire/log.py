@@ -1,4 +1,4 @@
-"""Logging of all processes: one line per record, as text or JSON, with the request id."""
+"""Logging of all processes: a line per record, as text or JSON, with the request id."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def log_as(process: str) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z INFO gateway router.gateway: message request_id=...`."""
+    """Text lines: `2026-01-31T12:00:00.000Z INFO gateway router.gateway: message
+    request_id=...`."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line for a record."""
+        """The line of a record; a traceback follows in lines of its own."""
         line = (
             f"{_timestamp(record)} {record.levelname} {self._process} {record.name}: "
             f"{record.getMessage()}"
@@ -55,14 +56,14 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """JSON lines: one object per record."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line for a record."""
+        """The line of a record, with its traceback as a field."""
         entry: dict[str, str] = {
             "time": _timestamp(record),
             "level": record.levelname,

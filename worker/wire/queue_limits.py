@@ -1,4 +1,4 @@
-"""How much may wait at a worker, and what the client of a request that is turned away gets."""
+"""Queue limits: how much may wait at a worker, and the 429 for what may not."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from worker.wire.messages import Rejection
 
 
 class QueueLimits(NamedTuple):
-    """The bounds of a worker's queue.
+    """Bounds of a worker's queue.
 
-    A frontend asks them with the load that was reported last, the scheduler with the queue itself.
+    A frontend checks them against the load that was reported last, the scheduler against the queue.
     """
 
     max_requests: int
-    """Requests that may wait; 0 for any number."""
+    """Most requests that may wait; 0 for any number."""
     max_tokens: int
-    """Tokens that they may have together; 0 for any number. A single request may have more."""
+    """Most tokens of all waiting requests together; 0 for any number. A single request may have
+    more."""
 
     def has_room(
         self, num_waiting: int, num_tokens: int, *, num_free_slots: int, num_new_tokens: int = 1
@@ -28,9 +29,9 @@ class QueueLimits(NamedTuple):
 
         Args:
             num_waiting: requests in the queue.
-            num_tokens: those that they have.
+            num_tokens: tokens of these.
             num_free_slots: requests that could run at once.
-            num_new_tokens: those of the one more; at least 1.
+            num_new_tokens: tokens of the new request, at least 1.
         """
         if num_waiting < num_free_slots:
             return True
@@ -47,11 +48,11 @@ def queue_full(
     """The 429 for a request that may not wait.
 
     Args:
-        request_id: of the request.
-        attempt: of it.
+        request_id: id of the request.
+        attempt: its attempt.
         num_waiting: requests in the queue.
-        num_tokens: those that they have.
-        retry_after_s: seconds in which they should have left.
+        num_tokens: tokens of these.
+        retry_after_s: seconds in which the queue should have drained.
     """
     return Rejection(
         request_id=request_id,

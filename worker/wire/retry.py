@@ -1,8 +1,8 @@
-"""Starts that fail: which are tried again, when, and who is notified meanwhile.
+"""Retries of starts that fail: which are tried again, and when.
 
-A Serve deployment whose replicas fail to start a few times is given up for good, and nobody is
-there to submit it again. So what may heal is waited for inside the replica's constructor, for which
-Serve waits without a limit; what cannot heal is raised at once.
+Serve gives up a deployment for good once its replicas have failed to start a few times. So a
+failure that may heal is waited for inside the replica's constructor, for which Serve waits without
+a limit; one that cannot is raised at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FIRST_DELAY_S = 1.0
 DELAY_FACTOR = 1.6
 MAX_DELAY_S = 120.0
 JITTER = 0.2
-"""Delays between tries are those of gRPC's connection back-off (its doc/connection-backoff.md): the
-first, what each is of the one before, the longest, and the part by which each is off at random, so
-that a fleet's replicas do not ask a Hub that has just come back all at once."""
+"""Back-off between tries, as gRPC's for connections (its doc/connection-backoff.md): first delay,
+growth per try, longest delay, and the part by which each varies at random, so that the replicas of
+a fleet do not all ask a Hub that has just come back at once."""
 MAX_REASON_CHARS = 300
-"""Of a reason in one line; the log has the whole."""
+"""Longest reason in one line; the log has all of it."""
 
 HOPELESS = (
     ValueError,
@@ -41,21 +41,21 @@ HOPELESS = (
     NotImplementedError,
     PermissionError,
 )
-"""What a wrong configuration, a wrong checkpoint or a fault in a program raises, whenever it is
-tried. All else comes from disks, networks, devices and processes, RuntimeError too: Gloo, NCCL and
-CUDA raise it."""
+"""Exceptions of a wrong configuration, a wrong checkpoint or a bug, which come with every try. All
+others come from disks, networks, devices and processes, RuntimeError too: Gloo, NCCL and CUDA raise
+it."""
 
 
 class Unavailable(ValueError):
-    """Files of a model are not there, or not yet: a mount, a copy under way, the Hub."""
+    """Files of a model are missing, perhaps only for now: a mount, a copy under way, the Hub."""
 
 
 class RemoteFailure(RuntimeError):
-    """A failure in another process, which has judged it there by the type of its cause.
+    """A failure in another process.
 
     Args:
-        message: ends with the root cause.
-        heals: whether another try may succeed.
+        message: message that ends with the root cause.
+        heals: whether another try may succeed, as that process has judged by `may_heal`.
     """
 
     def __init__(self, message: str, *, heals: bool = True) -> None:
@@ -67,29 +67,29 @@ class StartDelay(msgspec.Struct, frozen=True, kw_only=True):
     """A start that has failed and will be tried again."""
 
     reason: str
-    """Of the last failure, in one line."""
+    """Reason of the last failure, in one line."""
     attempts: int
     """Tries that have failed."""
     next_try: float
-    """When the next one begins; Unix time, in seconds."""
+    """Beginning of the next try, in Unix time."""
 
 
 StartReport = Callable[[StartDelay | None], None]
-"""Is notified of each delay, and gets None once nothing is waited for any more."""
+"""Is called with each delay, and with None once a delayed start has succeeded or failed."""
 
 
 def may_heal(error: BaseException) -> bool:
-    """Whether what has failed so may succeed when it is tried again with nothing changed here."""
+    """Whether a try that raised `error` may succeed when it is repeated unchanged."""
     if isinstance(error, RemoteFailure):
         return error.heals
     return isinstance(error, Unavailable) or not isinstance(error, HOPELESS)
 
 
 def delays(rng: Callable[[], float] = random.random) -> Iterator[float]:
-    """Seconds to wait before the second try, the third, and so on for ever.
+    """Seconds to wait before the second try, the third, and so on without end.
 
     Args:
-        rng: draws from [0, 1).
+        rng: draws uniformly from [0, 1).
     """
     delay_s = FIRST_DELAY_S
     while True:
@@ -106,18 +106,18 @@ async def until_started(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     rng: Callable[[], float] = random.random,
 ) -> T:
-    """What the first `attempt` that succeeds returns.
+    """Calls `attempt` until it succeeds; returns what it returns then.
 
     Args:
-        attempt: begins afresh with each call.
-        retry_s: how long after its beginning another try may begin; 0 for one try, inf for ever.
-        report: is notified why, and when the next try is.
-        clock: seconds.
-        sleep: waits so many seconds.
-        rng: draws from [0, 1).
+        attempt: makes one try from the beginning.
+        retry_s: seconds from now within which another try may begin; 0 for one try, inf for ever.
+        report: is called with each delay.
+        clock: returns seconds.
+        sleep: waits for a number of seconds.
+        rng: draws uniformly from [0, 1).
 
     Raises:
-        Exception: of an attempt that cannot heal, or of the last one.
+        Exception: what an attempt raised that cannot heal, or the last one.
     """
     began = clock()
     attempts = 0
@@ -144,7 +144,7 @@ async def until_started(
 
 
 def last_line(error: BaseException) -> str:
-    """A failure in one line: messages of ours end with the root cause."""
+    """Failure in one line, the last of its message: ours end with the root cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = lines[-1] if lines else type(error).__name__
     return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."

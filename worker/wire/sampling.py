@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from worker.wire.tokenizer import Tokenizer
 
 MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
-"""Bound of everything that counts or names tokens: ranks keep such values in fixed-size columns."""
+"""Largest value that counts or names tokens: ranks keep such values in columns of int32."""
 
 MAX_LOGPROBS = 20
-"""Most alternatives reported per token: as many are always looked up, so that the choice among
+"""Most alternatives reported per token. As many are always looked up, so that the choice among
 equally likely ones is the same whatever other requests ask for."""
 MAX_LOGIT_BIAS = 100.0
-"""Stronger biases are taken as this."""
+"""Bound to which biases are clamped."""
 
 
 class InvalidParameter(ValueError):
     """A sampling parameter that is out of range.
 
     Args:
-        param: its field of SamplingParams.
-        message: which value there is, and which there may be.
+        param: name of the field of SamplingParams.
+        message: message with the value and the range.
     """
 
     def __init__(self, param: str, message: str) -> None:
@@ -43,19 +43,19 @@ class InvalidParameter(ValueError):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one request draws its tokens and when it ends. Names and defaults follow vLLM.
+    """Sampling parameters of one request. Names and defaults follow vLLM.
 
-    Stop strings are matched on text by whoever detokenizes (the gateway, or `LLM`), never by the
-    scheduler; everything else here is decided on tokens by the worker.
+    Stop strings are matched on text by the process that detokenizes (the gateway, or `LLM`);
+    the worker applies everything else, on tokens.
 
     Raises:
         InvalidParameter: a value is out of range; the message names the field and the range.
     """
 
     n: int = 1
-    """How many completions of the same prompt; each becomes a request of its own."""
+    """Number of completions of the prompt; each becomes a request of its own."""
     temperature: float = 1.0
-    """0 is greedy; otherwise logits are divided by it before the draw."""
+    """Temperature, by which logits are divided before the draw; 0 is greedy."""
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
     top_k: int = 0
@@ -63,46 +63,47 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     """Drop tokens less likely than this times the likeliest; 0 drops none."""
     seed: int | None = None
-    """Key of the request's random draws; None lets the frontend draw one at random."""
+    """Key of the request's random draws; None has the gateway (or `LLM`) choose one at random."""
     max_tokens: int | None = 16
     """Most tokens to generate; None means up to the model's maximum length."""
     min_tokens: int = 0
-    """End tokens and stop tokens are not drawn before there are this many tokens."""
+    """Least tokens to generate: before, end tokens and stop tokens are not drawn."""
     frequency_penalty: float = 0.0
-    """Taken off a token's logit for each time it was generated."""
+    """Subtracted from a token's logit for each time that it was generated."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token that was generated."""
+    """Subtracted from the logit of each token that was generated."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of all tokens of prompt and output."""
     logit_bias: dict[int, float] | None = None
-    """Added to the logits of these tokens; clamped to [-100, 100]."""
+    """Biases added to logits, by token; clamped to [-100, 100]."""
     bad_words: tuple[str, ...] = ()
     """Texts whose last token is not drawn where it would complete them."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """`bad_words` as tokens: whoever tokenizes fills it in, see `with_bad_words`."""
+    """`bad_words` as tokens, filled in by `with_bad_words`."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these tokens are drawn."""
+    """Tokens that may be drawn; None allows all."""
     logprobs: int | None = None
-    """Report the log-probability of each token, and of so many likeliest ones beside it. They are
-    the model's own: before temperature, penalties and all else."""
+    """Number of likeliest tokens to report beside each generated one, with log-probabilities; None
+    reports none. They are the model's own, before temperature, penalties and all else."""
     prompt_logprobs: int | None = None
-    """Alternatives to report for each token of the prompt but the first."""
+    """Number of likeliest tokens to report for each prompt token but the first; None reports
+    none."""
     stop: tuple[str, ...] = ()
-    """Strings that end the request where they appear in the text."""
+    """Stop strings, which end the request where they appear in the text."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the request, besides the model's own end tokens."""
+    """Stop tokens, which end the request as the model's own end tokens do."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string that ended it."""
     ignore_eos: bool = False
-    """Go on after an end token (benchmarks)."""
+    """Whether to go on after an end token (benchmarks)."""
     skip_special_tokens: bool = True
-    """Leave special tokens out of the text."""
+    """Whether special tokens are left out of the text."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The form that the text must have: a JSON schema, a pattern, a grammar, one of some texts."""
+    """Structured output: the form that the text must have; None for free text."""
     thought: ThoughtTokens | None = None
-    """What may come before that form; None for nothing."""
+    """Tokens around reasoning that may precede the structured output; None for no reasoning."""
     diffusion: DiffusionParams | None = None
-    """How a block-diffusion model fills the request's blocks."""
+    """Parameters of block diffusion; None takes the server's."""
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -112,10 +113,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
 
     def amended(self, **changes: object) -> SamplingParams:
-        """These parameters with other values, which the caller answers for.
+        """Copy with other values, which are not checked.
 
-        Unlike `msgspec.structs.replace` this looks through none of the fields again: they may hold
-        a whole vocabulary, and a request many completions.
+        `msgspec.structs.replace` would check all fields again: they may hold a whole vocabulary,
+        and a request has many completions.
         """
         amended = copy.copy(self)
         for name, value in changes.items():
@@ -124,7 +125,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def num_entries(self) -> int:
-        """Texts and tokens in it, of each of which every completion has to keep track."""
+        """Number of texts and tokens in it, which every completion has to keep track of."""
         return (
             len(self.stop)
             + len(self.stop_token_ids)
@@ -136,7 +137,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def has_penalties(self) -> bool:
-        """Whether draws depend on which tokens there are already."""
+        """Whether any penalty applies, so that draws depend on earlier tokens."""
         return (
             self.frequency_penalty != 0.0
             or self.presence_penalty != 0.0
@@ -144,7 +145,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
 
     def _normalize(self) -> None:
-        """Callers in Python write stop="a" or stop=["a", "b"]; the wire always has tuples."""
+        """Makes tuples of what callers in Python may write as stop="a" or stop=["a", "b"]."""
         changed: dict[str, object] = {"stop_token_ids": tuple(self.stop_token_ids)}
         for name in ("stop", "bad_words"):
             words: Iterable[str] | str = getattr(self, name)

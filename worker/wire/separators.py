@@ -1,4 +1,4 @@
-"""Tokens before which a text can be cut, and its pieces tokenized by themselves."""
+"""Separators: tokens before which a text can be cut and its pieces tokenized by themselves."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tokenizers import AddedToken
 
 
 def separators(added: Iterable[AddedToken], wanted: Collection[str]) -> re.Pattern[str] | None:
-    """Matches those `wanted` before which any text can be cut; None if there are none.
+    """Pattern of the `wanted` tokens before which any text can be cut; None if there are none.
 
     The library looks for special tokens in the text as it stands, before it normalizes what lies
     between two of them, splits it into words and encodes these. So the tokens of a text are those
     of its pieces, where each piece but the first begins with a special token and no token reaches
-    across the cut: none swallows space before itself, or begins with what ends another one.
+    across the cut: none takes up space before itself, or begins with what ends another one.
 
     Args:
-        added: all that the tokenizer looks for before it splits words. There may be thousands.
-        wanted: contents of tokens.
+        added: all tokens that the tokenizer looks for before it splits words, perhaps thousands.
+        wanted: contents of the tokens that would serve.
     """
     tokens = list(added)
     tails = [token.content[1:] for token in tokens]
@@ -32,7 +32,7 @@ def separators(added: Iterable[AddedToken], wanted: Collection[str]) -> re.Patte
 
 
 def _stands_alone(token: AddedToken) -> bool:
-    """Whether it is found wherever it is written, whatever is beside it."""
+    """Whether a token is found wherever it is written, whatever is beside it."""
     if token.normalized or token.lstrip or token.single_word or not token.content:
         return False
     first = token.content[0]

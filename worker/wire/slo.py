@@ -7,24 +7,29 @@ from typing import Literal
 import msgspec
 
 SloClass = Literal["interactive", "server", "relaxed", "none"]
-"""How demanding an SLO is, for metrics: limits of MLPerf's scenarios of these names for an 8B
-model, whatever else was asked for, and nothing asked for."""
+"""Class of an SLO, for metrics. interactive and server are within the limits of MLPerf Inference's
+scenarios of these names for an 8B model, relaxed is any other SLO, none is no SLO."""
 INTERACTIVE_MS = (500.0, 30.0)
-"""Largest time to the first token, and largest per further token."""
+"""Largest (TTFT, TPOT) in milliseconds of class interactive."""
 SERVER_MS = (2000.0, 100.0)
+"""Largest (TTFT, TPOT) in milliseconds of class server."""
 
 
 class Slo(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Times that a client hopes for, in milliseconds; None where it does not say."""
+    """Service-level objective of a request: times in milliseconds, None for no objective.
+
+    Raises:
+        ValueError: a time is not above 0.
+    """
 
     ttft_ms: float | None = None
-    """Arrival to first token."""
+    """Time to first token, from the arrival at the gateway."""
     tpot_ms: float | None = None
-    """Mean time per token after the first."""
+    """Time per output token: mean of the tokens after the first."""
     e2e_ms: float | None = None
-    """Arrival to last token."""
+    """End-to-end latency: time from the arrival to the last token."""
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
@@ -35,12 +40,12 @@ class Slo(
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether no time is asked for."""
         return self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None
 
 
 class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it: times as measured, None where there were no tokens to measure."""
+    """Outcome of an SLO: whether it was met, and measured times, None without tokens to measure."""
 
     met: bool
     ttft_ms: float | None
@@ -49,7 +54,7 @@ class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slo_class(slo: Slo | None) -> SloClass:
-    """The most demanding class that one of its limits belongs to."""
+    """The most demanding class to which any of the SLO's times belongs."""
     if slo is None or slo.is_empty:
         return "none"
     asked = (slo.ttft_ms, slo.tpot_ms)
@@ -61,9 +66,9 @@ def slo_class(slo: Slo | None) -> SloClass:
 def outcome(
     slo: Slo, *, arrived_s: float, first_token_s: float, last_token_s: float, num_tokens: int
 ) -> SloOutcome:
-    """Holds the times of a completion that has ended, on one clock, against what was asked for.
+    """Compares the times of a completion that has ended, on one clock, with its SLO.
 
-    One without any token has met nothing that was asked for.
+    A completion without any token meets no objective.
     """
     if not num_tokens:
         return SloOutcome(met=slo.is_empty, ttft_ms=None, tpot_ms=None, e2e_ms=None)

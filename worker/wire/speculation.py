@@ -1,4 +1,4 @@
-"""What speculation did, for metrics."""
+"""Speculative decoding: decisions and totals, for metrics."""
 
 from __future__ import annotations
 
@@ -11,45 +11,48 @@ class Decision(IntEnum):
     """Why a decoding request got drafts in a step, or got none."""
 
     DRAFT = 0
-    """They pay for their cost, or drafting is not adaptive."""
+    """Drafts: they pay for their cost, or drafting is not adaptive."""
     PROBE = 1
-    """To see whether they have become so."""
+    """Drafts, to see whether they pay by now."""
     ACCEPTANCE = 2
-    """None: too few of its drafts are accepted."""
+    """No drafts: too few are accepted."""
     COST = 3
-    """None: the batch is so large that no acceptance would pay."""
+    """No drafts: the batch is so large that they would not pay even if all were accepted."""
     COST_UNKNOWN = 4
-    """None: no plain steps of this size were seen yet, or lately."""
+    """No drafts: step times cannot be predicted yet, or the step serves to measure rows without."""
     UTILIZATION = 5
-    """None: too many slots are in use."""
+    """No drafts: too many slots are in use."""
     PRIORITY = 6
-    """None: its priority is too high to take chances."""
+    """No drafts: the request's priority is above `speculative_max_priority`."""
     GRAMMAR = 7
-    """None: its grammar is slow."""
+    """No drafts: the request's grammar is too slow."""
     DEADLINE = 8
-    """None: its next token is due, by its SLO, too soon to take chances."""
+    """No drafts: the request's next token is due, by its SLO, within `deadline_margin_ms`."""
 
 
 class SpeculationTotals(msgspec.Struct, array_like=True):
-    """Sums since the epoch began."""
+    """Totals of speculative decoding since the epoch began."""
 
     num_drafts: int = 0
     """Rows with drafts."""
     num_draft_tokens: int = 0
+    """Drafts."""
     num_accepted_tokens: int = 0
+    """Drafts that were accepted."""
     num_decode_rows: int = 0
-    """Rows of decode steps, with drafts and without."""
+    """Rows of steps that only decode, with drafts and without."""
     num_decode_tokens: int = 0
-    """Tokens that came of them."""
+    """Tokens that `num_decode_rows` yielded."""
     drafted_at: list[int] = []
-    """Drafts by position in their row."""
+    """Drafts by their position in the row."""
     accepted_at: list[int] = []
+    """Accepted drafts by their position in the row."""
     decisions: list[int] = []
-    """By `Decision`."""
+    """Decisions about requests, by `Decision`."""
 
     @staticmethod
     def of(num_speculative_tokens: int) -> SpeculationTotals:
-        """Zeros, with as many positions."""
+        """Totals of zero, with `num_speculative_tokens` positions."""
         return SpeculationTotals(
             drafted_at=[0] * num_speculative_tokens,
             accepted_at=[0] * num_speculative_tokens,
@@ -67,5 +70,5 @@ class SpeculationTotals(msgspec.Struct, array_like=True):
             self.accepted_at[position] += 1
 
     def count(self, decision: Decision, times: int = 1) -> None:
-        """Counts one decision, about so many requests."""
+        """Counts a decision about `times` requests."""
         self.decisions[decision] += times

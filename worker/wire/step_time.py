@@ -1,13 +1,13 @@
-"""How long an engine step takes: a linear model of what is in it, fitted to what workers report.
+"""Step-time model: a linear model of an engine step's seconds, fitted to those measured.
 
     seconds = constant + a·prefill + b·attended + c·rows + d·context
               + e·drafting rows + f·drafts + g·first drafting rows + h·scored
 
-with the prompt tokens of the step, the pairs of positions that their attention looks at, the
-requests that decode, the positions that those look at, and of speculation the rows that draft, the
-drafts that are verified, and the rows whose proposer meets their request for the first time; at
-last the prompt tokens that are scored, each of which takes logits. Every coefficient is at least
-zero.
+where prefill is the number of prompt tokens, attended that of pairs of such a token and a position
+that it attends to, rows that of decoding requests, context that of positions that these attend to,
+drafts that of drafts verified, first drafting rows are those whose proposer meets their request for
+the first time, and scored is the number of prompt tokens whose log-probabilities take logits
+(`StepShape`). No coefficient is below zero.
 """
 
 from __future__ import annotations
@@ -20,42 +20,46 @@ import numpy as np
 from worker.wire.messages import StepShape
 
 _SCALES = np.array((1.0, 1e3, 1e6, 1e1, 1e5, 1e1, 1e1, 1.0, 1e3))
-"""Typical sizes of the terms: the fit works on numbers near one."""
+"""Typical sizes of the terms, by which they are divided: the fit works on numbers near one."""
 _PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4, 1e-1))
-"""Seconds for a term of its typical size, until reports say better: drafting as the search for a
-first guess, a draft as a row, a scored token as any of a prompt."""
+"""Prior: seconds for a term of its typical size. A drafting row costs as the search for a first
+guess, a draft as a row, a scored token as any of a prompt."""
 _FORGETTING = 0.995
 """Weight that an observation keeps with each later one like it: about 200 count."""
 _FORGOTTEN_EVERY = 2 * len(_SCALES)
-"""Observations: twice as many as there are terms, so that they show all that varies."""
+"""Observations from one forgetting to the next: twice the number of terms, to show all that
+varies."""
 _EXCITED = 0.05
-"""Part of steps' time that a combination of terms makes up, root mean square, below which steps say
-nothing of it: like steps differ by some hundredths. Long prompts are planned alike with anything
-from 0.01 to 0.2."""
+"""Least part of the steps' time, root mean square, that a combination of terms must make up for
+observations to tell of it: like steps differ by some hundredths. Long prompts are planned alike
+with anything from 0.01 to 0.2."""
 _PRIOR_WEIGHT = 1e-3
-"""Weight of the prior, beside one per observation."""
+"""Weight of the prior, where an observation has 1."""
 _SHORTEST_S = 1e-4
+"""Least seconds of an observation, by which its errors are divided."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The coefficients, in seconds per unit."""
+    """Coefficients of the step-time model, in seconds per unit."""
 
     constant: float
-    """Per step."""
+    """Seconds per step."""
     prefill_token: float
+    """Seconds per prompt token."""
     attended: float
-    """Per pair of a prompt token and a position that it attends to."""
+    """Seconds per pair of a prompt token and a position that it attends to."""
     decode_row: float
+    """Seconds per decoding request."""
     context_token: float
-    """Per position that a decoding request attends to."""
+    """Seconds per position that a decoding request attends to."""
     draft_row: float = 0.0
-    """Per decoding request that drafts: its first guess is searched for or computed."""
+    """Seconds per decoding request that drafts, to search for or compute the first guess."""
     draft_token: float = 0.0
-    """Per draft: it is made and verified."""
+    """Seconds per draft, to make and verify it."""
     draft_start: float = 0.0
-    """Per request that drafts for the first time: its proposer reads what it has so far."""
+    """Seconds per request that drafts for the first time, for its proposer to read its tokens."""
     scored_token: float = 0.0
-    """Per prompt token whose log-probabilities are computed, beside what it takes anyway."""
+    """Seconds per prompt token whose log-probabilities are computed, beside `prefill_token`."""
 
     def step(self, shape: StepShape) -> float:
         """Seconds of one step."""
@@ -76,10 +80,8 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prefill(self, num_tokens: float, num_cached: float = 0.0) -> float:
-        """Seconds to compute `num_tokens` of a prompt after `num_cached` that are there already.
-
-        Without the constant of the steps that it takes.
-        """
+        """Seconds to compute `num_tokens` of a prompt after `num_cached` that are there already,
+        without the constant of the steps that take them."""
         attended = num_tokens * (num_cached + 0.5 * num_tokens)
         return self.prefill_token * num_tokens + self.attended * attended
 
@@ -89,10 +91,10 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimeModel:
-    """Least squares on relative errors with forgetting, under bounds.
+    """Fit of StepCosts: least squares on relative errors, with forgetting, and no negative ones.
 
-    The normal equations are kept up to date with each observation; coefficients are solved for when
-    they are asked for, by coordinate descent from the last ones.
+    The normal equations are updated with each observation; `costs` solves for the coefficients, by
+    coordinate descent from the last ones.
     """
 
     def __init__(self) -> None:
@@ -100,7 +102,7 @@ class StepTimeModel:
         self._gram = np.zeros((len(_SCALES), len(_SCALES)))
         self._moment = np.zeros(len(_SCALES))
         self._recent = np.zeros((_FORGOTTEN_EVERY, len(_SCALES)))
-        """The terms of the last observations, of which some are not forgotten along yet."""
+        """Terms of the last observations, [_FORGOTTEN_EVERY, terms], for `_forget`."""
         self._solution: list[float] = _PRIOR_S.tolist()
         self._stale = False
 
@@ -115,7 +117,7 @@ class StepTimeModel:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Takes one step's duration."""
-        # Relative errors: a step that was held up counts next to nothing.
+        # Errors are relative, so that a step that was held up counts next to nothing.
         terms = np.array(msgspec.structs.astuple(shape), float)
         terms[0] = 1.0  # instead of the step's number: the constant
         terms /= _SCALES * max(seconds, _SHORTEST_S)
@@ -128,13 +130,14 @@ class StepTimeModel:
         self._stale = True
 
     def _forget(self) -> None:
-        """Forgets a part of what is known along the recent observations, and nothing beside.
+        """Forgets a part of the information in the directions of recent observations only.
 
-        Were all forgotten alike, an hour of short steps would forget what long prompts take. So the
-        gram is forgotten in the subspace that they excite (SIFt-RLS, Lai and Bernstein 2024), and
-        the moment with it, by which no coefficient moves. The subspace is that of combinations of
-        terms which make up a part of the steps' time, as the coefficients stand; a term that costs
-        nothing so far counts by its prior, or what is known of it would never be forgotten.
+        Were all of it forgotten alike, an hour of short steps would forget what long prompts take.
+        So the gram matrix is forgotten in the subspace that recent observations excite (SIFt-RLS,
+        Lai and Bernstein 2024), and the moment with it, which moves no coefficient. The subspace
+        has the combinations of terms that make up some of the steps' time, by the present
+        coefficients; a term that costs nothing so far counts by its prior, or what is known of it
+        would never be forgotten.
         """
         scale = np.where(np.array(self._solution) > 0.0, self._solution, _PRIOR_S)
         _, values, directions = np.linalg.svd(self._recent * scale, full_matrices=False)

@@ -1,4 +1,4 @@
-"""Stop strings: where a text ends, found while it is being written."""
+"""Stop strings, found in a text while it grows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of a request as an automaton, made once for all its completions.
+    """Stop strings of a request as an automaton, made once for all its completions.
 
     A state is the longest beginning of a stop string that a text ends with (Aho and Corasick 1975):
     each character costs amortised constant time, however many stop strings there are.
 
     Args:
-        stop: the strings; none of them empty.
+        stop: the strings, none of them empty.
     """
 
     __slots__ = ("depths", "failures", "firsts", "matches", "moves", "texts")
@@ -21,16 +21,15 @@ class StopStrings:
         self.texts = tuple(dict.fromkeys(stop))
         self.firsts = frozenset(text[0] for text in self.texts)
         self.moves: list[dict[str, int]] = [{}]
-        """By state: where each character that continues it leads; state 0 is the empty
-        beginning."""
+        """Next state by character, for each state; state 0 is the empty beginning."""
         self.depths = [0]
-        """Characters of each state."""
+        """Length in characters of each state."""
         self.matches: list[str | None] = [None]
-        """The longest stop string that each state ends with."""
+        """Longest stop string that each state ends with; None for none."""
         for text in self.texts:
             self._add(text)
         self.failures = [0] * len(self.moves)
-        """The longest other state that each state ends with."""
+        """Failure links: the longest other state that each state ends with."""
         self._link()
 
     def follow(self, state: int, character: str) -> int:
@@ -53,7 +52,7 @@ class StopStrings:
         self.matches[state] = text
 
     def _link(self) -> None:
-        """Level by level: a state's failure is less deep."""
+        """Sets failures and matches level by level, since a failure is less deep than its state."""
         level = [*self.moves[0].values()]
         while level:
             below = []
@@ -73,8 +72,9 @@ class StopChecker:
     Where two stop strings complete at the same character, the longer one wins.
 
     Args:
-        stop: the strings.
-        include_stop_str_in_output: keep the match in the text; nothing is then held back.
+        stop: the stop strings.
+        include_stop_str_in_output: whether to keep the match in the text; nothing is then held
+            back.
     """
 
     __slots__ = ("_held", "_include", "_state", "_stop", "matched")
@@ -85,7 +85,7 @@ class StopChecker:
         self._state = 0
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that ended the text; None while none did."""
 
     def push(self, text: str) -> str:
         """Adds text, returns what may be shown. After a match everything is dropped."""
@@ -105,12 +105,12 @@ class StopChecker:
         return shown[:cut]
 
     def flush(self) -> str:
-        """What is still held back, when the text ends without a match."""
+        """Text that is still held back, when the text ends without a match."""
         held, self._held = self._held, ""
         return held
 
     def _scan(self, text: str) -> tuple[int, str | None]:
-        """Advances over `text` up to a match; returns how many characters were taken, and it."""
+        """Advances over `text` up to a match; the number of characters taken, and the match."""
         stop, state = self._stop, self._state
         for position, character in enumerate(text, start=1):
             state = stop.follow(state, character)

@@ -1,4 +1,4 @@
-"""What a completion must conform to, as it travels from the client to the worker's frontend."""
+"""Structured output: the form of a completion, as sent from client to the worker's frontend."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any, Literal, get_args
 import msgspec
 
 MAX_GRAMMAR_BYTES = 2**20
-"""Of a schema, pattern, grammar or list of choices; larger ones are refused unseen."""
+"""Largest schema, pattern, grammar or list of choices; larger ones are refused unread."""
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The form of a completion: exactly one of the kinds. Names and meanings follow vLLM.
+    """Form of a completion, of exactly one kind. Names and meanings follow vLLM.
 
     Raises:
-        ValueError: none or several kinds are given, or one is too large or of no use.
+        ValueError: none or several kinds are given, or one is too large, or a choice is empty.
     """
 
     json: str | dict[str, Any] | None = None
     """A JSON schema, as text or as a mapping."""
     json_object: bool = False
-    """Any JSON object."""
+    """True for any JSON object."""
     regex: str | None = None
-    """A regular expression for the whole text."""
+    """A regular expression that the whole text matches."""
     choice: tuple[str, ...] | None = None
-    """One of these texts."""
+    """Texts of which the completion is one."""
     grammar: str | None = None
     """A context-free grammar: EBNF as in GBNF (`root ::= ...`), or Lark (`start: ...`)."""
     structural_tag: str | dict[str, Any] | None = None
     """Free text with structures between tags: xgrammar's structural tag, as text or mapping."""
     disable_any_whitespace: bool = False
-    """JSON in its shortest form, without line breaks and indents."""
+    """Whether JSON has no line breaks and indents."""
 
     def __post_init__(self) -> None:
         for name in ("json", "structural_tag"):
@@ -55,12 +55,12 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     @property
     def kind(self) -> GrammarKind:
-        """Which of the kinds is given."""
+        """The kind that is given."""
         return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
 
     @property
     def text(self) -> str:
-        """The schema, pattern or grammar; choices as a JSON list."""
+        """Text of the schema, pattern or grammar; choices as a JSON list; empty for json_object."""
         value = getattr(self, self.kind)
         if isinstance(value, str):
             return value
@@ -68,13 +68,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
 
 class ThoughtTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What stands around a thought that comes before the form of a completion."""
+    """Tokens around a thought (reasoning) that precedes the structured part of a completion."""
 
     opening: int
-    """The token that begins one."""
+    """Token that begins a thought."""
     closing: int
-    """The token that ends it: the form begins behind it."""
+    """Token that ends a thought; the structured part begins after it."""
     before: tuple[int, ...] = ()
-    """Tokens that come right before that one where it ends the thought; elsewhere it does not."""
+    """Tokens that must come right before `closing` for it to end the thought."""
     is_open: bool = False
-    """Whether the prompt ends within one; else the first token may begin one."""
+    """Whether the prompt ends within a thought; else the first token may begin one."""

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat templates, without transformers and without torch."""
+"""Tokenizer and chat template of a checkpoint, without transformers and without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from worker.wire.retry import Unavailable
 from worker.wire.separators import separators
 
 SHORT_TEXT = 1024
-"""Characters that are encoded sooner (within a millisecond) than another thread would take over."""
+"""Characters up to which a text is encoded (within a millisecond) before another thread would
+run."""
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
@@ -32,8 +33,8 @@ class Tokenizer:
 
     Args:
         backend: the `tokenizers` object of tokenizer.json.
-        chat_template: Jinja source, or None where the checkpoint has none.
-        special_tokens: by their role (`eos_token`, ...); templates see them under these names.
+        chat_template: Jinja source; None where the checkpoint has none.
+        special_tokens: contents by role (`eos_token`, ...), which are variables of the template.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class Tokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Most characters that one token stands for; takes a while when first asked.
+        """Most characters of a token's name; takes a while when first asked.
 
-        As in vLLM, a text of more than that times a number of tokens counts as longer than these,
-        though a normalizer might have shortened it, or many unknown characters be one token.
+        As in vLLM, a text with more characters than that times N counts as one of more than N
+        tokens, though a normalizer might shorten it, or many unknown characters be one token.
         """
         if self._longest_token is None:
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
@@ -77,22 +78,21 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text, such as the ends of turns."""
+        """Ids of special tokens, which stand for no text, such as the ends of turns."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """What `render_chat` renders, for those who ask what it reads of a message; None where that
-        does not work."""
+        """Chat template that `render_chat` renders; None where the checkpoint has none."""
         return self._template
 
     def with_chat_template(self, source: str) -> Tokenizer:
-        """The same tokenizer with another template. Raises ValueError for one that is none."""
+        """The same tokenizer with another template. Raises ValueError if that does not parse."""
         return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with the tokens that the checkpoint puts around every text."""
+        """Token ids of `text`, with those that the checkpoint puts around texts if asked for."""
         # HAZARD: the library's `encode` keeps the interpreter's lock: for a long prompt it would
         # halt every stream of the process, whatever thread it runs in. Batches do not.
         if len(text) <= SHORT_TEXT:
@@ -101,9 +101,9 @@ class Tokenizer:
         return encoding.ids
 
     def pieces(self, text: str) -> list[str]:
-        """`text`, cut where the tokens of the whole are those of its pieces by themselves.
+        """Pieces of `text` whose tokens, each encoded by itself, are those of the whole.
 
-        That is before special tokens that the chat template writes, as between messages.
+        Cuts are before special tokens that the chat template writes, as between messages.
         """
         if self._separators is None:
             return [text]
@@ -124,7 +124,7 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     def token(self, token_id: int) -> str | None:
-        """How the vocabulary writes a token, such as Ġis; None where there is none of that id."""
+        """Name of a token in the vocabulary, such as Ġis; None where no token has that id."""
         return self._backend.id_to_token(token_id)
 
     def vocabulary(self, size: int) -> list[bytes]:
@@ -134,17 +134,18 @@ class Tokenizer:
         not that token, so grammars must not yield it.
 
         Args:
-            size: tokens of the model, which may be more than the tokenizer has.
+            size: number of tokens of the model, which may be more than the tokenizer has.
         """
         special = self.special_token_ids
         return [b"" if number in special else self.token_bytes(number) for number in range(size)]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token stands for by itself: part of a character, a special token's name, ..."""
+        """Bytes of a token by itself, perhaps part of a character; a special token's are its
+        name."""
         return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
 
     def special_tokens_named(self, names: Collection[str]) -> frozenset[str]:
-        """Those of `names` that are special tokens."""
+        """The `names` that are special tokens."""
         added = self._backend.get_added_tokens_decoder().values()
         return frozenset(t.content for t in added if t.special and t.content in names)
 
@@ -155,8 +156,8 @@ class Tokenizer:
 
         Args:
             skip_special_tokens: whether special tokens yield no text.
-            shown: names of some that do nevertheless; in vocabularies that are not byte-level, all
-                do then.
+            shown: special tokens that yield their names even so; in vocabularies that are not
+                byte-level, all do then.
         """
         if self._byte_level:
             known = self._token_bytes.setdefault((skip_special_tokens, shown), {})
@@ -214,15 +215,15 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 
 def checkpoint_folder(model: str) -> Path:
-    """The folder itself, or a local snapshot of the small text files of a Hub repository.
+    """Folder of a checkpoint, or a local snapshot of the small text files of a Hub repository.
 
-    Raises as `worker.wire.hub` does.
+    Raises as `local_folder` and `download` of `worker.wire.hub` do.
     """
     return local_folder(model) or download(model, ["*.json", "*.jinja"])
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no such file."""
+    """Object in a JSON file, empty if there is no file. Raises ValueError for any other content."""
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -232,7 +233,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _find_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """A file beside the tokenizer wins over the key in its configuration."""
+    """Chat template of a checkpoint; a file of its own wins over the tokenizer's configuration."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

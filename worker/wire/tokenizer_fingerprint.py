@@ -1,7 +1,7 @@
-"""Do a gateway and a worker write, tokenize and hash prompts alike?
+"""Tokenizer fingerprint: whether a gateway and a worker render, tokenize and hash prompts alike.
 
-Where they do not, nothing fails: the prefix cache is just never hit. So a worker does one chat the
-whole way and says what came out, and a gateway that gets something else refuses it.
+Where they do not, nothing fails, but prompts are routed as if no worker had them cached. So a
+worker sends digests of a probe chat, and a gateway that gets others from it refuses the worker.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _SCOPE = "tokenizer fingerprint"
 
 
 def fingerprint(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> TokenizerFingerprint:
-    """What becomes of the probe chat here."""
+    """Digests of the probe chat as this process renders, tokenizes and hashes it."""
     text = _TEXT * 4
     if tokenizer.chat_template is not None:
         try:
-            # A template may write today's date, which may differ between here and there.
+            # A template may write today's date, which may differ between gateway and worker.
             text = tokenizer.render_chat(_MESSAGES, strftime_now=str)
         except ValueError:
             text += "(the template refuses the probe)"
@@ -43,7 +43,7 @@ def fingerprint(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> T
 
 
 def difference(mine: TokenizerFingerprint, theirs: TokenizerFingerprint) -> str | None:
-    """Where two sides part, and what to do about it; None if they agree."""
+    """First difference between a gateway and a worker, with a remedy; None if they agree."""
     remedy = "serve the same checkpoint and release on both sides"
     if mine.text != theirs.text:
         return f"its chat template writes the same chat differently: {remedy}"

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans with W3C context; neither imported nor paid for where none are asked for.
+"""Tracing: OpenTelemetry spans with W3C context. The library is imported only where it is on.
 
-They go where our own configuration says, or else OpenTelemetry's standard variables:
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (or OTEL_EXPORTER_OTLP_ENDPOINT) turns tracing on as well.
-OTEL_TRACES_SAMPLER and its argument choose which are kept.
+It is turned on by an endpoint in our own configuration, or by OpenTelemetry's standard variable
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (or OTEL_EXPORTER_OTLP_ENDPOINT). OTEL_TRACES_SAMPLER and its
+argument choose which traces are kept.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 def create_tracing(process: str, endpoint: str = "") -> Tracing | None:
-    """Exports spans in the name of a process; None where nobody asks for it.
+    """Tracing of a process; None where it is not turned on.
 
     Args:
-        process: its name.
-        endpoint: URL that takes them; empty leaves it to the environment.
+        process: name of the process.
+        endpoint: URL that takes spans (OTLP over HTTP); empty leaves it to the environment.
 
     Raises:
-        ValueError: somebody does, but the packages are missing.
+        ValueError: tracing is turned on, but its packages are missing.
     """
     if not endpoint and not any(os.environ.get(name) for name in ENDPOINTS):
         return None
@@ -47,7 +47,7 @@ class Tracing:
     """Makes spans of one process.
 
     Args:
-        process: its name.
+        process: name of the process.
         processor: takes the spans that have ended.
     """
 
@@ -68,14 +68,14 @@ class Tracing:
     def start(
         self, name: str, parent: str, *, start_ns: int, server: bool, attributes: Attributes
     ) -> Span | None:
-        """A span that has begun; None where this trace is not kept.
+        """Begins a span; None where its trace is not kept.
 
         Args:
-            name: what the span is about.
+            name: name of the span.
             parent: W3C traceparent; anything else begins a new trace.
-            start_ns: Unix time in nanoseconds.
-            server: whether it answers another process.
-            attributes: what is known already.
+            start_ns: beginning, Unix time in nanoseconds.
+            server: whether the span answers another process.
+            attributes: attributes that are known already.
         """
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -90,12 +90,12 @@ class Tracing:
         return span if span.is_recording() else None
 
     def close(self) -> None:
-        """Sends what has not been sent."""
+        """Sends the spans that have not been sent."""
         self._provider.shutdown()
 
 
 def traceparent_of(span: Span) -> str:
-    """A span's W3C traceparent, for those that it calls."""
+    """W3C traceparent of a span, for processes that it calls."""
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -105,7 +105,7 @@ def traceparent_of(span: Span) -> str:
 
 
 def fail(span: Span, problem: str) -> None:
-    """Marks a span as one of something that went wrong."""
+    """Sets a span's status to error, with a message."""
     from opentelemetry.trace import Status, StatusCode
 
     span.set_status(Status(StatusCode.ERROR, problem))
