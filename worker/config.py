@@ -79,7 +79,7 @@ class SchedulingOptions(AdmissionOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig(SchedulingOptions):
-    """What one tensor-parallel worker group loads and how large its steps and caches are."""
+    """Configuration of one worker group: what it loads, and how large its steps and caches are."""
 
     model: str
     """Folder of a Hugging Face checkpoint, or a repository name on the Hub."""

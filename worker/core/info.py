@@ -31,7 +31,7 @@ def begin_salt(config: EngineConfig) -> Callable[[], str]:
         except Exception as error:
             salt.set_exception(error)
 
-    # A daemon: whoever ends because a rank failed does not wait for it.
+    # A daemon: a process that ends because a rank failed does not wait for it.
     threading.Thread(target=read, name="salt", daemon=True).start()
     return salt.result
 

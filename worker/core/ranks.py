@@ -28,7 +28,7 @@ class RankGroup:
         config: the group's engine configuration.
         directory: the group's private folder.
         ranks: the ranks reached through sockets.
-        spawn: those of them to start as child processes; somebody else starts the rest.
+        spawn: those of them to start as child processes; another process starts the rest.
         host: this node's address where ranks are on several nodes, else empty.
     """
 
@@ -55,7 +55,7 @@ class RankGroup:
             self._spawn(rank)
 
     def rendezvous_of_rank_0(self) -> Rendezvous | None:
-        """Where ranks of several nodes meet, for a rank 0 in this process; None on one node."""
+        """Rendezvous of ranks on several nodes, for a rank 0 in this process; None on one node."""
         return None if self._rendezvous is None else self._rendezvous.for_rank_0()
 
     @property

@@ -24,7 +24,7 @@ from worker.wire.slo import Slo
 
 
 class RequestState(Enum):
-    """Where a request stands; `Request.move_to` allows only the moves drawn here.
+    """State of a request; `Request.move_to` allows only the moves drawn here.
 
     WAITING ──> RUNNING ──> FINISHED_STOPPED | FINISHED_LENGTH | FINISHED_ABORTED | FINISHED_ERROR
                  │   ^

@@ -28,7 +28,7 @@ class QueueEntry:
 
 @dataclass(slots=True)
 class PreemptionRecord:
-    """How often a request has left the running set unfinished, and its work then (`Lifecycle`)."""
+    """Record of the times that a request left the running set unfinished (`Lifecycle`)."""
 
     count: int = 0
     """Times that it was preempted, or held for its grammar."""
@@ -40,7 +40,7 @@ class PreemptionRecord:
 
 @dataclass(slots=True)
 class Delivery:
-    """What a request's gateway has been sent, and what is still to be sent (`OutputBuffer`)."""
+    """Record of what a request's gateway was sent, and is still to be sent (`OutputBuffer`)."""
 
     num_sent: int
     """Known tokens when the last delta was made."""

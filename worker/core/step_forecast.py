@@ -73,7 +73,7 @@ class StepForecast:
         if self.is_ready and not (is_sampled or is_new):
             return
         self._model.observe(shape, seconds)
-        # Here, not where somebody asks: same observations, same predictions.
+        # Here, not in a prediction: the same observations are to give the same predictions.
         self._unsolved_s += seconds
         is_first = self._model.num_observations == _FIRST_SOLVED
         if is_first or is_new or self._unsolved_s >= _SOLVED_EVERY_S:

@@ -66,7 +66,8 @@ class Timeline:
         self._totals = StepTimes()
         self._launches: deque[_Launch] = deque()
         self._left: float | None = None
-        """When the coordinator last left the engine; None if it has been idle since."""
+        """Moment when the coordinator last left the engine's work; None if it has been idle
+        since."""
         self._rank_finished: float | None = None
 
     def totals(self) -> StepTimes:

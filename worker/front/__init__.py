@@ -1,1 +1,1 @@
-"""A worker's asyncio process: takes requests in and reports what became of them. No torch."""
+"""Frontend of a worker: an asyncio process between gateways and the engine. No torch."""

@@ -1,8 +1,8 @@
-"""The frontend's own socket: what attach streams and submits cost nothing but a system call on.
+"""Attach server: a Unix stream socket of the frontend for gateways on its node.
 
-A Unix stream socket for gateways on the same node, in a directory that nobody else may enter. It
-carries the same messages as the calls over Serve. A connection is one gateway's attach stream: its
-end on either side, a dead process included, ends the stream at once.
+It carries the same messages as calls over Serve, for the cost of a system call each, and is in a
+directory that only its user may enter. A connection is one gateway's attach stream: when either
+side closes it, or its process ends, the stream ends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class AttachServer:
-    """Serves one front to gateways on its node, from `open` to `close`."""
+    """Serves one frontend to gateways on its node, from `open` to `close`."""
 
     def __init__(self, front: WorkerFrontend, parent_directory: str = "/tmp") -> None:
         self.path: str | None = None
-        """Of the socket, while it is open."""
+        """Path of the socket; None unless it is open."""
         self._front = front
         self._parent_directory = parent_directory
         self._directory: str | None = None
@@ -45,7 +45,7 @@ class AttachServer:
         self._closed = asyncio.Event()
 
     async def open(self) -> None:
-        """Listens. Raises OSError where the directory is no place for a socket."""
+        """Begins to listen. Raises OSError where the directory cannot hold a socket."""
         loop = asyncio.get_running_loop()
         # mkdtemp gives mode 0700.
         self._directory = tempfile.mkdtemp(prefix="rf-", dir=self._parent_directory)
@@ -58,7 +58,7 @@ class AttachServer:
         await self._closed.wait()
 
     def close(self) -> None:
-        """Takes no more connections; those that are open end with their streams."""
+        """Stops listening; open connections last until their streams end."""
         self.path = None
         self._closed.set()
         if self._server is not None:
@@ -68,7 +68,7 @@ class AttachServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One gateway's stream: items are written from the very call that reports them."""
+    """Connection of one gateway: items are written within the call that reports them."""
 
     def __init__(self, front: WorkerFrontend) -> None:
         self._front = front
@@ -114,7 +114,7 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        """Sends what is pending; while the gateway does not read, it is merged instead."""
+        """Sends pending items, unless the gateway does not read: they are merged meanwhile."""
         attachment = self._attachment
         while not self._paused and (item := attachment.take()) is not None:
             self._write(Item(self._encode(item)))

@@ -1,5 +1,4 @@
-"""What a frontend keeps for its gateways: the cache as it stands, and what each one is yet to be
-sent."""
+"""State that a frontend keeps for its gateways: a mirror of the prefix cache, and pending items."""
 
 from __future__ import annotations
 
@@ -21,15 +20,15 @@ from worker.wire.messages import (
 
 
 class CacheMirror:
-    """Block hashes in the engine's prefix cache, for gateways that attach later."""
+    """Mirror of the engine's prefix cache by block hashes, for gateways that attach later."""
 
     def __init__(self) -> None:
         self._tiers: dict[Tier, dict[int, int | None]] = {"device": {}, "host": {}}
-        """Hash to its parent's. The engine evicts leaves first, so parents come before children on
-        the device, and after them on the host."""
+        """Parent's hash by block hash, for each tier. The engine evicts leaves first, so parents
+        come before children on the device, and after them on the host."""
 
     def apply(self, events: Iterable[BlockEvent]) -> None:
-        """Follows one step of the engine's cache."""
+        """Applies the block events of one step."""
         for event in events:
             parents = self._tiers[event.tier]
             if isinstance(event, BlockRemoved):
@@ -42,7 +41,7 @@ class CacheMirror:
                 parent = block_hash
 
     def chains(self) -> list[BlockStored]:
-        """All blocks, those on the device parents first, neighbours in a chain joined."""
+        """All blocks, joined where one follows its parent; parents first on the device."""
         chains: list[BlockStored] = []
         for tier, parents in self._tiers.items():
             last: int | None = None
@@ -56,28 +55,28 @@ class CacheMirror:
 
 
 class Attachment:
-    """What one gateway is yet to be sent, and which of its requests are open.
+    """Attach stream of one gateway: its pending items and open requests.
 
     Args:
-        on_item: called whenever there is something to take, or the stream has ended; without it,
+        on_item: called whenever there is an item to take, or the stream has ended; without it,
             `next` waits for that.
     """
 
     def __init__(self, on_item: Callable[[], None] | None = None) -> None:
         self.open_requests: dict[str, int] = {}
-        """Request id to attempt."""
+        """Attempts of open requests, by request id."""
         self.ended = False
-        """No more items will come than those that are pending."""
+        """Whether no items will come but those that are pending."""
         self._pending: list[WorkerItem] = []
         self._tails: dict[tuple[str, int], TokenDelta] | None = None
-        """Deltas of the pending update, where the next tokens of a request are added; None until
-        a second step has to be merged into it."""
+        """Deltas of the pending update by (request id, attempt), to which later ones are merged;
+        None until a second step has to be merged."""
         self._has_items = asyncio.Event()
         self._on_item = on_item or self._has_items.set
         self._seq = 0
 
     def put(self, item: AttachSnapshot | WorkerDown) -> None:
-        """Adds an item that stands alone."""
+        """Adds an item that is not merged with others."""
         self._pending.append(item)
         self._tails = None
         self._on_item()
@@ -89,9 +88,9 @@ class Attachment:
         block_events: list[BlockEvent],
         load: LoadSnapshot,
     ) -> None:
-        """Adds one step; merges it with the last one if that has not been taken yet.
+        """Adds one step, merged with the last one if that has not been taken yet.
 
-        `deltas` belong to this gateway alone, and to this object from now on.
+        `deltas` are this gateway's, and belong to this object from now on.
         """
         update = self._pending[-1] if self._pending else None
         if isinstance(update, WorkerUpdate):
@@ -111,7 +110,7 @@ class Attachment:
         self._on_item()
 
     def take(self) -> WorkerItem | None:
-        """The oldest pending item, None where there is none."""
+        """Takes the oldest pending item; None if there is none."""
         if not self._pending:
             return None
         item = self._pending.pop(0)
@@ -121,7 +120,7 @@ class Attachment:
         return item
 
     async def next(self) -> WorkerItem | None:
-        """The oldest pending item, waiting for one; None when the stream has ended."""
+        """Waits for an item and takes the oldest; None when the stream has ended."""
         while (item := self.take()) is None and not self.ended:
             self._has_items.clear()
             await self._has_items.wait()
@@ -134,12 +133,12 @@ class Attachment:
         return len(update.block_events) if isinstance(update, WorkerUpdate) else 0
 
     def end(self) -> None:
-        """No more items will come."""
+        """Ends the stream after the pending items."""
         self.ended = True
         self._on_item()
 
     def drop(self) -> None:
-        """Ends at once: what is pending will not be taken either."""
+        """Ends the stream at once, without the pending items."""
         self._pending.clear()
         self.end()
 
@@ -163,7 +162,7 @@ class Attachment:
 
 
 def _extend(tail: TokenDelta, delta: TokenDelta) -> None:
-    """Adds what a later step did for the same request."""
+    """Merges a later delta of the same request and attempt into `tail`."""
     tail.token_ids.extend(delta.token_ids)
     tail.finish_reason = delta.finish_reason
     tail.stop_reason = delta.stop_reason

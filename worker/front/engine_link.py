@@ -1,4 +1,4 @@
-"""The frontend's end of the socket between it and the engine of one epoch."""
+"""Engine link: the frontend's end of its socket to the engine of one epoch."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from worker.wire.messages import EngineMessage
 
 
 class EngineConnection:
-    """A directory that nobody else may enter, and in it the socket that rank 0 connects to.
+    """Connection to rank 0, by a socket in a directory that only its user may enter.
 
     Args:
-        parent_directory: where to make that directory.
-        on_message: called with what rank 0 sends, in its order; what it raises breaks the
-            connection.
+        parent_directory: folder in which that directory is made.
+        on_message: called with each message of rank 0, in order; an exception that it raises breaks
+            the connection.
     """
 
     def __init__(self, parent_directory: str, on_message: Callable[[EngineMessage], None]) -> None:
         # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when the reports break off or contradict each other."""
+        """Fails when a message cannot be taken, or by `give_up`."""
         self._on_message = on_message
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
         self._num_submits = 0
         self._loop = asyncio.get_running_loop()
         self._stream: FrameStream | None = None
         self._listener = listen(self.directory, "front", 1)
-        # No asyncio streams: their buffers and tasks would be worked through once more per step.
+        # No asyncio streams: their buffers and tasks would cost time in every step.
         self._loop.add_reader(self._listener, self._accept)
 
     def send(self, payload: bytes, num_submits: int = 0) -> int:
-        """Queues a SubmitBatch for rank 0, without waiting.
+        """Sends a SubmitBatch to rank 0 without waiting; returns the ordinal of its last submit.
 
-        Returns how many submits went to this engine so far. Rank 0 takes them in the same order
-        and counts along, so the loads that it reports say which of them they contain.
+        Ordinals count the submits that were sent to this engine. Rank 0 takes them in the same
+        order and counts along, so that the loads it reports tell which of them they include.
         """
         assert self._stream is not None, "nothing is submitted to an engine that is loading"
         self._stream.send(payload)
@@ -52,7 +52,7 @@ class EngineConnection:
         return self._num_submits
 
     def give_up(self, reason: str) -> None:
-        """Breaks the connection: nothing more is expected from rank 0."""
+        """Breaks the connection to an engine that hangs; `broken` fails with the reason."""
         if not self.broken.done():
             self._detach()
             self.broken.set_exception(RuntimeError(reason))
@@ -78,7 +78,7 @@ class EngineConnection:
             for payload in self._stream.read(wait=False):
                 self._on_message(self._decode(payload))
         except EOFError:
-            self._detach()  # rank 0's process ends, and whoever watches that knows why
+            self._detach()  # rank 0's process ends, which its supervisor notices, with the reason
         except Exception as error:
             self._detach()
             self.broken.set_exception(error)

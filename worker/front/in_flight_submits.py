@@ -1,4 +1,4 @@
-"""Work that a frontend has handed to rank 0 and that no reported load includes yet."""
+"""Submits in flight: handed to rank 0, but not included in any load that it has reported."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class _Handed(NamedTuple):
 
 
 class InFlightSubmits:
-    """The submits of all gateways between the frontend and rank 0, of one epoch.
+    """Submits of all gateways between the frontend and rank 0, in one epoch.
 
-    Sent with every load, it lets each gateway see at once what the others have sent.
+    Every load that is sent to gateways includes them, so that each sees at once what the others
+    have sent.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class InFlightSubmits:
         self._last_ordinal = 0
 
     def add(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Takes a batch; the last of it has this ordinal, the others those before it."""
+        """Adds a batch; its last submit has ordinal `last_ordinal`, the others those before it."""
         first = last_ordinal - len(submits) + 1
         for ordinal, submit in enumerate(submits, first):
             num_tokens = len(submit.prompt) // TOKEN_BYTES - submit.num_expected_cached
@@ -37,7 +38,7 @@ class InFlightSubmits:
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
-        """The load with what it does not contain yet beside it."""
+        """The load with the submits that it does not include as its reserved part."""
         while self._handed and self._handed[0].ordinal <= load.num_submits_seen:
             self._num_tokens -= self._handed.popleft().num_tokens
         return msgspec.structs.replace(

@@ -1,5 +1,5 @@
-"""How a frontend takes a batch of submits in, slice by slice so that its event loop is not held up,
-and what it turns away before the scheduler sees it."""
+"""Intake of a frontend: decodes and checks batches of submits in slices, so that the event loop is
+not held up, and refuses submits before the scheduler sees them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from worker.wire.queue_limits import QueueLimits, queue_full
 from worker.wire.sampling import SamplingParams
 
 SLICE_BYTES = 1 << 16
-"""Encoded, between two passes of the event loop: the largest parameters that a request may have and
-that it shares with no other, 33 KB, take 0.8 ms to decode and check."""
+"""Encoded bytes of a slice, between two passes of the event loop. The largest parameters that a
+request may have and share with no other, 33 KB, take 0.8 ms to decode and check."""
 SLICE_SUBMITS = 512
-"""Submits of a slice where they are small: to take one in costs some 10 us here and 20 us at rank
-0."""
+"""Most submits of a slice. To take one in costs some 10 us here and 20 us at rank 0."""
 SLICE_ENTRIES = 1 << 14
-"""Texts and tokens in the parameters of what rank 0 decodes at once, between two steps; one takes
+"""Texts and tokens in the parameters that rank 0 decodes at once, between two steps; one takes
 about 0.1 us."""
 
 
 class _RawBatch(msgspec.Struct):
-    """A SubmitBatch of a gateway whose submits are yet to be decoded."""
+    """A gateway's SubmitBatch with submits and sampling parameters that are not decoded yet."""
 
     submits: list[msgspec.Raw] = []
     aborts: list[Abort] = []
@@ -35,7 +34,7 @@ class _RawBatch(msgspec.Struct):
 
 
 class Intake:
-    """Decodes batches, and refuses what an engine can never serve."""
+    """Decodes batches, and refuses submits that an engine can never serve."""
 
     def __init__(self) -> None:
         self._decode_batch = msgspec.msgpack.Decoder(_RawBatch).decode
@@ -48,7 +47,7 @@ class Intake:
         """The batch, and a rejection for each submit that an engine like `info` cannot serve.
 
         Raises:
-            msgspec.DecodeError: it is no batch.
+            msgspec.DecodeError: the payload is no batch.
         """
         raw = self._decode_batch(payload)
         slice_ = _Slice()
@@ -78,7 +77,8 @@ class Intake:
 
 
 def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
-    """The batch in parts that rank 0 takes in between two steps each; grammars come first."""
+    """Splits a batch into parts, each of which rank 0 takes in between two steps; grammars come in
+    the first, aborts in the last."""
     first = msgspec.structs.replace(batch, submits=[], aborts=[], admission=None)
     *parts, last = _parts(batch.submits)
     for part in parts:
@@ -90,7 +90,7 @@ def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
 
 
 def _parts(submits: Sequence[Submit]) -> Iterator[list[Submit]]:
-    """Parameters that submits share are decoded once in each part."""
+    """Splits submits by SLICE_ENTRIES and SLICE_SUBMITS; shared parameters count once per part."""
     part: list[Submit] = []
     seen: dict[int, None] = {}
     num_entries = 0
@@ -107,13 +107,13 @@ def _parts(submits: Sequence[Submit]) -> Iterator[list[Submit]]:
 
 
 class _Slice:
-    """What has been decoded since the event loop ran."""
+    """Counts what was decoded since the event loop last ran."""
 
     def __init__(self) -> None:
         self._num_submits = self._num_bytes = 0
 
     def is_over(self, num_bytes: int) -> bool:
-        """Whether something of this size is to wait for the next slice, which begins with it."""
+        """Whether an object of this size begins a new slice; counts it."""
         is_over = (
             self._num_submits == SLICE_SUBMITS or 0 < self._num_bytes > SLICE_BYTES - num_bytes
         )
@@ -127,16 +127,16 @@ class _Slice:
 def reject_early(
     submit: Submit, info: EngineInfo, load: LoadSnapshot, last_ordinal: int
 ) -> Rejection | None:
-    """A 429 where the queue is full of requests that are as urgent, as the scheduler's; else None.
+    """The scheduler's 429 where the queue is full of requests that are as urgent, else None.
 
-    The load is a step old. What was handed over since is counted as waiting, so a flood between
-    two reports does not pass. Whether an arrival replaces another is left to the scheduler.
+    The load is a step old. Submits that were handed over since count as waiting, so that a flood
+    between two reports does not pass. Whether an arrival replaces another is for the scheduler.
 
     Args:
-        submit: new.
-        info: knows the limits.
-        load: the last that was reported.
-        last_ordinal: how many submits have been handed to rank 0.
+        submit: a new submit.
+        info: the engine, with the limits of its queue.
+        load: the load that was reported last.
+        last_ordinal: ordinal of the last submit that was handed to rank 0.
     """
     if submit.num_resumed or submit.is_resubmitted or submit.tenant:
         return None

@@ -1,4 +1,4 @@
-"""A sign of life of a process whose event loop is late, from another thread than the loop's."""
+"""Pulse: signs of life of a process whose event loop is late, from a thread beside the loop."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Between two checks of the loop. Gateways check as often, and lose a worker after 2 s: they see
-four signs before."""
+"""Seconds between two checks of the loop. Gateways check as often, and give a worker up after 2 s:
+they see four signs before."""
 LATE_S = 0.5
-"""After which a loop that beats every 0.2 s is late; before, nothing is published."""
+"""Seconds without a beat after which the loop, which beats every 0.2 s, is late. Signs of life are
+published only then."""
 
 
 class Pulse:
-    """Watches one event loop, which is to call `beat` all the time.
+    """Watches one event loop, which calls `beat` periodically.
 
-    A thread runs every 5 ms beside a loop that computes. It publishes nothing while the loop
-    runs, and nothing of a process that is stopped or gone.
+    The thread gets its turn while the loop computes, since the interpreter switches threads every
+    5 ms. It publishes nothing while the loop is on time, nor if the process is stopped or gone.
 
     Args:
-        publish: takes a value that is new each time; called on a thread of its own.
-        clock: in seconds.
+        publish: publishes a value that is new each time; called on the watching thread.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -38,15 +39,15 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
     def start(self) -> None:
-        """Watches from now on."""
+        """Starts to watch the loop."""
         self._thread.start()
 
     def beat(self) -> None:
-        """The loop has come round."""
+        """Notes that the loop runs; called on the loop."""
         self._beaten_at = self._clock()
 
     def check(self) -> None:
-        """Gives a sign of life where the loop is late."""
+        """Publishes a sign of life if the loop is late."""
         if self._clock() - self._beaten_at > LATE_S:
             self._number += 1
             try:
@@ -55,7 +56,7 @@ class Pulse:
                 logger.warning("the event loop is late, and that cannot be published: %r", error)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a rank group as the system shows them: stopped, at work, or asleep."""
+"""Rank processes as the system shows them in /proc: stopped, at work, or asleep."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from pathlib import Path
 from typing import NamedTuple
 
 _STOPPED, _AT_WORK = "T", "RD"
-"""States in /proc (proc_pid_stat(5)): running or waiting for a core, and waiting for a disk."""
+"""States of proc_pid_stat(5): stopped by a signal; and running or waiting for a core (R), or
+waiting for a disk (D)."""
 
 
 class Glance(NamedTuple):
-    """What the processes do at one moment."""
+    """State of the processes at one moment."""
 
     stopped: list[str]
-    """Processes that a signal has stopped, by name and number."""
+    """Processes that a signal has stopped, by name and id."""
     at_work: bool
-    """Whether any runs, or would if it had a core."""
+    """Whether any process runs, waits for a core, or waits for a disk."""
     cpu_ticks: int
-    """Time that their main threads have had so far, in the system's clock ticks."""
+    """CPU time of their main threads so far, in the system's clock ticks."""
 
 
 class RankProcesses:
-    """Looks at the main threads, which launch or compute steps, and at what they have started.
+    """Looks at the main threads of ranks, which launch or compute steps, and of their children.
 
-    Other threads show nothing: Ray's run in a rank that hangs as in any other. Children count,
-    since a compiler may be one.
+    Other threads do not count: Ray's run in a rank that hangs, too. Children count, since one may
+    be a compiler.
 
     Args:
-        pids: ids by name; all on this node.
+        pids: process ids by name, all on this node.
     """
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._members = {name: (pid, _started(pid)) for name, pid in pids.items()}
 
     def glance(self) -> Glance:
-        """How they are. One that has ended does nothing."""
+        """Present state of all processes; one that has ended is not at work."""
         stopped: list[str] = []
         seen: dict[int, str] = {}
         ticks = 0
@@ -53,9 +54,9 @@ class RankProcesses:
         return Glance(stopped, any(state in _AT_WORK for state in seen.values()), ticks)
 
     def kill(self) -> None:
-        """Ends them all.
+        """Kills all ranks by SIGKILL.
 
-        HAZARD: a process that is stopped heeds nothing else, neither Ray nor its parent's end.
+        HAZARD: a stopped process ends by nothing else, neither by Ray nor by its parent's end.
         """
         for pid, started in self._members.values():
             if started and _started(pid) == started:
@@ -64,7 +65,7 @@ class RankProcesses:
 
 
 def _family(root: int) -> Iterator[int]:
-    """A process and what it, and they, have started from their main threads."""
+    """Ids of a process and of its descendants that main threads have started."""
     yield root
     try:
         children = Path(f"/proc/{root}/task/{root}/children").read_text()
@@ -75,14 +76,14 @@ def _family(root: int) -> Iterator[int]:
 
 
 def _started(pid: int) -> str:
-    """When a process began, which distinguishes it from a later one of the same number; empty for
-    none."""
+    """Start time of a process, which distinguishes it from a later one with the same id; empty if
+    it has ended."""
     stat = _stat(pid)
     return stat[19] if stat else ""
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of a main thread in /proc's stat, from the state on; none where it has ended."""
+    """Fields of a main thread in /proc's stat, from the state on; empty if it has ended."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
     except OSError:

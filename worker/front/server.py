@@ -1,12 +1,12 @@
-"""The frontend of a worker group: between many gateways and the one engine loop of rank 0.
+"""Frontend of a worker group, between many gateways and the one engine loop of rank 0.
 
 It runs on the event loop of the WorkerGroup replica and knows no Ray:
 
     gateways ──submit──> WorkerFrontend ──SubmitBatch──> rank 0
     gateways <──attach── WorkerFrontend <──StepReport─── rank 0      (one socket: engine_link.py)
 
-Each gateway gets one item per engine step that concerns it, with all its tokens in it. What piles
-up while a gateway is slow is merged, so a slow gateway costs memory for tokens, not for items.
+Each gateway gets one item per engine step that concerns it, with all its tokens. Items that a slow
+gateway has not taken are merged, so that it costs memory for tokens, not for items.
 """
 
 from __future__ import annotations
@@ -51,17 +51,25 @@ from worker.wire.messages import (
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_EVENTS = 100_000
-"""Block events that may wait for one gateway; one that stopped reading is let go."""
+"""Most block events that may wait for one gateway; one that has stopped reading is detached."""
 
 HEARTBEAT_S = 0.2
-"""Every attach stream carries an item at least this often; gateways expect one in 250 ms."""
+"""Longest time between two items of an attach stream, in seconds; gateways expect one in 250 ms."""
 
 
 class WorkerFrontend:
-    """Takes requests for one worker group and hands out what its engine reports.
+    """Takes requests for one worker group and distributes its engine's reports to gateways.
 
     Lives on one event loop. A rank group that is lost is followed by another one, in a new
     directory and under the next epoch: `open()`, `wait_ready()`, `engine_lost()`, `open()`...
+
+    Args:
+        worker_id: id of the worker.
+        parent_directory: folder in which each epoch's private directory is made.
+        traces: makes spans of requests; None for no tracing.
+        step_timeout_s: seconds without a report after which the engine hangs at the earliest; 0 for
+            never.
+        pulse: is told that the event loop runs; None for none.
     """
 
     def __init__(
@@ -75,12 +83,12 @@ class WorkerFrontend:
         self.worker_id = worker_id
         self.epoch = 1
         self.info: EngineInfo | None = None
-        """What the engine reported of itself when all ranks were ready; None while loading."""
+        """The engine, as reported when all ranks were ready; None while loading."""
         self.latency = WorkerLatency()
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
         self.load = LoadSnapshot()
-        """How busy the worker is; all zero while it is loading."""
+        """Load as last reported, with what was handed over since; all zero while loading."""
         self._traces = traces
         self._reserved = InFlightSubmits()
         self._attachments: dict[str, Attachment] = {}
@@ -88,25 +96,25 @@ class WorkerFrontend:
         self._intake = Intake()
         self._engine: EngineConnection | None = None
         self._admission_change = AdmissionChange()
-        """All that was changed by hand: a rebuilt rank group gets it again."""
+        """All changes of the admission options so far: a rebuilt rank group gets them again."""
         self._num_handed = 0
-        """Submits that rank 0 was sent in this epoch."""
+        """Ordinal of the last submit that rank 0 was sent in this epoch."""
         self._num_reports = 0
-        """Reports of the engine in this epoch."""
+        """Number of the engine's last report in this epoch."""
         self._opened_at = 0.0
-        """When the ranks of this epoch could be started, on the monotonic clock."""
+        """Monotonic clock when the ranks of this epoch could be started."""
         self._grammars: GrammarService | None = None
-        """Compiles grammars; None until an engine has said what for."""
+        """Compiles grammars; None until the first engine is ready."""
         self._step_timeout_s = step_timeout_s
         self._pulse = pulse
         self._processes = RankProcesses({})
         self._watchdog: StepWatchdog | None = None
-        """Watches the engine's steps; None while it does not run."""
+        """Watches the engine's steps; None while no engine runs."""
         self._ready = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
 
     def open(self) -> str:
-        """Makes the private directory and the sockets in it for the current epoch; its path.
+        """Makes the private directory and the socket of the current epoch; returns its path.
 
         The ranks of this epoch are to be started with this directory.
         """
@@ -138,14 +146,14 @@ class WorkerFrontend:
         return self.info
 
     async def wait_broken(self) -> str:
-        """Waits until the engine's reports break off or contradict each other; says how."""
+        """Waits until the connection to the engine breaks; returns the reason."""
         assert self._engine is not None, "open() comes first"
         broken = self._engine.broken
         await asyncio.wait({broken})
         return str(broken.exception()) if not broken.cancelled() else "closed"
 
     async def attach(self, gateway_id: str) -> AsyncIterator[bytes]:
-        """Stream of WorkerItems for one gateway, see `add`; closing it detaches."""
+        """Stream of encoded WorkerItems for one gateway, see `add`; closing it detaches."""
         attachment = Attachment()
         self.add(gateway_id, attachment)
         try:
@@ -157,8 +165,8 @@ class WorkerFrontend:
     def add(self, gateway_id: str, attachment: Attachment) -> None:
         """Begins a gateway's stream of WorkerItems: a snapshot, then an update per step.
 
-        A gateway that attaches again has lost its earlier stream: that one ends, and its requests
-        with it.
+        A gateway that attaches again has lost its earlier stream: that ends, and its requests are
+        aborted.
         """
         earlier = self._attachments.pop(gateway_id, None)
         if earlier is not None:
@@ -167,19 +175,22 @@ class WorkerFrontend:
         attachment.put(self._snapshot())
 
     def remove(self, gateway_id: str, attachment: Attachment) -> None:
-        """Nobody reads this stream any more: the requests that came with it are aborted."""
+        """Ends a stream that is no longer read, and aborts its requests."""
         if self._attachments.get(gateway_id) is attachment:
             del self._attachments[gateway_id]
         self._abandon(attachment)
 
     async def submit(self, payload: bytes) -> bytes:
-        """Hands a SubmitBatch to rank 0, less what this worker cannot serve; the SubmitReply."""
+        """Hands a SubmitBatch to rank 0 without submits that it cannot serve; the SubmitReply.
+
+        Both are msgpack. Raises msgspec.DecodeError for a payload that is no batch.
+        """
         arrived_ns = 0 if self._traces is None else time.time_ns()
         info = self.info
         batch, rejections = await self._intake.take(payload, info)
         grammars: dict[str, CompiledGrammar] = {}
         if self._grammars is not None and any(s.sampling.structured_outputs for s in batch.submits):
-            # Other submits of this batch wait too: gateways send such requests by themselves.
+            # Other submits of the batch wait, too, but gateways send such requests separately.
             hopeless = {rejection.request_id for rejection in rejections}
             wanted = [s for s in batch.submits if s.request_id not in hopeless]
             grammars, broken = await self._grammars.compile(wanted)
@@ -207,7 +218,7 @@ class WorkerFrontend:
         return self._encode(reply)
 
     def engine_lost(self, reason: str) -> None:
-        """The rank group is gone: notifies every gateway, and voids all that was known of it."""
+        """Notifies every gateway that the rank group is lost, and begins the next epoch."""
         self._close_engine()
         if self._traces is not None:
             self._traces.lost(reason)
@@ -235,7 +246,7 @@ class WorkerFrontend:
             attachment.end()
 
     def _on_message(self, message: EngineMessage) -> None:
-        """Takes rank 0's messages of one epoch, in order and without gaps."""
+        """Takes a message of rank 0. Raises RuntimeError if a report is missing."""
         if isinstance(message, EngineInfo):
             self._engine_ready(message)
             return
@@ -288,7 +299,8 @@ class WorkerFrontend:
             self._abandon(self._attachments.pop(gateway_id))
 
     def _handed(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
-        """Rank 0 has been sent submits; the last of them has this ordinal."""
+        """Notes that rank 0 was sent these submits, the last of which has ordinal
+        `last_ordinal`."""
         self._num_handed = last_ordinal
         if submits:
             self._reserve(submits, last_ordinal)
@@ -298,7 +310,8 @@ class WorkerFrontend:
             self._traces.handed(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Tells the other gateways at once, so that they do not choose this worker as well."""
+        """Adds submits to the load, and sends that to other gateways at once, so that they do not
+        choose this worker, too."""
         self._reserved.add(submits, last_ordinal)
         self.load = self._reserved.added_to(self.load)
         for gateway_id, attachment in self._attachments.items():
@@ -308,9 +321,12 @@ class WorkerFrontend:
     def _refusals(
         self, batch: SubmitBatch, hopeless: Collection[str], info: EngineInfo | None
     ) -> list[Rejection]:
-        """What cannot be served of a batch now, besides what never can be by an engine as `info`.
+        """Rejections of submits that cannot be served now.
 
-        `info` is that of the engine when the batch came.
+        Args:
+            batch: a batch whose submits were checked against `info`.
+            hopeless: request ids that were rejected already.
+            info: the engine when the batch came; None while it was loading.
         """
         refusals = []
         num_handed = self._num_handed
@@ -336,7 +352,7 @@ class WorkerFrontend:
         )
 
     def _abandon(self, attachment: Attachment) -> None:
-        """Nobody reads this stream any more: its requests must not hold pages."""
+        """Ends a stream at once, and aborts its requests, which would hold pages."""
         attachment.drop()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
         attachment.open_requests.clear()
@@ -362,12 +378,12 @@ class WorkerFrontend:
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self.load)
             now = clock()
-            # While this process stood still, what the engine says could not be read.
+            # While this process was held up, the engine's reports could not be read.
             self._watch(min(now - last, 2 * HEARTBEAT_S))
             last = now
 
     def _watch(self, elapsed_s: float) -> None:
-        """Ends a rank group that hangs; `wait_broken` then says so."""
+        """Kills a rank group that hangs; `wait_broken` then returns the reason."""
         if self._engine is None or self._watchdog is None:
             return
         problem = self._watchdog.tick(elapsed_s)

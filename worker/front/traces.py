@@ -1,4 +1,4 @@
-"""Spans of a worker: one of its frontend, and below it one of its engine.
+"""Traces of a worker: per request a span of its frontend, and below it one of its engine.
 
 The engine's process makes no spans, since its loop waits for nothing: the frontend makes the
 engine's from its reports.
@@ -32,11 +32,11 @@ class _Open:
 
 
 class WorkerTraces:
-    """Follows the requests of one front that carry a traceparent.
+    """Spans of the requests of one frontend that have a traceparent.
 
     Args:
         tracing: makes the spans.
-        worker_id: an attribute of theirs.
+        worker_id: id of the worker, an attribute of the spans.
     """
 
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
@@ -45,7 +45,12 @@ class WorkerTraces:
         self._open: dict[str, _Open] = {}
 
     def handed(self, submits: Iterable[Submit], arrived_ns: int) -> None:
-        """The engine has been sent these, which came to the frontend at Unix time `arrived_ns`."""
+        """Begins spans of submits that the engine was sent.
+
+        Args:
+            submits: the submits.
+            arrived_ns: their arrival at the frontend, Unix time in nanoseconds.
+        """
         for submit in submits:
             if not submit.traceparent:
                 continue
@@ -68,7 +73,7 @@ class WorkerTraces:
                 self._open[submit.request_id] = _Open(span, submit.attempt, now, num_prompt)
 
     def reported(self, deltas: Iterable[TokenDelta]) -> None:
-        """The engine has reported these."""
+        """Takes the deltas of a report, and ends the spans of requests that have ended."""
         if not self._open:
             return
         now = time.time_ns()
@@ -84,14 +89,14 @@ class WorkerTraces:
                 self._end(found, now, delta.finish_reason, delta.error)
 
     def lost(self, reason: str) -> None:
-        """The engine is gone, and with it all that it had."""
+        """Ends all open spans by an error, since the engine is lost."""
         now = time.time_ns()
         for found in self._open.values():
             self._end(found, now, "error", reason)
         self._open.clear()
 
     def close(self) -> None:
-        """Sends what has not been sent."""
+        """Ends all open spans, and sends those that have not been sent."""
         self.lost("the worker was closed")
         self._tracing.close()
 

@@ -1,4 +1,4 @@
-"""Tells a rank group that hangs from one that is slow."""
+"""Step watchdog: tells a rank group that hangs from one that is slow."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from worker.front.rank_processes import Glance
 from worker.wire.messages import StepLimit, StepReport
 
 BUSY_FACTOR = 10.0
-"""Times a step's limit, for ranks that are at work all the while: a loaded machine, a compiler, or
-a loop without an end."""
+"""Multiple of a step's limit that ranks get which are at work all the time: on a loaded machine,
+with a compiler, or in an endless loop."""
 
 
 class StepWatchdog:
-    """Waits for the engine's reports; lives as long as one rank group.
+    """Watches the reports of one rank group's engine.
 
-    Rank 0 answers each submit with a report, and says with each whether another one is due. One
-    that stays away for longer than a step may take means that a rank hangs, unless ranks are seen
-    at work: then they are slow, which may take `BUSY_FACTOR` times as long. A rank that was stopped
-    computes nothing, whatever it is about: there the timeout counts alone.
+    Rank 0 answers each submit with a report, which tells whether another one is due. If that does
+    not come within the limit of a step, a rank hangs, unless ranks are seen at work: they are then
+    slow, and get `BUSY_FACTOR` times as long. A rank that was stopped by a signal hangs after the
+    timeout, whatever the limit of its step.
 
     Args:
-        timeout_s: what a step may take at least; 0 for any time.
+        timeout_s: least limit of a step, in seconds; 0 for no limit.
         glance: looks at the rank group's processes.
     """
 
@@ -29,29 +29,31 @@ class StepWatchdog:
         self._timeout_s = timeout_s
         self._glance = glance
         self._handed = 0
-        """Submits that rank 0 was sent."""
+        """Ordinal of the last submit that rank 0 was sent."""
         self._awaits = False
         """Whether a report is due."""
         self._waited_s = 0.0
+        """Seconds since the last report, or since one is due."""
         self._asleep_s = 0.0
-        """For how long none has been seen at work."""
+        """Seconds in which no rank was seen at work."""
         self._ticks = -1
+        """CPU time of the ranks at the last glance, in clock ticks."""
         self._limits: dict[int, float] = {}
-        """Of steps that may take longer, by number."""
+        """Limits, in seconds, of steps that may exceed the timeout, by number."""
 
     def handed(self, ordinal: int) -> None:
-        """Rank 0 was sent submits, of which this is the last."""
+        """Notes that rank 0 was sent submits, the last of which has this ordinal."""
         self._handed = ordinal
         if not self._awaits:
             self._awaits = True
             self._waited_s = self._asleep_s = 0.0
 
     def allow(self, limit: StepLimit) -> None:
-        """A step may take longer than the timeout."""
+        """Notes the limit of a step that may exceed the timeout."""
         self._limits[limit.seq] = limit.seconds
 
     def reported(self, report: StepReport) -> None:
-        """A report has come."""
+        """Notes that a report has come."""
         self._waited_s = self._asleep_s = 0.0
         self._awaits = report.more or report.load.num_submits_seen < self._handed
         done = report.load.step_shape.seq
@@ -59,7 +61,7 @@ class StepWatchdog:
             self._limits = {seq: s for seq, s in self._limits.items() if seq > done}
 
     def tick(self, elapsed_s: float) -> str | None:
-        """Time has passed; what is wrong if the group hangs."""
+        """Notes that time has passed; returns the problem if the group hangs."""
         if not (self._awaits and self._timeout_s):
             return None
         self._waited_s += elapsed_s

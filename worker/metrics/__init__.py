@@ -1,1 +1,1 @@
-"""What a worker and a node count, and how Prometheus reads it."""
+"""Metrics of a worker and of a node, for Prometheus."""

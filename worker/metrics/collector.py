@@ -26,14 +26,14 @@ LABELS = ["model_name", "worker_id"]
 
 
 class WorkerView(NamedTuple):
-    """What is known of a worker."""
+    """State of a worker that its metrics are read from."""
 
     model_name: str
     worker_id: str
     epoch: int
-    """Counts its rank groups from 1."""
+    """Number of the worker's rank group, from 1."""
     info: EngineInfo | None
-    """None while it is loading."""
+    """The engine; None while it is loading."""
     load: LoadSnapshot
     latency: WorkerLatency
 
@@ -93,17 +93,18 @@ _STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
 
 
 _PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-"""What the Gateway API's model server protocol asks for, besides the cache's configuration."""
+"""Gauges that the Gateway API's model server protocol asks for, besides the cache's
+configuration."""
 
 
 def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Metric]:
-    """All families of one worker as they stand; what it does not do counts as 0.
+    """All metric families of one worker; those of features that it does not use are 0.
 
     Counters of the engine begin anew with each rank group, which `worker_rebuilds` counts.
 
     Args:
-        view: what is known of the worker.
-        vllm_names: whether the model server protocol's families come as `vllm:`, too.
+        view: state of the worker.
+        vllm_names: whether the model server protocol's families come under vLLM's names, too.
     """
     labels, load = [view.model_name, view.worker_id], view.load
     for name, (text, read) in _GAUGES.items():
@@ -138,7 +139,7 @@ def _share_in_use(load: LoadSnapshot) -> float:
 
 
 def _under_vllm_names(view: WorkerView) -> Iterator[Metric]:
-    """For what was written for vLLM: autoscalers' triggers, boards, endpoint pickers."""
+    """Families under vLLM's names, for autoscalers, dashboards and endpoint pickers made for it."""
     for name in _PROTOCOL:
         text, read = _GAUGES[name]
         gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
@@ -148,7 +149,8 @@ def _under_vllm_names(view: WorkerView) -> Iterator[Metric]:
 
 
 def _engine(view: WorkerView) -> Metric:
-    """What it is that serves: a number that differs between two workers often differs for this."""
+    """Info family of the engine: model, device, data type and ranks, which explain differences
+    between workers."""
     family = InfoMetricFamily("rayfleet_engine", "What the worker has loaded.", labels=LABELS)
     if view.info is not None:
         loaded = {
@@ -173,7 +175,7 @@ def _startup(view: WorkerView) -> Metric:
 
 
 def _cache_config(name: str, view: WorkerView) -> Metric:
-    """By the labels of the Gateway API's model server protocol."""
+    """Info family of the KV cache, with the labels of the Gateway API's model server protocol."""
     family = InfoMetricFamily(name, "The KV cache.", labels=LABELS)
     if view.info is not None:
         page_size = view.info.page_size

@@ -1,4 +1,4 @@
-"""What a worker reports of its host-memory tier, as Prometheus families by vLLM's names."""
+"""Metrics of a worker's host-memory tier, named as vLLM's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LABELS = ["model_name", "worker_id"]
 def host_cache_metrics(
     labels: Sequence[str], totals: HostCacheTotals, page_size: int
 ) -> Iterator[Metric]:
-    """The families of one worker; zeros where it has no such tier.
+    """Families of one worker's host-memory tier; zeros where it has none.
 
     Args:
-        labels: its values of (model_name, worker_id).
-        totals: what the tier has done.
+        labels: values of (model_name, worker_id).
+        totals: totals of the tier.
         page_size: tokens per page.
     """
     usage = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""How fast one worker is, whoever asks it: a slow GPU among many stands out here."""
+"""Latency of one worker, over all gateways: a slow GPU among many stands out here."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from worker.wire.messages import StepReport
 STEP_BUCKETS: Final = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
-"""Seconds: those of inter-token latencies, fewer of them."""
+"""Buckets of step times in seconds: those of inter-token latencies, but fewer."""
 
 
 class WorkerLatency:
-    """Tokens and times over all rank groups of a worker, from their reports."""
+    """Generated tokens and latencies over all rank groups of a worker, from their reports."""
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         """Seconds from a request's arrival at the worker to its first token."""
         self.decode_step = Histogram(STEP_BUCKETS)
-        """Seconds that a step took which did nothing but decode: nearly an inter-token latency."""
+        """Seconds of steps that only decode: nearly an inter-token latency."""
         self.prefill_step = Histogram(STEP_BUCKETS)
-        """Seconds that a step took which computed prompt tokens or blocks, too."""
+        """Seconds of steps that compute prompt tokens or blocks, too."""
         self.generation_tokens = 0
-        """Tokens that its requests got."""
+        """Tokens generated for requests."""
         self._last_seq = 0
 
     def take(self, report: StepReport) -> None:
-        """Counts what is new in a report."""
+        """Counts the step and the deltas of a report."""
         load = report.load
         shape = load.step_shape
         if shape.seq != self._last_seq:
@@ -46,7 +46,7 @@ class WorkerLatency:
 
 
 def latency_metrics(labels: Sequence[str], latency: WorkerLatency) -> Iterator[Metric]:
-    """The families of one worker's times, whose (model_name, worker_id) are `labels`."""
+    """Families of one worker's latencies; `labels` are values of (model_name, worker_id)."""
     first = HistogramMetricFamily(
         "rayfleet_worker_time_to_first_token_seconds",
         "Arrival at the worker to first token.",

@@ -1,9 +1,9 @@
-"""One scrape for all processes of a node.
+"""Metrics of a node: one scrape for all its processes.
 
-Each process answers for itself on a Unix socket in a directory that they share. Whoever is asked
-asks the others and merges the answers; a process that has died does not answer, and its series end
-with it. Where a port is wanted, the first process to get it holds it, and another takes it over
-when that one ends:
+Each process answers for itself on a Unix socket in a directory that they share. The process that is
+scraped asks the others and merges the answers; one that has ended does not answer, and its series
+end with it. Where a port is configured, the first process to get it holds it, and another takes it
+over when that one ends:
 
     Prometheus ──HTTP──> process with the port ──┬── own metrics
                                                  ├──> socket of a gateway
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 3.0
-"""A process that takes longer is left out of the scrape."""
+"""Seconds for a process to answer; one that takes longer is left out of the scrape."""
 RETRY_S = 1.0
-"""How often the port is tried for while another process holds it."""
+"""Seconds between two attempts to get the port while another process holds it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeMetricsConfig:
-    """Where a node's metrics are read."""
+    """Configuration of a node's metrics."""
 
     host: str = "127.0.0.1"
-    """Address of the port."""
+    """Address to listen at."""
     port: int = 0
-    """Port of each node that answers for all its processes; 0 for none."""
+    """Port on which each node answers for all its processes; 0 for none."""
     vllm_names: bool = False
-    """Whether workers report what the model server protocol asks for under vLLM's names, too."""
+    """Whether workers report the model server protocol's metrics under vLLM's names, too."""
 
 
 class NodeMetrics:
     """This process's part of its node's metrics. Lives on one event loop.
 
     Args:
-        process: its name.
-        own: renders its own metrics, in the content type that it is given.
-        directory: what the processes of this node share; made with mode 0700 where there is none.
-        config: where to listen.
-        watch_loop: whether to report how late this process's event loop is.
+        process: name of the process.
+        own: renders its own metrics in the content type that it is given.
+        directory: folder that the processes of this node share; made with mode 0700 if missing.
+        config: where to listen; None for no port.
+        watch_loop: whether to report the lag of this process's event loop.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class NodeMetrics:
         self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Answers from now on. Where that cannot be, it is logged, and serving continues."""
+        """Begins to answer. A failure is logged, and serving continues without."""
         if self._lag is not None:
             self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name
@@ -95,7 +95,7 @@ class NodeMetrics:
             self._port_task = asyncio.create_task(self._hold_port())
 
     def close(self) -> None:
-        """Answers no more."""
+        """Stops answering."""
         for task in (self._lag_task, self._port_task):
             if task is not None:
                 task.cancel()
@@ -135,7 +135,7 @@ class NodeMetrics:
                 writer.write(content_type.encode() + b"\n")
                 return await reader.read(-1)
         except (ConnectionRefusedError, FileNotFoundError):
-            with contextlib.suppress(OSError):  # nobody listens there any more, nor ever will
+            with contextlib.suppress(OSError):  # no process listens there any more
                 path.unlink()
             return None
         except (OSError, TimeoutError) as error:
@@ -152,7 +152,7 @@ class NodeMetrics:
                 writer.write(self._render(content_type))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
-            pass  # whoever asked is gone
+            pass  # the process that asked is gone
         finally:
             writer.close()
 

@@ -1,5 +1,4 @@
-"""What every process reports of itself: its release, what it uses, and how late its event loop
-is."""
+"""Metrics that every process has: its versions, its CPU time and memory, its event loop's lag."""
 
 from __future__ import annotations
 
@@ -23,24 +22,25 @@ from prometheus_client.core import (
 from worker.wire.exposition import Histogram
 
 PERIOD_S: Final = 0.5
-"""Between two probes of the event loop: each wakes an idle process, whose caches others have used
-in the meantime, for 0.15 ms. Ten a second were a tenth of all that an idle gateway took."""
+"""Seconds between two probes of the event loop. Each wakes an idle process, whose caches others
+have used in the meantime, for 0.15 ms. Ten a second took a tenth of an idle gateway's CPU time."""
 LAG_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""Seconds: from what no token notices to where Serve takes a process for dead."""
+"""Buckets of the lag in seconds: from what delays no token to where Serve takes a process for
+dead."""
 
 
 class LoopLag:
-    """How long what is due on an event loop waits for it.
+    """Lag of an event loop: how long anything that is due waits for it.
 
-    A probe is due every PERIOD_S, whatever became of the one before: while the loop stands still
-    they all wait, as requests do, so that a quantile is that of a request at any moment.
+    A probe is due every PERIOD_S even while earlier ones wait: as long as the loop is blocked they
+    all wait, as requests do, so that a quantile is that of a request at any moment.
     """
 
     def __init__(self) -> None:
         self.histogram = Histogram(LAG_BUCKETS)
-        """Seconds."""
+        """Lag of all probes, in seconds."""
 
     async def watch(self) -> None:
         """Probes the running event loop until it is cancelled."""
@@ -51,7 +51,7 @@ class LoopLag:
             due = self.probe(due, clock())
 
     def probe(self, due: float, now: float) -> float:
-        """Counts the probes that were due from `due` to `now`; when the next one is."""
+        """Counts the probes that were due from `due` to `now`; returns when the next one is due."""
         while due <= now:
             self.histogram.observe(now - due)
             due += PERIOD_S
@@ -59,11 +59,11 @@ class LoopLag:
 
 
 def process_metrics(process: str, lag: Histogram | None = None) -> Iterator[Metric]:
-    """The families that every process has, under the label `process`.
+    """Families that every process has, under the label `process`.
 
     Args:
-        process: its name.
-        lag: of its event loop; None where it has none.
+        process: name of the process.
+        lag: lag of its event loop; None where it has none.
     """
     labels = ["process"]
     build = InfoMetricFamily("rayfleet_build", "What the process runs.", labels=labels)

@@ -1,7 +1,7 @@
-"""A rank's own metrics: the memory of its device, which no other process knows.
+"""Metrics of a rank: the memory of its device, which no other process knows.
 
-A rank has no event loop: a thread answers, on one of its own. It sleeps between scrapes, and takes
-the interpreter for less than a millisecond then.
+A rank has no event loop, so a thread with a loop of its own answers. It sleeps between scrapes, and
+then holds the interpreter for less than a millisecond.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from worker.metrics.node import NodeMetrics
 from worker.wire.exposition import render
 
 VARIABLE: Final = "RAYFLEET_RANK_OF"
-"""Environment variable with a RankOwner as JSON: a rank's step may run in a child process."""
+"""Environment variable with a RankOwner as JSON, which child processes inherit: a rank's step may
+run in one."""
 DeviceMemory = Callable[[], tuple[int, int]]
-"""Bytes of the device that are free, and all of them."""
+"""Returns the free bytes of the device, and all of them."""
 
 
 class RankOwner(NamedTuple):
-    """Whose rank a process is."""
+    """Model and worker that a rank belongs to."""
 
     model_name: str
     worker_id: str
     directory: str
-    """What the processes of the node share, see NodeMetrics."""
+    """Folder that the processes of the node share, see NodeMetrics."""
 
 
 def belong_to(owner: RankOwner) -> None:
-    """This process and its children are ranks of that worker."""
+    """Notes the owner of this process and its children, for `answer_scrapes`."""
     os.environ[VARIABLE] = msgspec.json.encode(owner).decode()
 
 
 def answer_scrapes(rank: int, memory: DeviceMemory) -> None:
-    """Answers for this rank from now on, to the end of the process; not where nobody owns it."""
+    """Serves this rank's metrics until the process ends; does nothing for a rank without owner."""
     text = os.environ.get(VARIABLE)
     if text is not None:
         owner = msgspec.json.decode(text, type=RankOwner)
@@ -60,7 +61,7 @@ async def _serve(rank: int, owner: RankOwner, memory: DeviceMemory) -> None:
 
 
 def device_metrics(rank: int, owner: RankOwner, memory: DeviceMemory) -> Iterator[Metric]:
-    """The memory of one rank's device; other processes' use of it counts, too."""
+    """Families of the memory of one rank's device, in use by any process and in all."""
     free, total = memory()
     for name, text, value in (
         ("used", "Bytes in use on the rank's GPU, whoever uses them.", total - free),

@@ -1,4 +1,4 @@
-"""What a worker reports of speculation, as Prometheus families by vLLM's names."""
+"""Metrics of a worker's speculative decoding, named as vLLM's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LABELS = ["model_name", "worker_id"]
 
 
 def speculation_metrics(labels: Sequence[str], totals: SpeculationTotals) -> Iterator[Metric]:
-    """The families of one worker, whose (model_name, worker_id) are `labels`."""
+    """Families of one worker's speculation; `labels` are values of (model_name, worker_id)."""
     for name, text, count in (
         ("drafts", "Rows with drafts.", totals.num_drafts),
         ("draft_tokens", "Tokens drafted.", totals.num_draft_tokens),

@@ -82,7 +82,7 @@ class Drafts(msgspec.Struct, tag="drafts", frozen=True):
 
 
 class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
-    """One step to execute."""
+    """Message with the Plan of one step to execute."""
 
     plan: Plan
 

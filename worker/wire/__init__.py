@@ -1,1 +1,1 @@
-"""What gateways and workers share: messages, sampling parameters, block hashes, text. No torch."""
+"""Code that gateways and workers share: messages, parameters, block hashes, text. No torch."""

@@ -8,9 +8,9 @@ Hashes only route; before a worker reuses a page it compares the token ids thems
 
 all modulo 2⁶⁴. The first line is multilinear hashing (Carter & Wegman 1979), mixed thoroughly. The
 second, unlike a chain of digests, needs no loop: M has an inverse, so
-h[i] = Mⁱ·(M·h[-1] + Σ e[j]·M⁻ʲ), which is one running sum over all pages of a prompt. Whoever
-builds prompts of a thousand pages for it can make two of his own collide; they are then routed as
-if one were cached where the other is, and nothing else happens.
+h[i] = Mⁱ·(M·h[-1] + Σ e[j]·M⁻ʲ), which is one running sum over all pages of a prompt. A
+client can construct two prompts of a thousand pages that collide; they are then routed as if one
+were cached where the other is, and nothing else happens.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 HostCachePolicy = Literal["auto", "always"]
-"""When pages in host memory are copied back: where that is quicker than computing them (auto), or
-always."""
+"""Policy of copying pages back from host memory: where that is quicker than computing them (auto),
+or always."""
 
 
 class HostCacheTotals(msgspec.Struct, array_like=True):

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Decision(IntEnum):
-    """Why a decoding request got drafts in a step, or got none."""
+    """Decision about drafts for a decoding request in one step, by its reason."""
 
     DRAFT = 0
     """Drafts: they pay for their cost, or drafting is not adaptive."""

@@ -11,7 +11,7 @@ from worker.wire.page_groups import PageGroups
 
 
 class BlockPool:
-    """Makes blocks of pages: one in each full group and, while anybody may see it, one in each
+    """Makes blocks of pages: one in each full group and, as long as a query may see it, one in each
     window group. Leases and the prefix cache know blocks by numbers, which are never used again.
 
         take ──> used by leases ──end_use──> used by none ─┬─ cached: idle, until pages run out

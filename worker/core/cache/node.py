@@ -38,7 +38,7 @@ class Node:
         self.hashes = hashes
         self.serial = serial
         self.children: dict[bytes, Node] = {}
-        """By the token ids of the child's first page."""
+        """Children by the token ids of their first page."""
         self.num_device_children = 0
         """Children that are not in host memory."""
         self.on_host = False
@@ -54,7 +54,8 @@ class Node:
         return not self.pages
 
     def common_pages(self, key: bytes, start: int, width: int) -> int:
-        """How many leading pages equal those of `key` from byte `start`; a page has `width`."""
+        """Number of leading pages that equal those of `key` from byte `start`; a page has `width`
+        bytes."""
         if key.startswith(self.key, start):
             return len(self.pages)
         count = 0

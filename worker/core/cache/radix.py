@@ -31,7 +31,7 @@ class RadixTree:
 
     def __init__(self, page_size: int, block_hash_salt: str, host: HostPool | None = None) -> None:
         self.num_evictable = 0
-        """Device pages that nobody has locked."""
+        """Number of device pages that are not locked."""
         self._page_size = page_size
         self._width = page_size * TOKEN_BYTES
         self._block_hash_salt = block_hash_salt

@@ -1,1 +1,1 @@
-"""Constrained decoding: follows compiled grammars token by token and fills their masks."""
+"""Structured outputs: follows compiled grammars token by token and fills their masks."""

@@ -1,8 +1,8 @@
-"""What the packages around it know of a grammar: its life from a client's words to masks.
+"""Interfaces of grammars, from a client's parameters to masks of allowed tokens.
 
 front        StructuredOutputsParams ──compile──> CompiledGrammar      (in a bounded process)
 coordinator  CompiledGrammar ──load──> Matcher, one per request        (in a thread)
-scheduler    GrammarState: a token in, the next mask out
+engine core  GrammarState: a token in, the next mask out
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ import numpy.typing as npt
 from worker.wire.structured import StructuredOutputsParams
 
 MAX_WHITESPACE = 8
-"""Most characters of white space in a row in JSON: small models fall into endless runs."""
+"""Most characters of white space in a row in JSON: small models write endless runs."""
 
 Words = npt.NDArray[np.int32]
-"""A mask: ceil(vocab / 32) words, bit 1 allows."""
+"""A mask of tokens: ceil(vocab / 32) words, in which bit 1 allows a token."""
 
 
 MAX_MESSAGE_BYTES = 1024
-"""Of an error message to a client: libraries quote the whole grammar, some of them three times."""
+"""Longest error message to a client: libraries quote the whole grammar, some of them three
+times."""
 
 
 class GrammarError(ValueError):
-    """The grammar cannot be served; the message is for the client."""
+    """A grammar that cannot be served; the message is for the client."""
 
 
 class GrammarTooHeavy(GrammarError):
-    """The grammar went beyond a limit of time or memory, which it may keep the next time."""
+    """A grammar that exceeded a limit of time or memory; another try may stay within it."""
 
 
 class GrammarFault(RuntimeError):
-    """The worker cannot follow a grammar that is sound."""
+    """An error of the worker in following a grammar that it can serve."""
 
 
 def words_of(token_ids: list[int], vocab_size: int) -> Words:
-    """A mask with the bits of these tokens; those that the model does not have are left out."""
+    """Mask that allows these tokens; ids from `vocab_size` on are left out."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
 def shortened(message: str) -> str:
-    """A message of at most MAX_MESSAGE_BYTES in UTF-8: what is in the middle is left out."""
+    """The message in at most MAX_MESSAGE_BYTES of UTF-8, with its middle left out if need be."""
     octets = message.encode(errors="replace")
     if len(octets) <= MAX_MESSAGE_BYTES:
         return message
@@ -57,10 +58,10 @@ def shortened(message: str) -> str:
 
 
 class Matcher(Protocol):
-    """One request's state in its grammar, by whichever library."""
+    """State of one request in its grammar, kept by one of the libraries."""
 
     def accept(self, token_id: int) -> bool:
-        """Takes one token; False if it cannot follow."""
+        """Advances by one token; False if the grammar does not allow it."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -72,22 +73,22 @@ class Matcher(Protocol):
         ...
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, end tokens included where the text may end."""
+        """Writes the mask of the next token, with end tokens where the text may end."""
         ...
 
 
 LoadedGrammar = Callable[[], Matcher]
-"""A compiled grammar, ready to be followed by any number of requests: each call makes a fresh
-matcher, before the first token."""
+"""A compiled grammar, ready for any number of requests: each call makes a matcher that is before
+the first token."""
 
 
 class GrammarBackend(Protocol):
     """A library that compiles and follows grammars over one vocabulary."""
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """The grammar as `load` takes it. Raises GrammarError."""
+        """Compiles a grammar and returns it as `load` takes it. Raises GrammarError."""
         ...
 
     def load(self, payload: str) -> LoadedGrammar:
-        """The grammar that `compile` returned, in this process or another. Raises GrammarError."""
+        """Loads what `compile` returned, in this process or another. Raises GrammarError."""
         ...

@@ -1,4 +1,4 @@
-"""Which parts of a JSON schema xgrammar 0.2.8 passes over in silence.
+"""Parts of a JSON schema that xgrammar 0.2.8 does not enforce, and does not warn of.
 
 It warns of others (see `worker.front.grammar.compiling`). A schema with any of them would yield
 text that parses but need not validate.
@@ -26,15 +26,15 @@ _IGNORED = (
 )
 
 _LENGTHS = ("maxLength", "minLength")
-"""Of texts: characters between these bounds may be raw control characters, which JSON does not
-have in texts, and no escapes."""
+"""Bounds of strings, under which xgrammar allows raw control characters, which JSON does not, and
+no escapes."""
 
 _MANY_TIMES = re.compile(r"\{\d*,?\d{3}")
-"""In a pattern: from 129 times on, what is repeated may be raw control characters, too."""
+"""Large repetitions in a pattern: from 129 times on, xgrammar allows raw control characters in what
+is repeated, too."""
 
 _ALTERNATIVES = ("$ref", "anyOf", "allOf", "oneOf", "const", "enum")
-"""Keys of a schema of which the library reads only the first that it finds, and nothing beside
-it."""
+"""Keywords of which xgrammar reads only the first that it finds, and nothing beside it."""
 
 _HARMLESS = (
     "$comment",
@@ -52,7 +52,7 @@ _HARMLESS = (
     "title",
     "writeOnly",
 )
-"""Say nothing about what is valid, or only define what others refer to."""
+"""Keywords without an effect on what is valid, but for definitions that others refer to."""
 
 _ONE = ("additionalProperties", "items", "propertyNames", "additionalItems")
 _MANY = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
@@ -60,7 +60,8 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def inexact_keyword(schema: Any) -> str | None:
-    """The first keyword, or combination of them, that would not be enforced; None if all are."""
+    """First keyword of a schema, or combination of keywords, that is not enforced; None if all
+    are."""
     for part in _parts(schema):
         for keyword in _IGNORED:
             if part.get(keyword) not in (None, False, {}, []):
@@ -81,7 +82,7 @@ def inexact_keyword(schema: Any) -> str | None:
 
 
 def _agrees(part: dict[str, Any], keyword: str, beside: list[str]) -> bool:
-    """Whether what stands beside an alternative says nothing more."""
+    """Whether the keywords beside an alternative add nothing to it."""
     if not beside:
         return True
     if keyword not in ("const", "enum") or beside != ["type"]:
@@ -105,7 +106,7 @@ def _is_of(value: Any, types: list[Any]) -> bool:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all schemas in it, where schemas may stand."""
+    """The schema and all its subschemas."""
     pending = [schema]
     while pending:
         part = pending.pop()

@@ -1,4 +1,4 @@
-"""Follows one request through its grammar and keeps the mask of its next draw."""
+"""Grammar follower: takes one request through its grammar and keeps the mask of its next draw."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from worker.wire.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 FREE_S = 0.02
-"""Time per token that costs a request nothing."""
+"""Seconds per token that are free: only what exceeds them uses up credit."""
 CREDIT_S = 1.0
-"""What it may use beyond, in sum, before it is given up."""
+"""Seconds beyond FREE_S, in sum, after which the request is ended by an error."""
 SLOW_S = 0.01
-"""From here on a step does not wait for it: the request is taken out until its mask is made."""
+"""Seconds of its last token from which on a grammar is slow: steps do not wait for it, and the
+request is held until its next mask is made."""
 
 
 class GrammarFollower:
-    """The state of one request in its grammar, by a matcher (`GrammarState`).
+    """GrammarState of one request, by a matcher.
 
     End tokens: where the text may end and may continue, the mask has both, unless `ignore_eos` or
     `min_tokens` forbid the end. Where it can only end, the request is complete: nothing is drawn.
 
     Args:
-        matcher: before the first token.
-        sampling: of the request.
+        matcher: matcher of the grammar, before the first token.
+        sampling: sampling parameters of the request.
         eos_token_ids: the model's end tokens.
-        vocab_size: tokens that a draw can yield.
+        vocab_size: number of tokens that a draw can yield.
         output: tokens that an earlier attempt has drawn.
 
     Raises:
@@ -59,11 +60,11 @@ class GrammarFollower:
         self.is_complete = False
         """Whether the grammar leaves nothing to draw but an end token, or not even that."""
         self.is_slow = False
-        """Whether `advance` takes so long that a step must not wait for it."""
+        """Whether the last `advance` took so long that a step must not wait for the next."""
         self.may_draft = True
-        """Whether `walk` is fast enough to make masks of drafts."""
+        """Whether the last `walk` was fast enough to make masks of drafts within a step."""
         self.mask = b""
-        """What the next draw may yield: ceil(vocab / 32) little-endian words, bit 1 allows."""
+        """Mask of the next draw: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         ends = words_of(list(eos_token_ids), vocab_size)
@@ -81,7 +82,7 @@ class GrammarFollower:
         self._fill()
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """Masks of the next draw and of those after each draft; the state stays as it is."""
+        """Masks of the next draw and of the draw after each draft; the state does not change."""
         masks = [self.mask]
         began, state = time.thread_time(), (self.mask, self._num_output)
         num_taken = 0
@@ -104,7 +105,8 @@ class GrammarFollower:
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Takes one drawn token and makes the next mask; why it cannot continue, None if it can."""
+        """Takes one drawn token and makes the next mask; returns a problem if it cannot
+        continue."""
         began = time.thread_time()
         try:
             self._accept(token_id)

@@ -1,4 +1,4 @@
-"""Grammars by llguidance, which bounds its own work per token."""
+"""Grammar backend llguidance, which bounds its own work per token."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from worker.wire.structured import StructuredOutputsParams
 
 
 class GuidanceBackend:
-    """llguidance as a backend: the compiled form is the grammar in its own words; loading compiles
-    it.
+    """GrammarBackend of llguidance. `compile` translates a grammar to the library's format, and
+    `load` compiles that.
 
     Args:
-        tokens: the bytes of each token; empty ones are never drawn.
+        tokens: bytes of each token; those with none are never drawn.
         eos_token_ids: the model's end tokens.
     """
 
     def __init__(self, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
         self._library = _import_library()
-        # The library asks for an end token: where the model has none, one that cannot be drawn.
+        # The library needs an end token: where the model has none, one that cannot be drawn.
         ends = list(eos_token_ids) or [next((i for i, t in enumerate(tokens) if not t), 0)]
-        # Of forced text it admits the first of its tokens alone. By bytes, as it would do without
-        # being told, a key takes a step for every letter.
+        # Of forced text the library allows only the first token, in a tokenization of its own. By
+        # bytes, which is its default, a key would take a step for every letter.
         longest = self._library.LLTokenizer(_TokenList(tokens, ends), eos_token=ends, slices=[])
         vocabulary = _TokenList(tokens, ends, longest.greedy_tokenize)
         self._tokenizer = self._library.LLTokenizer(vocabulary, eos_token=ends)
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """The grammar as `load` takes it. Raises GrammarError."""
+        """Compiles a grammar and returns it as `load` takes it. Raises GrammarError."""
         try:
             grammar = self._grammar(params)
         except ValueError as error:
@@ -42,7 +42,7 @@ class GuidanceBackend:
         return grammar
 
     def load(self, payload: str) -> LoadedGrammar:
-        """The grammar that `compile` returned, in this process or another. Raises GrammarError."""
+        """Loads what `compile` returned, in this process or another. Raises GrammarError."""
         matcher = self._library.LLMatcher(self._tokenizer, payload, log_level=0)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
@@ -69,12 +69,12 @@ class GuidanceBackend:
 
 
 class _TokenList:
-    """A vocabulary as llguidance reads it.
+    """Vocabulary as llguidance reads it.
 
     Args:
-        tokens: the bytes of each token; empty ones are never drawn.
+        tokens: bytes of each token; those with none are never drawn.
         ends: the end tokens.
-        tokenize: the tokens of a text that a grammar forces.
+        tokenize: tokenizes a text that a grammar forces.
     """
 
     is_tokenizer_wrapper = True
@@ -94,16 +94,18 @@ class _TokenList:
         self._tokenize = tokenize
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of a text."""
+        """Token ids of a text."""
         return self._tokenize(text)
 
 
 class _Matcher:
+    """Matcher of one request (`worker.core.grammar.base.Matcher`)."""
+
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     def accept(self, token_id: int) -> bool:
-        """Takes one token; False if it cannot follow."""
+        """Advances by one token; False if the grammar does not allow it."""
         return bool(self._handle.consume_token(token_id))
 
     def rollback(self, count: int) -> None:
@@ -116,7 +118,7 @@ class _Matcher:
         return bool(self._handle.is_accepting())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, end tokens included where the text may end."""
+        """Writes the mask of the next token, with end tokens where the text may end."""
         self._handle.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._handle.is_error():
             raise GrammarError(self._handle.get_error())

@@ -1,4 +1,4 @@
-"""The matchers of the requests under way, by request."""
+"""Requests under a grammar: their grammar states, and the masks of a step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ RequestKey = tuple[str, int]
 
 
 class GuidedRequests:
-    """Takes what requests under a grammar draw, and makes the masks of what they draw next.
+    """Grammar states of requests: takes the tokens of each step, and makes masks for the next.
 
     Args:
-        advance_slowly: takes a token for a grammar that a step must not wait for (id, attempt,
-            grammar, token), beside the steps.
-        vocab_size: tokens that a draw can yield.
+        advance_slowly: called with (id, attempt, grammar, token) to take a token outside of the
+            step loop, for a grammar that a step must not wait for.
+        vocab_size: number of tokens that a draw can yield.
     """
 
     def __init__(
@@ -30,27 +30,27 @@ class GuidedRequests:
         return len(self._grammars)
 
     def add(self, request_id: str, attempt: int, grammar: GrammarState) -> None:
-        """A request's matcher is ready, first or after a slow token."""
+        """Adds the state of a request whose matcher is ready, first or after a slow token."""
         self._grammars[request_id, attempt] = grammar
 
     def drop(self, keys: Iterable[RequestKey]) -> None:
-        """Lets go of requests that have ended."""
+        """Drops the states of requests that have ended."""
         for key in keys:
             self._grammars.pop(key, None)
 
     def follow(self, drawn: Iterable[DrawnTokens]) -> list[Followed]:
-        """Takes the tokens of one step, request by request."""
+        """Takes the tokens that requests drew in one step; their outcomes, in the same order."""
         return [self._follow(one) for one in drawn]
 
     def masks(
         self, rows: Sequence[RequestKey | None], drafts: Sequence[Sequence[int]] = ()
     ) -> bytes:
-        """Masks for the masked draws of a step, once the results of all earlier ones are taken.
+        """Masks of the masked draws of a step, after the results of all earlier steps.
 
         Args:
-            rows: whose each masked row is; None where that has ended or was preempted meanwhile:
-                its draw is dropped, and needs no mask.
-            drafts: of each masked row, where any of them may have drafts.
+            rows: request of each masked row; None where it has ended or was preempted meanwhile,
+                so that its draw is dropped and anything is allowed.
+            drafts: drafts of each masked row; empty where none may have any.
         """
         masks: list[bytes] = []
         for number, key in enumerate(rows):

@@ -1,8 +1,8 @@
-"""Loads xgrammar's C++ core without what its Python package brings along.
+"""Loads xgrammar's C++ core without its Python package.
 
 `import xgrammar` imports torch and transformers for conveniences that are not used here: 1.8 s and
 190 MB, where the core alone takes 0.1 s and 20 MB. Coordinators on CPU and compiling processes are
-kept free of torch, so the core's bindings are imported past the package's `__init__`.
+kept free of torch, so the core's bindings are imported without running the package's `__init__`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from worker.core.grammar.base import GrammarError, Words
 
 @dataclass(frozen=True, slots=True)
 class XGrammarCore:
-    """The bindings, and the conversion of arrays for them."""
+    """Bindings of xgrammar's core, and the conversion of arrays for them."""
 
     bindings: Any
-    """Classes TokenizerInfo, GrammarCompiler, CompiledGrammar, GrammarMatcher, Grammar."""
+    """Module with TokenizerInfo, GrammarCompiler, CompiledGrammar, GrammarMatcher, Grammar."""
     to_tensor: Any
-    """From a numpy array to a view that the bindings write into."""
+    """Function from a numpy array to a view that the bindings write into."""
 
     def view(self, words: Words) -> Any:
-        """A mask as a batch of one."""
+        """View of a mask as a batch of one, [1, words]."""
         return self.to_tensor(words.reshape(1, -1))
 
 
 def load_core() -> XGrammarCore:
-    """The core of the installed xgrammar.
+    """Imports the core of the installed xgrammar.
 
     Raises:
-        GrammarError: it is not installed.
+        GrammarError: xgrammar is not installed.
     """
     spec = importlib.util.find_spec("xgrammar")
     if spec is None or spec.submodule_search_locations is None:
@@ -57,7 +57,7 @@ def load_core() -> XGrammarCore:
         if hides_torch and sys.modules.get("torch", 0) is None:
             del sys.modules["torch"]
         if not before:
-            # Whoever imports xgrammar later is to find all of it.
+            # A later import of xgrammar is to find all of it.
             for name in [name for name in sys.modules if _is_xgrammar(name)]:
                 del sys.modules[name]
     return XGrammarCore(bindings=base._core, to_tensor=to_tensor)

@@ -1,8 +1,8 @@
-"""Where requests stand in their grammars: the matcher's side, and what the scheduler knows of it.
+"""State of requests in their grammars, and the values in which the scheduler is told of it.
 
-The scheduler neither asks a matcher nor waits for one. It says which tokens were drawn
-(`DrawnTokens`), the engine takes them through the matchers, and reports the outcome
-(`Followed`): values, so that a recorded run of the scheduler can be replayed.
+The scheduler neither calls a matcher nor waits for one. It tells which tokens were drawn
+(`DrawnTokens`), the engine core takes them through the matchers and returns the outcomes
+(`Followed`). These are plain values, so that a recorded run of the scheduler can be replayed.
 """
 
 from __future__ import annotations
@@ -12,67 +12,68 @@ from typing import NamedTuple, Protocol
 
 
 class GrammarProblem(NamedTuple):
-    """Why a request cannot continue under its grammar."""
+    """Problem for which a request cannot continue under its grammar."""
 
     message: str
     status: int
-    """400 where the request contradicts itself or its grammar is too heavy, 500 where the worker
-    fails."""
+    """HTTP status: 400 where the request contradicts itself or its grammar is too heavy, 500 where
+    the worker fails."""
 
 
 class GrammarStatus(NamedTuple):
-    """What the scheduler knows of where a request stands in its grammar."""
+    """Status of a request in its grammar, for the scheduler."""
 
     is_complete: bool = False
     """Whether the grammar leaves nothing to draw but an end token, or not even that."""
     is_slow: bool = False
-    """Whether its next token takes so long that a step must not wait for it."""
+    """Whether the grammar takes so long for the next token that a step must not wait for it."""
     may_draft: bool = True
-    """Whether it is fast enough to make masks of drafts."""
+    """Whether the grammar is fast enough to make masks of drafts."""
 
     @classmethod
     def of(cls, grammar: GrammarState) -> GrammarStatus:
-        """The status of a grammar's state as it is now."""
+        """Present status of a grammar state."""
         return cls(grammar.is_complete, grammar.is_slow, grammar.may_draft)
 
 
 class DrawnTokens(NamedTuple):
-    """What a step drew for one request under a grammar."""
+    """Tokens that a step drew for one request under a grammar."""
 
     request_id: str
     attempt: int
     token_ids: list[int]
-    """Up to the first that ends it whatever its grammar says, if one does."""
+    """Drawn tokens, up to the first that ends the request whatever its grammar says."""
     ends: bool
-    """Whether the last of them does: its grammar need only allow it."""
+    """Whether the last token ends the request; the grammar need not take it, but has to allow
+    it."""
     are_proposals: bool = False
-    """Whether they count only as far as its grammar allows them, the first apart (blocks)."""
+    """Whether all but the first count only as far as the grammar allows them (block diffusion)."""
 
 
 class Followed(NamedTuple):
-    """What came of the tokens drawn for one request under a grammar."""
+    """Outcome of the grammar for the tokens drawn for one request."""
 
     num_taken: int
-    """Of the tokens; with the last taken, the request continues, or ends, or waits."""
+    """Number of tokens that count; after the last, the request continues, ends or waits."""
     status: GrammarStatus
     is_refused: bool = False
-    """Whether the last of them is one that its grammar does not allow."""
+    """Whether the grammar does not allow the last token that counts."""
     problem: GrammarProblem | None = None
-    """Why its grammar cannot continue after the last."""
+    """Problem for which the grammar cannot continue after that token; None if it can."""
     is_pending: bool = False
-    """Whether its grammar, which is slow, is still to take the last: `provide` brings the
-    outcome."""
+    """Whether the grammar, which is slow, has yet to take that token: `Scheduler.provide`
+    follows."""
 
 
 class GrammarState(Protocol):
-    """The state of one request in its grammar. It belongs to the request and survives preemption.
+    """State of one request in its grammar, which survives preemption.
 
-    Its life: `advance` for every token that the request draws; `mask` is for the draw that follows.
+    `advance` takes every token that the request draws; `mask` is for the draw that follows.
     """
 
     @property
     def mask(self) -> bytes:
-        """What the next draw may yield: ceil(vocab / 32) little-endian words, bit 1 allows."""
+        """Mask of the next draw: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
         ...
 
     @property
@@ -91,14 +92,14 @@ class GrammarState(Protocol):
         ...
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """Masks of the next draw and of those after each draft, were they drawn; the state stays as
-        it is.
+        """Masks of the next draw and of the draw after each draft; the state does not change.
 
-        After a draft that it does not allow, or that ends the text, masks allow everything: such
-        a draft is never accepted, or the last.
+        After a draft that the grammar does not allow, or that ends the text, masks allow
+        everything: such a draft is not accepted, or is the last token.
         """
         ...
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Takes one drawn token and makes the next mask; why it cannot continue, None if it can."""
+        """Takes one drawn token and makes the next mask; returns a problem if it cannot
+        continue."""
         ...

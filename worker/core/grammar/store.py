@@ -1,5 +1,4 @@
-"""Compiled grammars at the coordinator: loaded in a thread, so that the step loop is not held
-up."""
+"""Grammar store of the coordinator: compiled grammars, loaded in a thread beside the step loop."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from worker.wire.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatc
 
 
 class Provided(NamedTuple):
-    """What became of a request's grammar."""
+    """Grammar state of a request that is ready to be scheduled, or the problem with it."""
 
     request_id: str
     attempt: int
@@ -37,7 +36,7 @@ class Provided(NamedTuple):
 
 
 class _Entry:
-    """A grammar, and the same ready for use once a request has asked for it."""
+    """A compiled grammar, and its loaded form once a request has asked for it."""
 
     def __init__(self, compiled: CompiledGrammar) -> None:
         self.compiled = compiled
@@ -51,20 +50,21 @@ class GrammarStore:
     another thread for 12 ms at most.
 
     Args:
-        info: the engine's limits.
+        info: end tokens and size of the model's vocabulary.
     """
 
     def __init__(self, info: EngineInfo) -> None:
         self.num_due = 0
-        """Requests for which `take` has not returned anything yet."""
+        """Grammar states under way, which `take` has not returned yet."""
         self._info = info
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._entries: dict[str, _Entry] = {}
         self._provided: list[Provided] = []
-        # HAZARD: of what is provided and the bytes that wake the loop, each stands for the other.
+        # HAZARD: the pipe has a byte exactly while something is provided; both change under this
+        # lock.
         self._handover = threading.Lock()
-        # Apart, so that no new request waits for a slow one.
+        # Two threads, so that no new request waits for a slow one.
         self._loading = ThreadPoolExecutor(1, "grammar-loads")
         self._advancing = ThreadPoolExecutor(1, "slow-grammars")
         self._wake_read, self._wake_write = os.pipe()
@@ -74,11 +74,11 @@ class GrammarStore:
 
     @property
     def wake_fd(self) -> int:
-        """Readable while `take` would return something; for polling while idle."""
+        """Descriptor that is readable while `take` would return something; for polling."""
         return self._wake_read
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Takes what a batch brings along."""
+        """Takes a batch's vocabulary and grammars, and drops those that it says may go."""
         for key in batch.dropped_grammars:
             self._entries.pop(key, None)
         if batch.vocabulary is not None:
@@ -105,7 +105,7 @@ class GrammarStore:
         self._begin(self._advancing, request_id, attempt, take)
 
     def take(self, *, wait: bool = False) -> list[Provided]:
-        """What is ready; with `wait`, at least one, if any is due."""
+        """Grammar states that are ready; with `wait`, waits for at least one if any is due."""
         if not self.num_due:
             return []
         if wait:
@@ -120,7 +120,7 @@ class GrammarStore:
         return taken
 
     def close(self) -> None:
-        """Ends the threads, after what is queued."""
+        """Ends the threads once they have done what is queued."""
         self._loading.shutdown()
         self._advancing.shutdown()
         self._finalizer()

@@ -1,4 +1,4 @@
-"""Structural tags: the older form, still sent by clients of vLLM, in terms of the present one."""
+"""Structural tags: translates the older form, still sent by clients of vLLM, to the present one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from worker.core.grammar.base import GrammarError
 
 
 def modern_tag(text: str) -> dict[str, Any]:
-    """`{"type": "structural_tag", "format": ...}` from either form.
+    """The tag in the present form, `{"type": "structural_tag", "format": ...}`.
 
     The older form is `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text,
     and from a trigger on, one of the structures.
 
     Raises:
-        GrammarError: it is neither.
+        GrammarError: the text has neither form.
     """
     try:
         tag = json.loads(text)

@@ -1,4 +1,4 @@
-"""A model that thinks before it writes what a grammar admits."""
+"""Matcher for reasoning models: a free thought, then text under the grammar."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from worker.wire.structured import ThoughtTokens
 
 
 class ThoughtMatcher:
-    """Lets a model think as it likes; its grammar begins behind the thought (`Matcher`).
+    """Matcher that allows any tokens within a thought, and then follows a grammar.
 
-    A thought does not end the text: that would have none of the form it is to have.
+    End tokens are not allowed within the thought: the text would lack its structured part.
 
     Args:
-        matcher: of the grammar, before its first token.
-        thought: what begins and ends one.
+        matcher: matcher of the grammar, before its first token.
+        thought: tokens that begin and end a thought.
         eos_token_ids: the model's end tokens.
-        vocab_size: tokens that a draw can yield.
+        vocab_size: number of tokens that a draw can yield.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class ThoughtMatcher:
         self._opening: Words = words_of([thought.opening], vocab_size)
         self._is_open = thought.is_open
         self._thought_ids: list[int] = []
-        """Tokens of the thought, with those that begin and end it."""
+        """Tokens of the thought, those that begin and end it included."""
         self._num_formed = 0
         """Tokens that the grammar has taken."""
 
     def accept(self, token_id: int) -> bool:
-        """Takes one token; False if it cannot follow."""
+        """Advances by one token; False if it is not allowed."""
         if self._is_open:
             self._is_open = not self._closes(token_id)
             self._thought_ids.append(token_id)
@@ -64,11 +64,11 @@ class ThoughtMatcher:
             self._is_open = self._thought.is_open or bool(self._thought_ids)
 
     def may_end(self) -> bool:
-        """Whether the tokens so far are a thought, if any, and a whole text of the grammar."""
+        """Whether no thought is open, and the tokens after it are a whole text of the grammar."""
         return not self._is_open and self._matcher.may_end()
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, end tokens included where the text may end."""
+        """Writes the mask of the next token, with end tokens where the text may end."""
         if self._is_open:
             words[:] = self._thinking
             return
@@ -77,7 +77,7 @@ class ThoughtMatcher:
             words |= self._opening
 
     def _closes(self, token_id: int) -> bool:
-        """Whether the thought ends with that token."""
+        """Whether the open thought ends with that token."""
         if token_id != self._thought.closing:
             return False
         before = list(self._thought.before)
@@ -85,5 +85,5 @@ class ThoughtMatcher:
 
     @property
     def _may_open(self) -> bool:
-        """Whether a thought may begin: nothing has come yet."""
+        """Whether a thought may begin: no token has been taken yet."""
         return not self._thought.is_open and not self._thought_ids and not self._num_formed

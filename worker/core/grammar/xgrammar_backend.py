@@ -1,4 +1,4 @@
-"""Grammars by xgrammar."""
+"""Grammar backend xgrammar."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from worker.core.grammar.tags import modern_tag
 from worker.wire.structured import StructuredOutputsParams
 
 _RAW_BYTES = 0
-"""VocabType: tokens are the bytes that they stand for."""
+"""VocabType of xgrammar for tokens that are given as the bytes that they stand for."""
 
 _BOUNDED = r"([^\"\\\r\n])"
-"""A character of a text between bounds of its length, as xgrammar 0.2.8 has it in grammars of
-JSON: it may be a raw tab, which JSON does not have, but no escape."""
+"""Rule of xgrammar 0.2.8 for a character of a JSON string with bounds of its length: it allows a
+raw tab, which JSON does not, and no escapes."""
 _BOUNDED_IN_JSON = r'([^\0-\x1f\"\\]) | ("\\" [\"\\/bfnrt])'
+"""Rule that replaces it: what JSON allows, but for escapes of code points."""
 
 
 class XGrammarBackend:
-    """Compiles in one process, follows in another; both have the vocabulary.
+    """GrammarBackend of xgrammar. A grammar may be compiled in one process and loaded in another.
 
     Args:
-        info: a TokenizerInfo of the bindings.
+        info: TokenizerInfo of the bindings, which holds the vocabulary.
         core: the bindings.
     """
 
@@ -35,23 +36,23 @@ class XGrammarBackend:
 
     @staticmethod
     def of_tokens(tokens: list[bytes], eos_token_ids: list[int]) -> XGrammarBackend:
-        """From the bytes of each token; empty ones are never drawn."""
+        """Backend for the bytes of each token; those with none are never drawn."""
         core = load_core()
         info = core.bindings.TokenizerInfo(tokens, _RAW_BYTES, len(tokens), eos_token_ids, False)
         return XGrammarBackend(info, core)
 
     @staticmethod
     def of_serialized(text: str) -> XGrammarBackend:
-        """From another process's `serialize`."""
+        """Backend from what `serialize` returned in another process."""
         core = load_core()
         return XGrammarBackend(core.bindings.TokenizerInfo.deserialize_json(text), core)
 
     def serialize(self) -> str:
-        """The vocabulary, prepared."""
+        """Vocabulary as prepared by xgrammar, for `of_serialized`."""
         return str(self._info.serialize_json())
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """The grammar as `load` takes it. Raises GrammarError."""
+        """Compiles a grammar and returns it as `load` takes it. Raises GrammarError."""
         if params.kind == "json" and (keyword := inexact_keyword(json.loads(params.text))):
             raise GrammarError(f"xgrammar does not enforce {keyword}")
         try:
@@ -60,7 +61,7 @@ class XGrammarBackend:
             raise GrammarError(_reason(error)) from error
 
     def load(self, payload: str) -> LoadedGrammar:
-        """The grammar that `compile` returned, in this process or another. Raises GrammarError."""
+        """Loads what `compile` returned, in this process or another. Raises GrammarError."""
         try:
             compiled = self._core.bindings.CompiledGrammar.deserialize_json(payload, self._info)
         except RuntimeError as error:
@@ -100,12 +101,14 @@ class XGrammarBackend:
 
 
 class _Matcher:
+    """Matcher of one request (`worker.core.grammar.base.Matcher`)."""
+
     def __init__(self, compiled: Any, core: XGrammarCore) -> None:
         self._handle = core.bindings.GrammarMatcher(compiled, None, False, 0, None)
         self._core = core
 
     def accept(self, token_id: int) -> bool:
-        """Takes one token; False if it cannot follow."""
+        """Advances by one token; False if the grammar does not allow it."""
         return bool(self._handle.accept_token(token_id, False))
 
     def rollback(self, count: int) -> None:
@@ -117,7 +120,7 @@ class _Matcher:
         return bool(self._handle.is_completed())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, end tokens included where the text may end."""
+        """Writes the mask of the next token, with end tokens where the text may end."""
         # It writes nothing where every token may follow.
         words.fill(-1)
         self._handle.fill_next_token_bitmask(self._core.view(words), 0, False)
@@ -134,7 +137,7 @@ def _ebnf_literal(text: str) -> str:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The message without the place in xgrammar's sources that it begins with."""
+    """Message of an error, without the place in xgrammar's sources with which it begins."""
     text = str(error).strip()
     head, separator, rest = text.partition(": ")
     return rest if separator and ".cc" in head else text

@@ -132,7 +132,7 @@ class Lifecycle:
         )
 
     def note_ended(self, request_id: str, attempt: int) -> None:
-        """Has `take_ended` report a request under a grammar."""
+        """Notes that a request under a grammar has ended, for `take_ended`."""
         self._ended_guided.append((request_id, attempt))
 
     def take_ended(self) -> list[tuple[str, int]]:

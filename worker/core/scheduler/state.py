@@ -80,7 +80,7 @@ class SchedulerState:
     held: dict[str, Request] = field(default_factory=dict)
     """Requests that wait for their grammar or for its next mask, by id."""
     drain: DrainRate = field(default_factory=DrainRate)
-    """How fast the queue drains."""
+    """Drain rate of the queue."""
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     """Counters of the scheduler."""
     outputs: OutputBuffer = field(default_factory=OutputBuffer)

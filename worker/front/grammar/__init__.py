@@ -1,1 +1,1 @@
-"""Compiles grammars, in processes with bounded memory and time."""
+"""Grammar compilation, in processes with bounded memory and time."""

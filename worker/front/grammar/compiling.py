@@ -1,7 +1,7 @@
-"""The main of a compiling process: grammars in on stdin, verdicts out on stdout.
+"""Main of a compiling process: takes grammars from stdin, and writes verdicts to stdout.
 
-Frames are those of `worker.wire.frames`. First out is the Vocabulary. The process holds itself
-to limits of memory and of processor time, whether or not somebody watches it.
+Frames are those of `worker.wire.frames`; the first one out is the Vocabulary. The process bounds
+its own memory and processor time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import load_tokenizer
 
 MEMORY_BYTES = 2 * 2**30
-"""Address space of the whole process."""
+"""Bound of the process's address space."""
 PAYLOAD_BYTES = 16 * 2**20
-"""Of a compiled grammar."""
+"""Largest compiled grammar."""
 READ_BYTES = 1 << 20
-"""Of a pipe at once."""
+"""Bytes to read from a pipe at once."""
 PROBE_TOKENS = 256
+"""Random tokens by which a compiled grammar is tried."""
 PROBE_S = 0.3
-"""A grammar for which the first tokens take longer together would stall everybody's steps."""
+"""Processor time of all probe tokens above which a grammar is refused: it would hold up the steps
+of all requests."""
 
 
 class GrammarWorkshop:
-    """Compiles with the backends of one setting, and tries what it compiled."""
+    """Compiles grammars with the backends of one setting, and tries each."""
 
     def __init__(self, setting: Setting) -> None:
         tokens = load_tokenizer(setting.tokenizer).vocabulary(setting.vocab_size)
@@ -50,12 +52,13 @@ class GrammarWorkshop:
             self._xgrammar = XGrammarBackend.of_tokens(tokens, setting.eos_token_ids)
 
     def vocabulary(self) -> Vocabulary:
-        """For the process that follows the grammars."""
+        """Vocabulary for the process that follows the grammars."""
         prepared = "" if self._xgrammar is None else self._xgrammar.serialize()
         return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
 
     def compile(self, params: StructuredOutputsParams) -> Verdict:
-        """By the backend of the setting; with auto, by guidance what xgrammar does not enforce."""
+        """Compiles by the setting's backend; with auto, guidance takes JSON schemas and patterns
+        that xgrammar refuses."""
         if self._xgrammar is None:
             return self._try("guidance", self._load_guidance(), params)
         verdict = self._try("xgrammar", self._xgrammar, params)
@@ -101,7 +104,8 @@ class GrammarWorkshop:
 
 
 def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
-    """Draws some tokens. Raises GrammarError where there are none or that takes too long."""
+    """Tries a grammar with random tokens. Raises GrammarError if none is allowed, GrammarTooHeavy
+    if it takes too long."""
     matcher = backend.load(payload)()
     vocab_size, ends = setting.vocab_size, np.array(setting.eos_token_ids, dtype=np.int64)
     words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
@@ -127,7 +131,7 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
 
 
 def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
-    """What `run` returns, and what libraries write on the descriptor of stderr meanwhile."""
+    """Result of `run`, and the warnings that libraries write to stderr's descriptor meanwhile."""
     saved = os.dup(2)
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
@@ -163,7 +167,7 @@ def main() -> None:
     while data := os.read(sys.stdin.fileno(), READ_BYTES):
         for payload in reader.feed(data):
             job = msgspec.msgpack.decode(payload, type=Job)
-            # By processor time, not the clock's: what else runs here says nothing of the grammar.
+            # Processor time, since the wall clock depends on what else runs on the machine.
             signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
             verdict = workshop.compile(job.params)
             signal.setitimer(signal.ITIMER_PROF, 0.0)

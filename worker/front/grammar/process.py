@@ -1,5 +1,5 @@
-"""Starts, feeds and kills a compiling process; what the two say to each other. Blocks; imports no
-grammar library."""
+"""Grammar compiler: runs a compiling process, and the messages between the two. Its calls block; it
+imports no grammar library."""
 
 from __future__ import annotations
 
@@ -19,51 +19,55 @@ from worker.wire.messages import CompiledGrammar, EngineInfo, Vocabulary
 from worker.wire.structured import StructuredOutputsParams
 
 COMPILE_S = 1.5
-"""Processor time for one grammar. Where a core is free, clients get a refusal within two
-seconds."""
+"""Processor time for one grammar, in seconds. Where a core is free, clients get a refusal within
+two seconds."""
 STARVED = 20
-"""A process that gets less than this part of a core is replaced: it hangs, or might as well."""
+"""Multiple of its processor time that a grammar may take by the clock. A process that gets less
+than a twentieth of a core counts as hung and is replaced."""
 START_S = 60.0
-"""Time for loading the vocabulary."""
+"""Seconds for a process to start and load the vocabulary."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a process from outside, whatever it compiles."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What a compiling process gets as its arguments."""
+    """Setting of a compiling process, its argument: what it compiles for."""
 
     tokenizer: str
     """Checkpoint folder or Hub repository."""
     vocab_size: int
     eos_token_ids: list[int]
     backend: str
-    """auto, xgrammar or guidance."""
+    """Name of the backend: auto, xgrammar or guidance."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One grammar to compile."""
+    """Job of a compiling process: one grammar to compile."""
 
     params: StructuredOutputsParams
     cpu_s: float
-    """Processor time that it may take, of all threads."""
+    """Seconds of processor time that the job may take, over all threads."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a Job: a payload, or the reason why there is none."""
+    """Outcome of a Job: the compiled grammar, or the problem with it."""
 
     backend: str = ""
+    """Name of the backend that has compiled the grammar."""
     payload: str = ""
+    """Compiled grammar, for that backend's `load`."""
     problem: str | None = None
+    """Problem of a grammar that cannot be served, else None."""
     is_final: bool = True
-    """False where a limit of time or memory decided: another time the Job may keep it."""
+    """False where a limit of time or memory was exceeded: another try may stay within it."""
 
 
 class CompilerFailure(RuntimeError):
-    """Nothing is known of the grammar: the compiling process is at fault, or who ended it."""
+    """The compiling process failed or was killed; nothing is known of the grammar."""
 
 
 class GrammarCompiler:
-    """One compiling process, replaced whenever it had to be killed. For one thread at a time.
+    """A compiling process, replaced whenever it has ended or was killed. For one thread at a time.
 
     Args:
         setting: what the process compiles for.
@@ -73,7 +77,7 @@ class GrammarCompiler:
     def __init__(self, setting: Setting, seconds: float = COMPILE_S) -> None:
         self.seconds = seconds
         self.vocabulary: Vocabulary | None = None
-        """The process's first word; there from the first `compile` on."""
+        """Vocabulary from the process; None before the first `compile`."""
         self._setting = setting
         self._process: subprocess.Popen[bytes] | None = None
         self._greeted = False
@@ -83,9 +87,9 @@ class GrammarCompiler:
         """Compiles within the limits of time and memory.
 
         Raises:
-            GrammarError: it cannot be served; the message is for the client.
-            GrammarTooHeavy: it went beyond a limit.
-            CompilerFailure: nothing is known of it.
+            GrammarError: the grammar cannot be served; the message is for the client.
+            GrammarTooHeavy: it exceeded a limit of time or memory.
+            CompilerFailure: the process failed.
         """
         job = msgspec.msgpack.encode(Job(params, self.seconds))
         answer = self._ask(job)
@@ -106,7 +110,7 @@ class GrammarCompiler:
         self._kill()
 
     def _ask(self, job: bytes) -> bytes | int:
-        """The process's answer; or, where it ended without one, the code that it ended with."""
+        """The process's answer, or the exit code of a process that ended without one."""
         process = self._ready_process()
         deadline = time.monotonic() + self.seconds * STARVED
         try:
@@ -129,7 +133,7 @@ class GrammarCompiler:
         return code
 
     def _loss(self, kind: str, code: int) -> GrammarError | CompilerFailure:
-        """What it means that the process ended with this code."""
+        """The exception for a process that ended with this exit code."""
         if _was_killed(code):
             return CompilerFailure("the compiling process was killed, twice")
         if code == -signal.SIGPROF:
@@ -189,7 +193,7 @@ class GrammarCompiler:
 
 
 def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> None:
-    """Raises TimeoutError where the process does not read; OSError where it has ended."""
+    """Writes to the process. Raises TimeoutError if it does not read, OSError if it has ended."""
     assert process.stdin is not None
     fd, left = process.stdin.fileno(), memoryview(octets)
     while left:
@@ -198,7 +202,7 @@ def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> 
 
 
 def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """One frame, the only one that is under way; None if the process ended. Raises TimeoutError."""
+    """Reads the one frame that is under way; None if the process ended. Raises TimeoutError."""
     assert process.stdout is not None
     fd, reader = process.stdout.fileno(), FrameReader()
     payloads: list[bytes] = []
@@ -212,7 +216,7 @@ def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | No
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:
-    """Returns when `fd` is ready for `event`, or broken. Raises TimeoutError."""
+    """Waits until `fd` is ready for `event`, or broken. Raises TimeoutError."""
     poller = select.poll()  # select() takes no descriptors above 1023
     poller.register(fd, event)
     left = deadline - time.monotonic()
@@ -221,12 +225,13 @@ def _wait(fd: int, event: int, deadline: float) -> None:
 
 
 def _was_killed(answer: bytes | int) -> bool:
-    """Whether that is the code of a process which was ended from outside, or by its owner."""
+    """Whether `answer` is the exit code of a process that was ended from outside or by its
+    owner."""
     return isinstance(answer, int) and (answer == 0 or -answer in _KILLED)
 
 
 def setting_of(info: EngineInfo) -> Setting:
-    """What grammars for this engine are compiled for."""
+    """Setting of compiling processes for an engine."""
     return Setting(
         info.tokenizer or info.model,
         info.vocab_size,
@@ -236,6 +241,6 @@ def setting_of(info: EngineInfo) -> Setting:
 
 
 def grammar_key(params: StructuredOutputsParams) -> str:
-    """Hash of all that decides what a grammar compiles to."""
+    """Key of a grammar: a hash of all that decides what it compiles to."""
     parts = (params.kind, str(params.disable_any_whitespace), params.text)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

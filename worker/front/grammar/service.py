@@ -1,5 +1,4 @@
-"""Grammars at a worker's frontend: compiled once per content, each request waits for its own
-only."""
+"""Grammar service of a frontend: compiles each grammar once, and caches the outcome."""
 
 from __future__ import annotations
 
@@ -30,32 +29,34 @@ logger = logging.getLogger(__name__)
 NUM_PROCESSES = 2
 """Compiling processes: more than one, so that a slow grammar does not hold all others up."""
 CACHE_BYTES = 64 * 2**20
+"""Bound of the cached outcomes."""
 MAX_CACHED = 4096
-"""Refusals are kept too: a broken grammar is not compiled over and over."""
+"""Most cached outcomes. Final refusals are cached, too, so that a broken grammar is not compiled
+again and again."""
 MAX_WAITING = 4096
-"""Grammars under way; beyond that, requests are sent elsewhere."""
+"""Most grammars that are being compiled or wait for it; further requests get 503."""
 WAITING_CHARACTERS = 64 * 2**20
-"""Of the texts of grammars under way."""
+"""Characters of these grammars above which further requests get 503."""
 PATIENCE_S = 8.0
-"""A request whose grammar is not compiled by then is sent elsewhere, and the grammar is kept for
-the next one; not compiled at all if it has not been begun. Gateways wait a little longer."""
+"""Seconds after which a request whose grammar is not compiled gets 503. The grammar is then kept
+for later requests, or not compiled at all if that has not begun. Gateways wait a little longer."""
 
 
 class Refusal(NamedTuple):
-    """Why a grammar is not there."""
+    """Reason for which a grammar was not compiled."""
 
     message: str
     status: int
-    """400 where the grammar is at fault, 503 where another worker may serve it."""
+    """HTTP status: 400 where the grammar is at fault, 503 where another worker may serve it."""
     is_final: bool
     """Whether compiling it again would end the same way."""
 
 
 class GrammarService:
-    """Compiles for one engine after another of the same model; lives on one event loop.
+    """Compiles grammars for a worker's engines, one after another; lives on one event loop.
 
     Args:
-        info: of the engine.
+        info: the first engine; later ones have the same model.
     """
 
     def __init__(self, info: EngineInfo) -> None:
@@ -64,34 +65,34 @@ class GrammarService:
         self._idle: deque[GrammarCompiler] = deque()
         self._compilers: list[GrammarCompiler] = []
         self._tasks: dict[str, asyncio.Task[CompiledGrammar | Refusal]] = {}
-        """By key, which is a hash: one attempt at a time, however many requests wait for it."""
+        """Compilations under way by key: one per grammar, however many requests wait for it."""
         self._waiting_characters = 0
         self._cache: OrderedDict[str, CompiledGrammar | Refusal] = OrderedDict()
-        # HAZARD: never an exception: its traceback holds the frames, and with them the grammar.
+        # HAZARD: no exceptions are cached: their tracebacks would keep frames, and the grammar.
         self._cached_bytes = 0
         self._vocabulary: Vocabulary | None = None
         self._sent: dict[str, None] = {}
-        """What the present engine has."""
+        """Keys of the grammars that the present engine has."""
         self._dropped: list[str] = []
-        """What it has and need not keep."""
+        """Keys of grammars that it has and may drop."""
 
     def engine_changed(self) -> None:
-        """The next engine knows nothing yet."""
+        """Notes that a new engine runs, which has no grammars yet."""
         self._sent.clear()
         self._dropped.clear()
 
     async def compile(
         self, submits: Sequence[Submit]
     ) -> tuple[dict[str, CompiledGrammar], list[Rejection]]:
-        """Compiles what these submits ask for.
+        """Compiles the grammars that these submits ask for.
 
-        Those that can be served name the grammar by its key afterwards, instead of spelling it.
+        Submits whose grammar is compiled are changed: they have its key in place of its text.
 
         Returns:
-            Grammars by key, and a rejection for each submit that cannot be served.
+            Grammars by key, and a rejection for each submit whose grammar is not compiled.
         """
         structured = [s for s in submits if s.sampling.structured_outputs is not None]
-        # Completions of one request share their parameters, and what becomes of them.
+        # Completions of one request share their parameters, and so the verdict.
         samplings = {id(submit.sampling): submit.sampling for submit in structured}
         verdicts = await asyncio.gather(*map(self._verdict, samplings.values()))
         found = {
@@ -119,7 +120,7 @@ class GrammarService:
         return grammars, rejections
 
     def attach(self, batch: SubmitBatch, grammars: Mapping[str, CompiledGrammar]) -> None:
-        """Adds to a batch, just before it goes to the engine, what the engine lacks for it."""
+        """Adds the grammars that the engine lacks to a batch, just before it is sent."""
         if not batch.submits:
             return
         keys = dict.fromkeys(submit.grammar for submit in batch.submits if submit.grammar)
@@ -207,11 +208,11 @@ class GrammarService:
 
 
 def _later(problem: str) -> Refusal:
-    """Nothing is known of the grammar."""
+    """Refusal by 503, which says nothing about the grammar."""
     return Refusal(f"structured_outputs: {problem}: try again shortly", 503, is_final=False)
 
 
 def _size(key: str, verdict: CompiledGrammar | Refusal) -> int:
-    """Bytes that an entry holds, but for fixed parts of some hundred (see MAX_CACHED)."""
+    """Bytes of a cached outcome, without some hundred for objects (which MAX_CACHED bounds)."""
     text = verdict.payload if isinstance(verdict, CompiledGrammar) else verdict.message
     return sys.getsizeof(key) + sys.getsizeof(text)
