@@ -17,12 +17,12 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 2
-"""For the Hub's answer about one file, name resolution included: who mistyped a name waits no
-longer than three seconds with the command's own start. HF_HUB_ETAG_TIMEOUT, huggingface_hub's
-variable for such questions, sets another."""
+"""Seconds to wait for the Hub's answer about one file, name resolution included: who mistyped a
+name waits no longer than three seconds with the command's own start. HF_HUB_ETAG_TIMEOUT,
+huggingface_hub's variable for such questions, sets another."""
 PIN_TIMEOUT_S = 20
-"""For a commit and the configuration of a model, where somebody waits for it less than the Hub's
-own limits. What is not known by then is left to gateways and workers."""
+"""Seconds to wait for a commit and the configuration of a model, where somebody waits for it less
+than the Hub's own limits. What is not known by then is left to gateways and workers."""
 HTTP_TOO_MANY_REQUESTS = 429
 HTTP_SERVER_ERROR = 500
 
@@ -200,7 +200,7 @@ def _within_timeout(ask: Callable[[float], object]) -> None:
 
 
 def _in_time(ask: Callable[[], T], timeout_s: float) -> T:
-    """What `ask` returns or raises; TimeoutError where it has done neither in time."""
+    """The result of `ask`, or its exception; TimeoutError where there is neither in time."""
     answer: Future[T] = Future()
 
     def run() -> None:

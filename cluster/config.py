@@ -1,4 +1,5 @@
-"""What is served, where, and how many of each. Flags, the config file and `build_app` share it."""
+"""The configuration of a deployment: what is served, where, and how many of each. Flags, the config
+file and `build_app` share it."""
 
 from __future__ import annotations
 
@@ -94,8 +95,8 @@ class FleetConfig:
     num_workers: int = 1
     """Worker groups, each with a whole copy of the model."""
     tensor_parallel_placement: Literal["node", "pack", "spread"] = "node"
-    """Where the ranks of a worker group are. node: on one node, which may be any; pack: on as few
-    as can be; spread: on as many as there are. Between nodes they talk over TCP."""
+    """Placement of a worker group's ranks. node: on one node, which may be any; pack: on as few as
+    can be; spread: on as many as there are. Between nodes they talk over TCP."""
     served_model_name: str | None = field(
         default=None, metadata={"argparse": {"nargs": "+", "action": "extend"}}
     )
@@ -107,15 +108,15 @@ class FleetConfig:
     """Jinja template in place of the tokenizer's own: a file on the gateways' nodes, or the
     template itself."""
     generation_config: str = "auto"
-    """Whose generation_config.json gives the sampling values that requests leave open: auto is the
-    model's, vllm none at all, anything else a folder or Hub repository."""
+    """The generation_config.json that gives the sampling values which requests leave open: auto is
+    the model's, vllm none at all, anything else a folder or Hub repository."""
     tool_call_parser: str = ""
-    """How the model writes calls of functions: hermes, qwen3_coder, glm45, llama3_json, pythonic,
-    mistral, deepseek_v31, json; none to leave them in the text. Found in its chat template unless
-    given."""
+    """Format in which the model writes tool calls: hermes, qwen3_coder, glm45, llama3_json,
+    pythonic, mistral, deepseek_v31, harmony, json; none to leave them in the text. Found in its
+    chat template unless given."""
     reasoning_parser: str = ""
-    """How the model marks its thoughts: think, mistral; none to leave them in the text. Found in
-    its chat template unless given."""
+    """Format in which the model marks its reasoning: think, mistral, harmony; none to leave it in
+    the text. Found in its chat template unless given."""
 
     def __post_init__(self) -> None:
         check_parsers(self.tool_call_parser, self.reasoning_parser)
@@ -130,7 +131,7 @@ class ModelSpec:
     fleet: FleetConfig
     """How many workers, and under which name."""
     engine: EngineConfig
-    """What each of its worker groups loads."""
+    """Engine options of each of its worker groups."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """How gateways choose one of them."""
     autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
@@ -170,7 +171,7 @@ _METRICS = {"within": "--metrics-config"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointConfig:
-    """Where the endpoint listens and whom it lets in."""
+    """The endpoint: where it listens and whom it lets in."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all interfaces."""
@@ -193,8 +194,8 @@ class EndpointConfig:
     """Origins whose pages browsers let ask this endpoint, as `https://host:port`, separated by
     commas, or * for all; none unless given."""
     root_path: str = ""
-    """What a proxy in front puts before all paths, as /llm: paths are served with it and without
-    it, whether or not that proxy takes it off."""
+    """Prefix that a proxy in front puts before all paths, as /llm: paths are served with it and
+    without it, whether or not that proxy takes it off."""
     audit_log: str = ""
     """Folder, on the gateways' nodes, for a line of JSON per request: when, whose key, which model
     and status, how many tokens; nothing of prompts or answers. Empty for none."""
@@ -203,8 +204,8 @@ class EndpointConfig:
     user by API key and the request field `user`, which clients choose freely. auto is key where
     there are several keys, and none otherwise."""
     cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
-    """Who has a prefix cache to itself, so that nobody can tell from the time to the first token
-    what others have asked: none: all share; otherwise as in --fairness-key."""
+    """Tenants that have a prefix cache to themselves, so that nobody can tell from the time to the
+    first token what others have asked: none: all share; otherwise as in --fairness-key."""
     num_gateways: int = 1
     """Gateway processes: HTTP, tokenization and routing."""
     responses_store_mib: int = 64
@@ -228,9 +229,9 @@ class EndpointConfig:
     otlp_traces_endpoint: str = ""
     """URL that takes OpenTelemetry traces by OTLP over HTTP; needs the extra `tracing`."""
     startup_retry_s: float = 0.0
-    """For how long a gateway or worker that cannot start tries again what may heal: a model folder
-    that is not mounted yet, a Hub that is busy, a rank that died. 0 fails at once; inf is for ever,
-    and the default in Ray Serve configs, where nobody would start it again."""
+    """Seconds for which a gateway or worker that cannot start tries again what may heal: a model
+    folder that is not mounted yet, a Hub that is busy, a rank that died. 0 fails at once; inf is
+    for ever, and the default in Ray Serve configs, where nobody would start it again."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -269,9 +270,9 @@ class ServeConfig:
     """A whole fleet behind one endpoint."""
 
     endpoint: EndpointConfig
-    """Where it listens."""
+    """Options of the endpoint."""
     models: tuple[ModelSpec, ...]
-    """What it serves."""
+    """The models that are served."""
 
     def __post_init__(self) -> None:
         self.gateway()  # refuses no models, and names that are served twice
@@ -314,7 +315,7 @@ class ServeConfig:
         )
 
     def node_metrics(self) -> NodeMetricsConfig:
-        """Where the metrics of each node are read."""
+        """URLs at which the metrics of each node are read."""
         return NodeMetricsConfig(
             host=self.endpoint.metrics_host,
             port=self.endpoint.metrics_port,

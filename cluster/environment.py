@@ -35,7 +35,8 @@ DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
 START_HAPROXY = (
     "import sys; sys.path.append(sys.argv.pop(1)); from cluster.haproxy import main; main()"
 )
-"""What Serve starts, in a Python that finds nothing but its standard library and the project."""
+"""Command that Serve starts as HAProxy, in a Python that finds nothing but its standard library and
+the project."""
 NODE_WRAPPER = "rayfleet-haproxy"
 """Name of that program where it is installed, for nodes that are started by other means."""
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -46,7 +47,7 @@ NO_HAPROXY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What `prepare()` set up; `close()` removes it again."""
+    """The environment that `prepare()` set up; `close()` removes it again."""
 
     directory: Path
     """Private (0700) and short: sockets, configuration of HAProxy, the Ray token, Ray's files."""
@@ -121,7 +122,7 @@ def private_directory() -> Path:
 
 
 def ray_directory(directory: Path) -> Path:
-    """Where a local cluster's Ray puts sockets, logs and what it spills.
+    """Folder in which a local cluster's Ray puts sockets, logs and what it spills.
 
     Ray lets everyone write there, in /tmp/ray by default: other users of the machine could put
     their own sockets in the place of ours. Nobody else gets through the private `directory`.

@@ -37,10 +37,11 @@ from cluster.haproxy_guard import Guard, can_guard, die_with_parent, has_routes
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Names what Serve starts as HAProxy."""
 IDLE_CONNECTIONS = 8
-"""Kept per gateway at most. A request may meet each of them closed, and is repeated as often."""
+"""Idle connections kept per gateway at most. A request may meet each of them closed, and is
+repeated as often."""
 REQUEST_TIMEOUT_S = 10
-"""For a request's head, and again for its body as far as HAProxy waits for it: its buffer, so that
-64 KiB take 6.4 KB/s. What a client stops sending later is `timeout client`'s."""
+"""Seconds for a request's head, and again for its body as far as HAProxy waits for it: its buffer,
+so that 64 KiB take 6.4 KB/s. What a client stops sending later is `timeout client`'s."""
 REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
 PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"
 """Connections that one address may have open; 0, the default, for any number: behind an ingress, a
@@ -48,7 +49,8 @@ load balancer or a port forwarding, all clients have one address."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 """Serve's own: where it is set, it counts."""
 MAX_CONNECTIONS = 16_384
-"""At most. A begun request takes up to a buffer: with 64 KiB, 1 GiB for REQUEST_TIMEOUT_S."""
+"""Most connections where nothing else is said. A begun request takes up to a buffer: with 64 KiB, 1
+GiB for REQUEST_TIMEOUT_S."""
 OTHER_DESCRIPTORS = 512
 """Kept for listeners, threads, health checks and idle connections to gateways."""
 SIDE_SECTIONS = ("frontend prometheus", "listen stats")
@@ -64,7 +66,7 @@ ERRORS = (
     (503, "service_unavailable_error", "no_gateway_available", "no gateway is there: try again"),
     (504, BROKEN, "gateway_timeout", "the gateway did not answer in time: try again"),
 )
-"""What HAProxy answers itself: status, and the type, code and message that clients are told."""
+"""Answers of HAProxy's own: status, and the type, code and message that clients are told."""
 RETRYABLE = (408, 500, 502, 503, 504)
 """Such a request has not been begun, or its answer has not: it may be repeated."""
 RETRY_AFTER_S = 1
@@ -186,7 +188,7 @@ def explain_errors(configuration: str) -> str:
 
 
 def _answer(status: int, kind: str, code: str | int, message: str) -> str:
-    """What follows `http-error` and `http-request return`."""
+    """The part of a rule that follows `http-error` and `http-request return`."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
     answer = f"status {status} content-type application/json string '{body}'"
     if status in RETRYABLE:

@@ -40,11 +40,12 @@ PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
 """Between two looks whether HAProxy answers for the first time."""
 ASK_TIMEOUT_S = 5.0
-"""For HAProxy, and for who asks the guard, to come to the point."""
+"""Seconds for HAProxy, and for who asks the guard, to come to the point."""
 FIRST_TRIES = 3
 """Starts of a HAProxy that is to take over: the one before may be on its way up or down."""
 LONG_RUN_S = 1.0
-"""Who has run so long, or was killed, did not fail by itself: it is started again at once."""
+"""Seconds after which an end is no failure to start: who has run so long, or was killed, is started
+again at once."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 INFO, ADOPT = b"show info", b"adopt"

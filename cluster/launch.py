@@ -27,7 +27,7 @@ from cluster.local_ray import (
 
 APPLICATION = "rayfleet"
 RAY_IS_SLOW = "timed out during startup"
-"""What Ray says where its own processes were not there in time."""
+"""Ray's message where its own processes were not there in time."""
 START_TRIES = 3
 """The later ones find files and code in memory, which takes most of a first start's time."""
 Report = Callable[[str], None]
@@ -67,14 +67,15 @@ class LocalFleet:
 
     @property
     def base_url(self) -> str:
-        """Where clients on this machine reach the endpoint."""
+        """URL at which clients on this machine reach the endpoint."""
         host = self._config.endpoint.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
         return f"http://{shown}:{self._config.endpoint.port}"
 
     @property
     def log_directory(self) -> str:
-        """Where Ray keeps the logs of all processes of this fleet; they stay when it ends."""
+        """Folder in which Ray keeps the logs of all processes of this fleet; they stay when it
+        ends."""
         from ray._private.worker import _global_node
 
         return str(_global_node.get_logs_dir_path())

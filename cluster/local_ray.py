@@ -76,7 +76,7 @@ def node_addresses() -> set[str]:
 
 
 def proxy_warning(haproxy: bool, host: str, addresses: set[str]) -> str | None:
-    """What is to be known of the proxies of a cluster that has been joined, if anything.
+    """A warning about the proxies of a cluster that has been joined, if there is any.
 
     Args:
         haproxy: whether they are HAProxy.

@@ -65,7 +65,7 @@ def _may_listen(port: int) -> bool:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """What makes `port` nobody else's while it is open; None where it is somebody's.
+    """An object that keeps `port` from others while it is open; None where it is somebody's.
 
     It has a name in Linux's abstract namespace of sockets: known as far as ports reach (a network
     namespace), and gone with the process, however it ends. Elsewhere fleets are not kept apart.

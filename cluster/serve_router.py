@@ -97,7 +97,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._caches: dict[str, _AssumedCache] = {}
         self._placed: dict[str, _Placed] = {}
         self._open: WeakValueDictionary[str, PendingRequest] = WeakValueDictionary()
-        """By request id: those that were placed and have not ended."""
+        """Requests, by id, that were placed and have not ended."""
 
     async def choose_replicas(
         self,
@@ -173,7 +173,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._fleet.attach(name, snapshot)
 
     def _computed(self, request_id: str) -> None:
-        """By now the prompt should be in the replica's cache."""
+        """Notes a prompt as computed: by now it should be in the replica's cache."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
@@ -203,7 +203,7 @@ class _Placed:
 
 
 class _AssumedCache:
-    """What a replica's prefix cache should hold."""
+    """A replica's prefix cache, as far as it should hold what it was sent."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.running: set[str] = set()

@@ -52,7 +52,8 @@ async def follow_targets(
 
 
 def target_of(details: Mapping[str, Any]) -> WorkerTarget:
-    """What one deployment's details say, with its bounds; where it has none they are its number."""
+    """The target of one deployment, from its details, with its bounds; where it has none they are
+    its number."""
     wanted = int(details["target_num_replicas"])
     scaling = details["deployment_config"].get("autoscaling_config")
     if scaling is None:

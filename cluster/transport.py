@@ -21,7 +21,7 @@ from worker.wire.frames import SocketOffer, pulse_key
 logger = logging.getLogger(__name__)
 
 _FIRST_CALL_S = 10.0
-"""For which a handle's first call may wait: a fifth of the time that Serve looks back."""
+"""Seconds that a handle's first call may wait: a fifth of the time that Serve looks back."""
 
 
 class RayTransport:

@@ -42,5 +42,5 @@ class WorkerSet:
 
 
 WORKERS: Final[defaultdict[str, WorkerSet]] = defaultdict(WorkerSet)
-"""By name of the deployment: one in a process, which joins Serve's router objects to our
+"""Workers by name of the deployment: one in a process, which joins Serve's router objects to our
 transports."""

@@ -23,8 +23,8 @@ _DOUBT = 4.0
 after so many delays where they only just suffice: noise would have them back soon."""
 _MOST_PATIENCE = 8.0
 _REGRET = 2.0
-"""In downscale delays: more workers wanted sooner after some have gone mean that they were
-missed."""
+"""Window of regret, in downscale delays: more workers wanted again so soon after some have gone
+mean that they were missed."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Autoscaler:
         """The most, with its sign turned, while some that start may be called off."""
         self._rose_at: float | None = None
         self._downs: list[_Wish | None] = [None, None]
-        """Where fewer are plenty, and where they suffice."""
+        """Wishes for fewer workers: where these are plenty, and where they just suffice."""
         self._idle_since: float | None = None
         self._fell_at: float | None = None
         """When workers were let go last, unless more were started since."""

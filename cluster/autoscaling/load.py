@@ -1,4 +1,4 @@
-"""What a model's workers have to do, in units of workers."""
+"""The load of a model: what its workers have to do, in units of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Serve deployment is told of the number of its replicas."""
+"""The autoscaling options of a Serve deployment: the number of its replicas, or its policy."""
 
 from __future__ import annotations
 

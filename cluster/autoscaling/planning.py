@@ -10,21 +10,22 @@ from cluster.autoscaling.starts import StartTimes
 from router.serving.load import WINDOW_S
 
 _LEAST_RATE = 0.5
-"""Of a worker's service rate, against the meter's: a queue says that there is too little, but
-hardly of how much, so the correction at most doubles what is asked for."""
+"""Least part of the meter's service rate that a worker is taken to have: a queue says that there is
+too little, but hardly of how much, so the correction at most doubles what is asked for."""
 _LEARN_S = 6.0 * WINDOW_S
 """Time constant in which the rate follows what is measured; long beside the meter's own, which
 smears every step of the load."""
 _MEAN = 0.5
-"""In start-up times: over which what arrives is averaged. What comes and goes within a start none
-can answer, and a rise that lasts should not wait for another one."""
+"""Time constant, in start-up times, of the mean of arriving work. What comes and goes within a
+start none can answer, and a rise that lasts should not wait for another one."""
 _MOST_FULL = 0.9
 """Utilisation from which the headroom is taken to be no smaller: at 1.0 no backlog would ever be
 worked off by it."""
 
 
 class ServiceRate:
-    """What a worker gets done per second, in the seconds for which the meter counts work.
+    """The service rate of a worker: work done per second, in the seconds for which the meter counts
+    work.
 
     Where requests wait longer than they should, all workers are busy: what arrives and does not add
     to the queue is what they do. The meter weighs tokens as the step times of late have it; where
@@ -69,7 +70,7 @@ class ServiceRate:
 
 
 class SteadyWork:
-    """What arrives, without what is over before a worker could be started for it.
+    """The arriving work that lasts, without what is over before a worker could be started for it.
 
     The mean over half a start-up time, or what arrives now where that is less. What rises faster
     is what the headroom is there for, as long as workers keep up with it.

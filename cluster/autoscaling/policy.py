@@ -27,7 +27,8 @@ class GatewayPolicy:
         self._clock = clock
 
     def __call__(self, context: Any) -> Decision:
-        """Called by Serve ten times a second, with its AutoscalingContext."""
+        """Called by Serve at each turn of its control loop (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`),
+        with its AutoscalingContext."""
         registry.REGISTRIES[context.app_name].take(context.raw_metrics or {}, self._clock())
         return context.target_num_replicas, {}
 
@@ -45,7 +46,8 @@ class WorkerPolicy:
         self._clock = clock
 
     def __call__(self, context: Any) -> Decision:
-        """Called by Serve ten times a second, with its AutoscalingContext."""
+        """Called by Serve at each turn of its control loop (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`),
+        with its AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
         running = context.current_num_replicas
         load = registry.REGISTRIES[context.app_name].load(context.deployment_name, now)

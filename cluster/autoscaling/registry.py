@@ -1,4 +1,4 @@
-"""What gateways reported last, where all policies of a controller find it.
+"""The last reports of gateways, where all policies of a controller find them.
 
 Serve hands a deployment's policy the reports of that deployment alone, while the load of a model is
 known to the gateways, most of all where the model has no worker. It pickles a policy's module by
@@ -37,7 +37,7 @@ class LoadRegistry:
         self._reported: dict[str, _Reported] = {}
 
     def take(self, series: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> None:
-        """What the gateways that run have recorded: by name and replica, points in time."""
+        """Takes what the running gateways have recorded: points in time, by name and replica."""
         values: dict[str, dict[str, float]] = {}
         stamps: dict[str, float] = {}
         for name, by_replica in series.items():
@@ -66,4 +66,5 @@ class LoadRegistry:
 
 
 REGISTRIES: Final[defaultdict[str, LoadRegistry]] = defaultdict(LoadRegistry)
-"""By application: one in a process, which joins the policy of gateways to those of models."""
+"""Registries by application: one in a process, which joins the policy of gateways to those of
+models."""

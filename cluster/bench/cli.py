@@ -32,7 +32,7 @@ _MOVED = {
     "gateway": "`make check-gateway`, in a checkout",
     "versus": "`bench compare URL_A URL_B`; its ratios are B over A",
 }
-"""What commands of before are now."""
+"""Former commands, and what took their place."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -76,14 +76,14 @@ def completion_request(
 
 @dataclass(kw_only=True, slots=True)
 class Record:
-    """What happened to one request. Times in seconds; `start` on the machine's monotonic clock."""
+    """The outcome of one request. Times in seconds; `start` on the machine's monotonic clock."""
 
     index: int
     prompt_len: int
     wanted_len: int
     start: float = 0.0
     latency: float = 0.0
-    """To the last event with choices; of a request that failed, to its end."""
+    """Seconds to the last event with choices; of a request that failed, to its end."""
     ttft: float = 0.0
     itl: list[float] = field(default_factory=list)
     """Gaps between events with choices."""
@@ -133,7 +133,8 @@ async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Re
 
 
 def _message(body: str) -> str:
-    """What an error answer says: OpenAI's `error.message`, FastAPI's `detail`, or all of it."""
+    """The message of an error answer: OpenAI's `error.message`, FastAPI's `detail`, or all of
+    it."""
     try:
         answer = json.loads(body)
         said = answer.get("error") or answer.get("detail") or answer.get("message")

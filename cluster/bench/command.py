@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 Runner = Callable[[argparse.Namespace], Result]
 AddCommand = Callable[[str, str, Runner], argparse.ArgumentParser]
-"""From name, summary and what runs it: the parser, to which flags are added."""
+"""Makes a parser, to which flags are added, from a name, a summary and what runs the command."""
 
 
 def command_adder(subparsers: Subparsers) -> AddCommand:
-    """What adds benchmarks to `subparsers`; `args.run(args)` then returns the exit status."""
+    """A function that adds benchmarks to `subparsers`; `args.run(args)` then returns the exit
+    status."""
 
     def add(name: str, summary: str, runner: Runner) -> argparse.ArgumentParser:
         parser = subparsers.add_parser(name, help=summary, description=summary)

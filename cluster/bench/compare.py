@@ -52,7 +52,7 @@ _THROUGHPUT = "output_throughput"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:
-    """What to compare, and what counts as a difference."""
+    """Options of `bench compare`: two results or endpoints, and what counts as a difference."""
 
     a: str
     """Result file, a folder of several runs, or an endpoint's URL: what was before."""
@@ -61,17 +61,17 @@ class CompareOptions:
     tolerance: float = 0.02
     """A part by which B may be worse without being called a regression."""
     rounds: int = 5
-    """Of URLs: measurements of each endpoint at each number of requests at once, at least 3."""
+    """With URLs, measurements of each endpoint at each number of requests at once, at least 3."""
     concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
-    """Of URLs: requests at once, a stage for each number."""
+    """With URLs, the numbers of requests at once, a stage for each."""
     prompts_per_stream: int = 0
-    """Of URLs: requests of a stage are this many per stream; 0 uses --num-prompts everywhere."""
+    """With URLs, the requests of a stage per stream; 0 uses --num-prompts everywhere."""
     pause_s: float = 2.0
-    """Of URLs: seconds before each measurement: threads of the other server may still spin."""
+    """With URLs, seconds before each measurement: threads of the other server may still spin."""
     b_model: str | None = None
-    """Of URLs: model name at B, where it is another than at A."""
+    """With URLs, the model's name at B, where it is another than at A."""
     b_api_key: str | None = None
-    """Of URLs: key for B, where it is another than for A."""
+    """With URLs, the API key for B, where it is another than for A."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.tolerance < 1.0:
@@ -94,7 +94,7 @@ class _Run:
     """One stage of one result file."""
 
     figures: Mapping[str, float]
-    """By name: latencies in milliseconds, and tokens per second; NaN without data."""
+    """Figures by name: latencies in milliseconds, and tokens per second; NaN without data."""
     seed: int | None
     """Seed of its prompts and arrivals; None where the file does not say."""
     errors: Mapping[str, int]
@@ -107,7 +107,7 @@ class _Run:
 
 
 _Runs = dict[str, list[_Run]]
-"""By stage."""
+"""Runs by stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(kw_only=True, slots=True)
 class _Sheet:
-    """What a result holds, sorted by shape."""
+    """The parts of a result, sorted by shape."""
 
     facts: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """Plain values by where they are."""

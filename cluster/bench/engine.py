@@ -27,14 +27,14 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.speculation import SpeculationTotals
 
 GATEWAY = "bench"
-"""Whose requests a benchmark's are."""
+"""Name of the gateway that a benchmark's requests come from."""
 KEPT_RECORDS = 5
 _SETTLING_STEPS = 4
 """Steps between the last first token and the first step that counts."""
 
 
 class Request(NamedTuple):
-    """What a benchmark asks an engine for."""
+    """A request of a benchmark to an engine."""
 
     prompt: bytes
     """Token ids, little-endian int32."""
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """What came of a request. Times in seconds since its turn's clock was started."""
+    """The answer to a request. Times in seconds since its turn's clock was started."""
 
     num_prompt: int
     """Tokens of its prompt."""
@@ -69,7 +69,7 @@ class Turn:
     """All requests of a turn, once."""
 
     answers: Sequence[Answer]
-    """What each request got, in the order of the requests."""
+    """The answers, in the order of the requests."""
     elapsed_s: float
     before: LoadSnapshot
     """The engine's load report; its sums go on from turn to turn."""
@@ -91,7 +91,7 @@ class Turn:
         return self.num_tokens / self.elapsed_s
 
     def growth(self, name: str) -> float:
-        """By how much a sum in the load report grew, such as `blocks.num_forwards`."""
+        """Growth of a sum in the load report, such as `blocks.num_forwards`."""
         read = attrgetter(name)
         return float(read(self.after) - read(self.before))
 
@@ -102,7 +102,7 @@ class DecodeTurn:
 
     wall_us: float
     phases_us: dict[str, float]
-    """By the names of StepTimes."""
+    """Microseconds by the names of StepTimes."""
     records: tuple[StepRecord, ...]
     """The last steps that counted."""
 
@@ -118,7 +118,8 @@ class DecodeTurn:
 
     @property
     def idle_us(self) -> float:
-        """From the end of a draw to the next forward pass: what a device might idle at most."""
+        """Microseconds from the end of a draw to the next forward pass: what a device might idle at
+        most."""
         return self.phases_us["bubble"] + self.phases_us["prepare"]
 
 
@@ -152,7 +153,7 @@ class BenchEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
+        """The engine's limits, as loaded."""
         return self.core.info
 
     def close(self) -> None:

@@ -38,9 +38,9 @@ class LoadResult:
 
     records: list[Record]
     start_s: float
-    """On the clock of the records."""
+    """Start, in seconds on the clock of the records."""
     duration_s: float
-    """From the start, before the first arrival's gap, to the last end."""
+    """Seconds from the start, before the first arrival's gap, to the last end."""
     client_cpu_s: float
     """CPU time of the client, all processes together."""
     num_processes: int
@@ -105,7 +105,7 @@ def split_load(load: Load, count: int) -> list[Load]:
 
 
 def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], float]], float]:
-    """What each found, and when they began."""
+    """The records of each process, and when they began."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     children = []

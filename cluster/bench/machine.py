@@ -1,4 +1,4 @@
-"""What a benchmark ran on: the hardware of this machine, and the versions that are installed."""
+"""The machine of a benchmark: its hardware, and the versions that are installed."""
 
 from __future__ import annotations
 

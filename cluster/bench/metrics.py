@@ -1,4 +1,4 @@
-"""From records of requests to the numbers that vLLM's serving benchmark reports, by its names."""
+"""The numbers that vLLM's serving benchmark reports, by its names, from records of requests."""
 
 from __future__ import annotations
 

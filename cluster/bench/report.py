@@ -13,7 +13,7 @@ from typing import Any
 _PIPE_WIDTH = 200
 """Columns of a table that no terminal bounds: names in it stay whole."""
 Result = dict[str, Any]
-"""What a benchmark returns: JSON-ready, with a list `checks`."""
+"""The result of a benchmark: JSON-ready, with a list `checks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ class ServeOptions:
     """One load on one endpoint. Field names are the flags."""
 
     base_url: str = "http://127.0.0.1:8000"
-    """Where the endpoint is."""
+    """URL of the endpoint."""
     endpoint: str = COMPLETIONS
     """completions, chat, or the path of either."""
     model: str | None = None
@@ -52,7 +52,7 @@ class ServeOptions:
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)
     """Prompts, and how long they and their completions are."""
     metrics: MetricOptions = field(default_factory=MetricOptions, metadata=_NO_FLAG)
-    """What is reported."""
+    """Options of the report."""
     num_prompts: int = 100
     """Requests."""
     num_warmups: int = 0
@@ -223,7 +223,7 @@ def _headers(options: ServeOptions) -> dict[str, str]:
 
 
 def server_version(options: ServeOptions) -> str | None:
-    """What `GET /version` says, as of vLLM and rayfleet; None where there is no such thing."""
+    """The version that `GET /version` gives, as vLLM and rayfleet have it; None without one."""
     request = urllib.request.Request(
         options.base_url.rstrip("/") + "/version", headers=_headers(options)
     )
@@ -251,7 +251,7 @@ def _first_model(options: ServeOptions) -> dict[str, Any]:
 
 
 def load_setting(options: ServeOptions) -> Result:
-    """What a load consists of, without its keys and headers, which may be secrets."""
+    """The settings of a load, without its keys and headers, which may be secrets."""
     return {
         "model_id": options.model,
         "tokenizer_id": options.tokenizer,
@@ -270,7 +270,7 @@ def load_setting(options: ServeOptions) -> Result:
 
 
 def _dataset(options: DatasetOptions) -> Result:
-    """Those fields that its prompts follow."""
+    """The options of the dataset that the prompts follow."""
     return {
         name: value
         for name, value in asdict(options).items()

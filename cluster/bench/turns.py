@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """What each variant did, turn by turn; turns of one round form a pair.
+    """Results of each variant, turn by turn; turns of one round form a pair.
 
     Args:
         by_variant: equally many turns of each, in the order of the rounds.

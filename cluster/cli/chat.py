@@ -21,14 +21,15 @@ _C1 = range(0x7F, 0xA0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskOptions(EndpointOptions):
-    """What is asked, and how it is to be answered."""
+    """Options of `chat` and `complete`: what is asked, and how it is to be answered."""
 
     model: str = ""
     """Model to ask; the first one that the endpoint has unless given."""
     max_tokens: int | None = None
     """Most tokens of an answer."""
     temperature: float | None = None
-    """Of sampling; what the model's checkpoint recommends unless given. 0 takes the likeliest."""
+    """Sampling temperature; the one that the model's checkpoint recommends unless given. 0 takes
+    the likeliest."""
     top_p: float | None = None
     """Sampling from the likeliest tokens that have this probability together."""
     seed: int | None = None
@@ -115,7 +116,7 @@ class Chat:
         self._options = options
         self.model = _model_of(endpoint, options)
         self.messages: list[dict[str, str]] = []
-        """What was said, the system's message first."""
+        """The messages so far, the system's first."""
         self._forget()
 
     def ask(self, text: str) -> None:

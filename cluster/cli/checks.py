@@ -1,4 +1,4 @@
-"""What `rayfleet doctor` concludes from readings. Nothing is read here.
+"""The conclusions that `rayfleet doctor` draws from readings. Nothing is read here.
 
 A finding is one line; where something is wrong it says what to do about it.
 """

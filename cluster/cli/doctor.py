@@ -31,7 +31,8 @@ WITH_REQUIREMENTS = ("rayfleet", "torch", "ray", "transformers")
 """Distributions whose requirements are held against what is installed."""
 LOW_MEMORY_GIB = 4
 PROGRAM_TIMEOUT_S = 30
-"""For a program that is asked; nvidia-smi takes seconds where drivers are not kept loaded."""
+"""Seconds to wait for a program that is asked; nvidia-smi takes seconds where drivers are not kept
+loaded."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Tensors that are computed in the model's type, whatever they are stored in."""
 

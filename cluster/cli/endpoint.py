@@ -25,7 +25,7 @@ class EndpointOptions:
     """Which endpoint a command asks."""
 
     url: str = "http://127.0.0.1:8000"
-    """Of the endpoint, with or without /v1."""
+    """URL of the endpoint, with or without /v1."""
     api_key: str = field(default="", repr=False)
     """Key to present. One given here stands on the process list; rather set RAYFLEET_API_KEY, of
     whose keys the first is taken."""
@@ -134,7 +134,7 @@ def _lines(answer: IO[bytes]) -> Iterator[bytes]:
 
 
 def _message_of(body: Any) -> str:
-    """What an error's body says. Raises ValueError where it is of another form."""
+    """The message in an error's body. Raises ValueError where it is of another form."""
     try:
         return str(body["error"]["message"])
     except (TypeError, KeyError) as error:

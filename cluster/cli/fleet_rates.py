@@ -1,4 +1,4 @@
-"""What two scrapes of /metrics tell of models and workers: rates are of what was between."""
+"""Rates of models and workers between two scrapes of /metrics."""
 
 from __future__ import annotations
 
@@ -97,11 +97,12 @@ class Scrape:
         return sum(value for _, value in self.items(name, **labels))
 
     def since(self, before: Scrape | None, name: str, **labels: str) -> float:
-        """By how much these counters grew together; one that began anew counts from 0."""
+        """Growth of the sum of these counters; one that began anew counts from 0."""
         return sum(grown for _, grown in self._growths(before, name, labels))
 
     def quantile(self, before: Scrape | None, name: str, q: float, **labels: str) -> float | None:
-        """Of what a histogram took in between, within its buckets; None where that is nothing."""
+        """Quantile of what a histogram took in between, within its buckets; None where that is
+        nothing."""
         counts: dict[float, float] = defaultdict(float)
         for key, grown in self._growths(before, f"{name}_bucket", labels):
             counts[float(dict(key)["le"])] += grown
@@ -110,7 +111,7 @@ class Scrape:
     def _growths(
         self, before: Scrape | None, name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Labels, float]]:
-        """By how much each of these counters grew, of processes that were there before, too.
+        """Growth of each of these counters, of processes that were there before, too.
 
         Others may be of a node that comes and goes.
         """

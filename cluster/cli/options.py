@@ -94,7 +94,7 @@ class ObjectOption:
 
 
 def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """Those fields of `cls` that were given as flags."""
+    """The fields of `cls` that were given as flags."""
     given = {f.name: getattr(namespace, f.name) for f in fields(cls) if hasattr(namespace, f.name)}
     for flag in _object_flags(fields(cls)):
         given |= getattr(namespace, _destination(flag), {})
@@ -134,7 +134,7 @@ def field_docstrings(cls: type) -> Mapping[str, str]:
 
 @cache  # a base of several is read once, in several milliseconds
 def _own_docstrings(cls: type) -> Mapping[str, str]:
-    """Those in the source of the class itself."""
+    """The docstrings of fields in the source of the class itself."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}

@@ -56,12 +56,12 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
     def format_help(self) -> str:
-        """What `--help` prints."""
+        """The text that `--help` prints."""
         return self.help_on("") if self.common else super().format_help()
 
     def help_on(self, topic: str) -> str:
-        """What `--help=TOPIC` prints: `all`, the options of one group, or, where it is empty, those
-        that users need most.
+        """The text that `--help=TOPIC` prints: `all`, the options of one group, or, where it is
+        empty, those that users need most.
 
         Ends with 2 where there is no such group.
         """
@@ -113,7 +113,7 @@ class CommandParser(argparse.ArgumentParser):
         return f"unknown flag {', '.join(descriptions)}"
 
     def _news_of(self, flag: str) -> str | None:
-        """What became of a flag that there was; None for one that there never was."""
+        """News of a flag that there was once; None for one that there never was."""
         old = flag.lstrip("-").removeprefix("no-").replace("-", "_")
         if old in REMOVED or old in REFUSED:
             return REMOVED.get(old) or REFUSED[old]

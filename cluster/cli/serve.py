@@ -72,7 +72,7 @@ COMMON = frozenset(
         "--batch-invariant",
     )
 )
-"""What `serve --help` tells; `--help=all` tells the rest."""
+"""Flags that `serve --help` tells; `--help=all` tells the rest."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -181,7 +181,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def open_listener(endpoint: EndpointConfig) -> str | None:
-    """What to tell who lets in everybody, and not from this machine alone."""
+    """A warning to who lets in everybody, and not from this machine alone."""
     guarded = endpoint.api_keys or endpoint.api_key_file
     if guarded or is_loopback(endpoint.host):
         return None
@@ -245,7 +245,7 @@ def _workers(model: ModelSpec) -> str:
 
 
 def banner(config: ServeConfig, base_url: str, logs: str) -> str:
-    """What there is to do next. It stays in terminals and logs, so it holds no key."""
+    """The next steps of a user. The text stays in terminals and logs, so it holds no key."""
     body = {
         "model": config.models[0].name,
         "messages": [{"role": "user", "content": "What is 12 + 30?"}],

@@ -40,17 +40,17 @@ WORKER_HEADS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopOptions(EndpointOptions):
-    """Whom to ask, and how often."""
+    """Options of `top`: whom to ask, and how often."""
 
     metrics_url: tuple[str, ...] = ()
-    """Of a further node's --metrics-port, as http://node:9464; may be given several times. The
+    """URL of a further node's --metrics-port, as http://node:9464; may be given several times. The
     endpoint tells of the node of the gateway that is asked."""
     interval_s: float = 1.0
     """Seconds between two looks; rates are those in between."""
     once: bool = field(default=False, metadata=_FLAG)
     """Look twice, print plain lines, and end, as where the output is no terminal."""
     json: bool = field(default=False, metadata=_FLAG)
-    """As --once, in JSON."""
+    """Print one look, as --once does, in JSON."""
 
     def __post_init__(self) -> None:
         EndpointOptions.__post_init__(self)
@@ -97,9 +97,9 @@ class FleetWatch:
             ),
         ]
         self.models: list[ModelRow] = []
-        """As of the last look."""
+        """Rows of models as of the last look."""
         self.workers: list[WorkerRow] = []
-        """As of the last look, too."""
+        """Rows of workers as of the last look."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
         """Tokens per second of late, by worker."""
         self._before: Scrape | None = None
@@ -120,7 +120,7 @@ class FleetWatch:
 
 
 def model_cells(row: ModelRow) -> tuple[str, ...]:
-    """What MODEL_HEADS stand over."""
+    """The cells of a model's row, under MODEL_HEADS."""
     return (
         row.model,
         f"{row.workers_ready}/{row.workers_wanted}",
@@ -134,7 +134,7 @@ def model_cells(row: ModelRow) -> tuple[str, ...]:
 
 
 def worker_cells(row: WorkerRow) -> tuple[str, ...]:
-    """What WORKER_HEADS stand over."""
+    """The cells of a worker's row, under WORKER_HEADS."""
     return (
         row.model,
         row.worker if row.ready else f"{row.worker} (loading)",

@@ -55,8 +55,8 @@ _GOALS: Final[Mapping[str, Mapping[int, float]]] = {
     "wall_ratio": {4: 1.30, 16: 1.60},
     "inplace_ratio": {},
 }
-"""By requests at once: of forward passes, what was counted on rounds per block of mean 2.5 and
-deviation 2.3. Elsewhere: not less than 1."""
+"""Goals by number of requests at once: of forward passes, what was counted on rounds per block of
+mean 2.5 and deviation 2.3. Elsewhere: not less than 1."""
 _LONG_GOAL: Final = 2.5
 _JUDGED: Final = ("synchronous", "fdfo", "full")
 _ACCURACY_SLACK: Final = 0.02
@@ -299,7 +299,7 @@ def _counts(running: int, turns: Turns[Turn], block_size: int) -> list[Check]:
 
 
 def expected_forwards(variant: str, turn: Turn, running: int, block_size: int) -> int:
-    """What the independent count says of a variant's turn."""
+    """The forward passes that the independent count predicts for a variant's turn."""
     joined = variant in ("fused", "full")
     requests = [
         CountedRequest(

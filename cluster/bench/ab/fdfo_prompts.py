@@ -1,4 +1,5 @@
-"""What `rayfleet bench fdfo` asks: questions, long uncached prompts, blocks of given rounds."""
+"""The prompts of `rayfleet bench fdfo`: questions, long uncached prompts, blocks of given
+rounds."""
 
 from __future__ import annotations
 

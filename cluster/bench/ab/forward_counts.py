@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountedRequest:
-    """What a request needs."""
+    """The forward passes that a request needs."""
 
     prompt_blocks: int
     """Whole blocks of its prompt."""

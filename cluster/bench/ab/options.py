@@ -1,4 +1,4 @@
-"""What the comparisons of engines compare, as flags; nothing here loads torch."""
+"""The options of the comparisons of engines, which are flags; nothing here loads torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FDFO_KINDS = ("questions", "long")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What every comparison has. Field names are the flags."""
+    """Options that every comparison has. Field names are the flags."""
 
     SET_HERE: ClassVar[frozenset[str]] = frozenset({"model", "max_num_seqs"})
     """Options of the engine that the comparison sets itself, so that they are no flags."""
 
     engine: EngineConfig
-    """What the variants have in common."""
+    """The engine options that all variants have in common."""
     pairs: int = 10
     """Turns of each variant."""
 
@@ -123,7 +123,8 @@ class SpeculativeOptions(Comparison):
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
     """About how long turns without drafts take; twice that with one request at a time."""
     draft_model: str = field(default="", metadata={"flag": None})
-    """For held-out prompts, which n-grams cannot guess; empty drafts for all by `engine`'s method.
+    """Draft model for held-out prompts, which n-grams cannot guess; empty drafts for all by
+    `engine`'s method.
     """
 
     def __post_init__(self) -> None:

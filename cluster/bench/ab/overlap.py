@@ -24,7 +24,7 @@ from cluster.bench.turns import Turns, take_turns
 from worker.core.executor_factory import uses_cuda
 
 _MOST_IDLE_US, _MOST_IDLE_SHARE = 100.0, 0.03
-"""On CUDA, of a step at depth 1."""
+"""Most idle time of a CUDA device in a step at depth 1: microseconds, or a share of the step."""
 _GOALS: Final = {"hidden": {8: 0.8, 32: 0.8}, "ratio": {1: 0.98, 8: 1.03, 32: 1.03}}
 
 

@@ -1,4 +1,4 @@
-"""What `rayfleet bench speculative` asks: held-out questions, texts to copy, and noise."""
+"""The prompts of `rayfleet bench speculative`: held-out questions, texts to copy, and noise."""
 
 from __future__ import annotations
 

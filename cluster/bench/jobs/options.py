@@ -1,4 +1,4 @@
-"""What a benchmark job does."""
+"""The options of a benchmark job."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class JobOptions:
     speed: float = 1.0
     """How many times faster than it was recorded the trace is played."""
     length_scale: float = 1.0
-    """Of the trace's prompts, their blocks and completions: models with short contexts take part
-    with less than 1."""
+    """Factor on the lengths of the trace's prompts, their blocks and completions: models with short
+    contexts take part with less than 1."""
     wait_ready_s: float = 0.0
     """Seconds to wait for the endpoint's `/ready` to say yes before anything is sent: a fleet that
     was just started loads its models first. 0 does not ask."""

@@ -126,7 +126,7 @@ def _facts(result: Mapping[str, Any]) -> str:
 
 
 def _setting(result: Result) -> str:
-    """What was asked for, where the load came from, and what was installed there."""
+    """The setting: what was asked for, where the load came from, and what was installed there."""
     parts = [
         f"<div><h3>{title}</h3>{_facts(result[key])}</div>"
         for key, title in (

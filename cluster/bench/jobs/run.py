@@ -119,7 +119,7 @@ def _open_folder(options: JobOptions) -> Path:
 
 
 def _setting(options: JobOptions, serve: ServeOptions) -> Result:
-    """What the job was told, but for where it writes."""
+    """The job's options, but for where it writes."""
     left_out = {"out", "overwrite", "wait_ready_s", "request_rate"}
     if options.kind != "mooncake":
         left_out |= {"trace", "speed", "length_scale"}
@@ -287,7 +287,7 @@ def _row(stage: Result) -> dict[str, Any]:
 
 
 def _runner(options: JobOptions) -> tuple[Callable[[Load], LoadResult], Callable[[], None]]:
-    """What runs a load, and what ends it."""
+    """A function that runs a load, and one that ends it."""
     if options.load_tasks:
         # Imported here: a load from this process needs no Ray.
         from cluster.bench.jobs.spread import Generators

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slo:
-    """What 99 % of the requests must keep."""
+    """Latency targets that 99 % of the requests must keep."""
 
     ttft_ms: float
     tpot_ms: float

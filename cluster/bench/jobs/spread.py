@@ -17,7 +17,7 @@ _CPUS = 0.5
 _ROOM_S = 300.0
 """A cluster may have to grow first."""
 _LEAD_S = 0.5
-"""From the call to the start: calls must have arrived by then."""
+"""Seconds from the call to the start of the load: calls must have arrived by then."""
 
 
 class Generators:

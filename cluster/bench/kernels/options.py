@@ -10,7 +10,8 @@ from worker.config import Device, DType, EngineConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelOptions:
-    """What is measured. The default dimensions are Qwen3-8B's on CUDA, Qwen3-0.6B's on CPU."""
+    """Options of `bench kernels`. The default dimensions are Qwen3-8B's on CUDA, Qwen3-0.6B's on
+    CPU."""
 
     device: Device = "auto"
     """auto is cuda where a CUDA device is visible, else cpu."""
@@ -36,8 +37,8 @@ class KernelOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RooflineOptions:
-    """What decodes. Weights are random; `overlap_depth`, `load_format` and `max_num_seqs` are set
-    by the benchmark."""
+    """Options of the roofline of decode steps. Weights are random; `overlap_depth`, `load_format`
+    and `max_num_seqs` are set by the benchmark."""
 
     models: tuple[str, ...] = field(
         default=tuple(SHAPES), metadata={"argparse": {"action": "extend", "nargs": "+"}}
@@ -46,7 +47,7 @@ class RooflineOptions:
     engine: EngineConfig = field(
         default_factory=lambda: EngineConfig(model=""), metadata={"flag": None}
     )
-    """For all of them; its `model` does not count."""
+    """Engine options of all models; `model` does not count."""
     running: tuple[int, ...] = field(default=(1, 32, 128), metadata={"separator": ","})
     """Numbers of requests that decode at once."""
     turns: int = 3

@@ -70,7 +70,7 @@ def run_kernels(options: KernelOptions) -> Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peaks:
-    """What the device gives to the simplest programs."""
+    """Peak rates of the device, as the simplest programs reach them."""
 
     copy_gb_s: float
     """Bytes read plus bytes written."""
@@ -102,7 +102,8 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, seconds: float) -> P
 
 
 def _figures(case: Case, us: float, peaks: Peaks) -> Result:
-    """What bounds an op is what would take longer at its peak."""
+    """Figures of one op. The bound is whichever of its bytes and operations takes longer at its
+    peak."""
     memory_us = case.num_bytes / peaks.bandwidth * 1e6
     compute_us = case.num_flops / (peaks.matmul_tflop_s * 1e12) * 1e6
     return {

@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""What the config.json of text models say, by short name."""
+"""Parts of config.json of text models, by short name."""
 BLOCK_SHAPES: dict[str, dict[str, Any]] = {
     "llada2-mini": {
         "architectures": ["LLaDA2MoeModelLM"],
@@ -66,7 +66,7 @@ BLOCK_SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""What the config.json of block-diffusion models say, by short name."""
+"""Parts of config.json of block-diffusion models, by short name."""
 
 
 def write_shape(name: str, directory: str) -> str:

@@ -37,12 +37,12 @@ _PANELS = {
     "p99_ttft_s": ("p99 TTFT over the best", True),
 }
 _PACKAGES = ("ray", "ai-dynamo-runtime", "numpy")
-"""Whose versions the figures depend on."""
+"""Packages whose versions the figures depend on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimOptions:
-    """What is simulated."""
+    """Options of the simulation."""
 
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
     """Routing policy, or ray-prefix for Ray Serve LLM's prefix router; may be given several times.
@@ -154,7 +154,7 @@ def _runs(
     options: SimOptions,
     known: ResultCache,
 ) -> dict[str, _Runs]:
-    """By router; one with settings appears again at the best of them."""
+    """The runs by router; one with settings appears again at the best of them."""
 
     def take(entry: Entry, settings: Settings, seed: int, maker: Maker, scale: float) -> Figures:
         run = {

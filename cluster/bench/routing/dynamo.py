@@ -53,7 +53,7 @@ class DynamoRouter(SimulatedRouter):
         self._names: dict[int, str] = {}
         self._incarnations: Counter[str] = Counter()
         self._bookings: dict[str, str] = {}
-        """By request, the name of its booking."""
+        """Names of bookings by request."""
         self._num_bookings = 0
         self._num_marks = 0
         self._tokens = BlockTokens()
@@ -178,7 +178,8 @@ class DynamoRouter(SimulatedRouter):
 
 
 class BlockTokens:
-    """What is in a block: Dynamo hashes tokens itself, and our events only name hashes."""
+    """The tokens of blocks, by hash: Dynamo hashes tokens itself, and our events only name
+    hashes."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[int]] = {}
@@ -220,7 +221,7 @@ class _Publisher:
         return bool(self._events)
 
     def wait_for_subscriber(self) -> None:
-        """What is sent before somebody listens is lost."""
+        """Waits until somebody listens: what is sent before is lost."""
         if not self._socket.poll(_LONG_S * 1000):
             raise RuntimeError("Dynamo's selection service does not listen to its worker")
         self._socket.recv()

@@ -23,7 +23,7 @@ class Figures(NamedTuple):
     hit_rate: float
     """Part of the prompt tokens that were in a cache."""
     pooled_hit_rate: float = 0.0
-    """What one cache as large as all workers' would have hit; 0 where that was not asked for."""
+    """Hit rate of one cache as large as all workers' together; 0 where that was not asked for."""
 
 
 def figures(outcomes: Sequence[Outcome]) -> Figures:

@@ -1,4 +1,4 @@
-"""What a routing decision costs: the gateway's own code over an index of a given size.
+"""The cost of a routing decision: the gateway's own code over an index of a given size.
 
 A decision is everything between a prompt's token ids and the booked worker: block hashes, who holds
 which of them, cost of each worker, reservation, and its end.
@@ -42,7 +42,7 @@ _GOALS_US = {"decision_us_1k": 60.0, "decision_us_128k": 1000.0, "decision_us_12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroOptions:
-    """What is measured."""
+    """Options of `bench router --micro`."""
 
     workers: int = 64
     """Workers of the fleet."""

@@ -27,10 +27,10 @@ from worker.wire.step_time import StepCosts
 _LOCAL = "local"
 """The gateway id of requests that no gateway of ours sent."""
 Words = NDArray[np.int64]
-"""By their places in a Vocabulary."""
+"""Words as their places in a Vocabulary."""
 _PAGES = 1 << 16
 _STEP_TOKENS = 1 << 16
-"""With steady steps no prompt waits for another's."""
+"""Token budget of a step, so large that with steady steps no prompt waits for another's."""
 _PROSE = (
     "The ferry leaves the old harbour at seven, and the baker's cart is already on the quay. "
     "Three gulls follow it; a fourth sits on the bollard and waits. Nobody has told the ferryman "
@@ -58,11 +58,11 @@ class Vocabulary:
 
     @property
     def answer_id(self) -> int:
-        """What paced workers say, time and again: the word in place 0."""
+        """The token that paced workers answer with, time and again: the word in place 0."""
         return self.ids[0]
 
     def text(self, words: Words) -> str:
-        """What they read as."""
+        """The text of so many words."""
         known = self._words
         return "".join([known[place] for place in words.tolist()])
 
@@ -96,7 +96,7 @@ class Pace:
         self._busy = False
 
     def end_of(self, seconds: float) -> float:
-        """On the monotonic clock, the end of a step that takes so long and begins now."""
+        """End of a step that takes so long and begins now, in seconds on the monotonic clock."""
         self._due = (self._due if self._busy else time.monotonic()) + seconds
         self._busy = True
         return self._due

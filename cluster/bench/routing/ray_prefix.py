@@ -136,7 +136,7 @@ class RayPrefixRouter(SimulatedRouter):
 
 
 class _Replica:
-    """What a router sees of a replica."""
+    """A replica as a router sees it."""
 
     node_id = "node"
     availability_zone = None

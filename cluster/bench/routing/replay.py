@@ -22,7 +22,7 @@ _SEED = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayOptions:
-    """What is replayed."""
+    """Options of `bench router --replay`."""
 
     replay: str = ""
     """Decision log, or a folder of them, as `serve` writes where `decision_log` of --routing-config
@@ -112,7 +112,7 @@ def _tokens(line: Decided, number: int) -> bytes:
 
 
 def _recorded(lines: Iterable[LogLine]) -> Figures:
-    """What the log itself says."""
+    """Figures of the log itself."""
     decided = [d for d in lines if isinstance(d, Decided) and d.first_token_s >= 0.0]
     if not decided:
         raise ValueError("no request of the decision log ever got a token")

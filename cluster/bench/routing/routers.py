@@ -21,7 +21,7 @@ class Entry:
 
     name: str
     create: Callable[[Settings, int, Clock], SimulatedRouter]
-    """From settings, a seed and the simulation's clock."""
+    """Makes the router from settings, a seed and the simulation's clock."""
     grid: tuple[Settings, ...] = ()
     """Settings among which the best is looked for, on data of other seeds."""
     foreign: bool = False

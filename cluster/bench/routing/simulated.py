@@ -1,4 +1,4 @@
-"""Who decides in a simulation: this gateway's own code, under any of its policies."""
+"""The router of a simulation: this gateway's own code, under any of its policies."""
 
 from __future__ import annotations
 

@@ -16,21 +16,21 @@ from worker.wire.sampling import SamplingParams
 
 _GATEWAY = "simulated"
 _RESTART_S = 5.0
-"""From the death of a worker's ranks until others are up."""
+"""Seconds from the death of a worker's ranks until others are up."""
 _RETRY_S = 0.1
 """Pause of a request for which there is no worker."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """What became of a request."""
+    """The outcome of a request."""
 
     arrival: Arrival
     arrived_at: float
     placement: Placement
     attempt: int = 0
     first_token_s: float = -1.0
-    """From arrival to first token; negative before there is one."""
+    """Seconds from arrival to first token; negative before there is one."""
     cached_tokens: int = 0
     """Prompt tokens found in the worker's cache."""
 

@@ -34,7 +34,7 @@ _SUBJECTS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidateOptions:
-    """What is replayed."""
+    """Options of `bench router --validate`."""
 
     model: str = ""
     """Checkpoint folder; the demo unless given."""
@@ -100,7 +100,7 @@ class _Engine(BenchEngine):
         self._model = StepTimeModel()
 
     def calibrated(self) -> StepCosts:
-        """What the steps so far tell of the engine's speed."""
+        """The costs of steps, calibrated by those of the engine so far."""
         return self._model.costs
 
     def replay(self, arrivals: Sequence[Arrival]) -> tuple[list[float], float]:

@@ -133,7 +133,7 @@ class SimWorker:
         return report
 
     def snapshot(self) -> AttachSnapshot:
-        """What a stream begins with."""
+        """The snapshot that a stream of events begins with."""
         return AttachSnapshot(
             PROTOCOL_VERSION,
             self.worker_id,

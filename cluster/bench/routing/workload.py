@@ -1,4 +1,4 @@
-"""What arrives at a simulated fleet, and what becomes of its workers meanwhile."""
+"""The traffic of a simulated fleet, and what becomes of its workers meanwhile."""
 
 from __future__ import annotations
 

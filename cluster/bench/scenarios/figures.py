@@ -1,4 +1,4 @@
-"""From turns to figures, and from pairs of turns to ratios."""
+"""Figures of turns, and ratios of pairs of turns."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _ENGINE: dict[str, Any] = {
     "max_num_seqs": 64,
     "max_num_batched_tokens": 256,
 }
-"""What the engines have unless flags say otherwise."""
+"""Engine options that have another default here."""
 
 
 def add_scenarios_command(add: AddCommand) -> None:

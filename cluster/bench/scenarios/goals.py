@@ -1,4 +1,4 @@
-"""What the comparison with first come, first served must show, per scenario."""
+"""Goals of the comparison with first come, first served, per scenario."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT_LEAST: dict[str, float] = {
 
 
 def prefix(scenario: ScenarioName) -> str:
-    """What the names of the scenario's figures begin with."""
+    """Prefix of the names of the scenario's figures."""
     return "mixed_" if scenario == "mixed_priority" else f"{scenario}_"
 
 

@@ -1,4 +1,4 @@
-"""What `rayfleet bench scenarios` runs. Imports nothing heavy."""
+"""The options of `rayfleet bench scenarios`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ScenarioOptions:
 
     @property
     def scenarios(self) -> tuple[ScenarioName, ...]:
-        """Those asked for."""
+        """The scenarios asked for."""
         return self.scenario or SCENARIOS
 
 

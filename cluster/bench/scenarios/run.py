@@ -45,7 +45,7 @@ class Effort:
     alone: int = 100
     """One at a time, which tell what an idle fleet takes."""
     per_place: int = 4
-    """For each place in the fleet's batches, which tell what a full one carries."""
+    """Requests for each place in the fleet's batches, which tell what a full one carries."""
 
 
 def run_scenarios(run: ScenarioRun) -> Result:

@@ -23,7 +23,7 @@ BURST_RISE = 40.0
 _MIX = ((9, 0.05), (7, 0.05), (4, 0.6), (1, 0.3))
 """Priorities and their parts of mixed traffic."""
 _SLO_FACTORS = ((URGENT, 6.0), (DEFAULT_PRIORITY, 15.0), (0, 60.0))
-"""From which priority on: allowed times to the first token, in times of an idle fleet's p99."""
+"""Allowed times to the first token by least priority, in times of an idle fleet's p99."""
 _LOADS: dict[ScenarioName, float] = {
     "steady": 0.6,
     "burst": 2.0,

@@ -33,18 +33,18 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What was sent and what became of it."""
+    """The traffic of one turn and its outcome."""
 
     planned: Sequence[Planned]
     records: Sequence[Record]
-    """What became of each, in the order of `planned`."""
+    """The outcome of each request, in the order of `planned`."""
     moments: Sequence[Moment]
     base_s: float
     """Time that SLOs are multiples of."""
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the end of the last."""
+        """Seconds from the first request to the end of the last."""
         start = min(record.start for record in self.records)
         return max(record.start + record.latency for record in self.records) - start
 

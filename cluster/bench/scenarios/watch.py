@@ -1,4 +1,4 @@
-"""What an endpoint's metrics tell while it is under load."""
+"""Readings of an endpoint's metrics while it is under load."""
 
 from __future__ import annotations
 

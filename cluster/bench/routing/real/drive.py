@@ -14,7 +14,7 @@ from cluster.bench.serve import COMPLETIONS
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What became of a request."""
+    """The outcome of a request."""
 
     workload: str
     ttft_s: float

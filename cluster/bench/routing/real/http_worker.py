@@ -19,7 +19,7 @@ _PROMPT_BYTES = 16 << 20
 
 
 class HttpWorker(msgspec.Struct, frozen=True):
-    """What the process is told."""
+    """Options of a worker's process."""
 
     port: int
     model: str

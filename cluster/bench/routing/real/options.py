@@ -1,4 +1,4 @@
-"""What `bench router --real` measures."""
+"""The options of `bench router --real`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class RealOptions:
     rounds: int = 3
     """Turns of each router, alternated; every turn starts processes of its own."""
     workloads: tuple[str, ...] = ()
-    """As for the simulation: shared-prompts, multi-turn, sibling-burst, hot-prefix."""
+    """Workloads, by their names in the simulation: shared-prompts, multi-turn, sibling-burst,
+    hot-prefix."""
     scale: float = 1.0
     """Length of the workloads; results are reported for 1."""
     first_seed: int = 1

@@ -28,7 +28,7 @@ class Planned:
 def workloads(
     vocabulary: Vocabulary, num_workers: int, pace: float, scale: float
 ) -> Mapping[str, Callable[[int], Sequence[Planned]]]:
-    """By name, from a seed.
+    """Makers of traffic by name; each takes a seed.
 
     Args:
         vocabulary: words to draw from.
