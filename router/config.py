@@ -22,7 +22,7 @@ class RoutingConfig:
     """How gateways choose a worker, and what they do when it is lost."""
 
     routing_policy: PolicyName = "adaptive"
-    """What decides which worker takes a request."""
+    """Policy that decides which worker takes a request."""
     prefix_score_hit_weight: float = field(default=10.0, metadata=_RARE)
     """prefix-score: per prompt token in the worker's cache."""
     prefix_score_utilisation_weight: float = field(default=100.0, metadata=_RARE)
@@ -80,13 +80,13 @@ class ModelRoute:
     chat_template: str = ""
     """Jinja source, or a file with it, in place of the tokenizer's template; empty for that."""
     generation_config: str = "auto"
-    """Whose sampling values hold for what requests leave open: auto is the checkpoint, vllm nobody,
-    else a folder or Hub repository."""
+    """Source of the sampling values for what requests leave open: auto is the checkpoint, vllm
+    none, else a folder or Hub repository with a generation_config.json."""
     tool_call_parser: str = ""
-    """How the model writes calls of functions, see router.replies; empty for what its chat template
-    tells, none for not at all."""
+    """Format in which the model writes tool calls, see router.replies; empty for what its chat
+    template tells, none for not at all."""
     reasoning_parser: str = ""
-    """How it marks thoughts, likewise."""
+    """Format in which it marks reasoning; empty and none as above."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """How its worker is chosen."""
     on_demand: bool = False
@@ -104,13 +104,13 @@ class ModelRoute:
 
     @property
     def tokenizer_checkpoint(self) -> str:
-        """Whose tokenizer files are read."""
+        """Checkpoint whose tokenizer files are read."""
         return self.tokenizer or self.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayConfig:
-    """What one gateway process serves and whom it lets in."""
+    """The configuration of one gateway process: what it serves and whom it lets in."""
 
     models: tuple[ModelRoute, ...]
     """All models behind this endpoint."""
@@ -124,7 +124,7 @@ class GatewayConfig:
     """File, or folder of files, with further ones."""
 
     root_path: str = ""
-    """What a proxy in front puts before all paths, as `/llm`; empty for nothing."""
+    """Prefix that a proxy in front puts before all paths, as `/llm`; empty for nothing."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://host:port`, or `*` for all) whose pages browsers let ask this endpoint."""
     num_gateways: int = 1
@@ -133,12 +133,12 @@ class GatewayConfig:
     """Folder for a line per request: who asked which model, how much, with which outcome."""
 
     fairness_key: Literal["auto", "none", "key", "user"] = "auto"
-    """Who shares a worker evenly: API keys, or users of API keys; auto: keys, where there are
-    several."""
+    """Parties that share a worker evenly: API keys, or users of API keys; auto: keys, where there
+    are several."""
     metrics_max_tenants: int = 32
     """Tenants that metrics distinguish."""
     cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
-    """Whose prompts share no prefix cache with those of others; auto as above."""
+    """Parties whose prompts share no prefix cache with those of others; auto as above."""
     responses_store_mib: int = 64
     """Most MiB of the responses that one gateway process keeps; 0 for none."""
     startup_retry_s: float = 0.0

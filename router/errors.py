@@ -24,7 +24,7 @@ _TYPES = {
 }
 
 ANTHROPIC_PATH = "/v1/messages"
-"""Of Anthropic's API; so its other paths begin."""
+"""Path of Anthropic's API; so its other paths begin."""
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -66,7 +66,7 @@ class Gateway:
         self._models: dict[str, ServedModel] = {}
         self._names: dict[str, ServedModel] = {}
         self.pool = WorkPool(max(2, min(8, os.cpu_count() or 2)))
-        """Where long bodies and prompts are worked on."""
+        """Threads that work on long bodies and prompts."""
         self.tracing = tracing
         self.gather: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
         """Asks all processes of this node for their metrics, in a format that the scraper accepts;
@@ -134,7 +134,8 @@ class Gateway:
         return model
 
     async def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """What /metrics answers, and its content type: this node's metrics, or just its own.
+        """The text that /metrics answers, and its content type: this node's metrics, or just its
+        own.
 
         Args:
             accept: the scraper's Accept header.

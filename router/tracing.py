@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 Value = int | float | str | Sequence[str]
-"""What a span says of a request."""
+"""Values of a span's attributes."""
 
 
 class RequestSpan:
-    """From a request's arrival to its last byte, by OpenTelemetry's names for generative AI."""
+    """The span of a request, from its arrival to its last byte, by OpenTelemetry's names for
+    generative AI."""
 
     def __init__(self, span: Span) -> None:
         self.traceparent = traceparent_of(span)
-        """For the worker, and for the client's own records."""
+        """Trace context for the worker, and for the client's own records."""
         self._span = span
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Who a request is from, what that key may ask for, and what it has used."""
+"""The account of a request: whose it is, what its key may ask for, and what it has used."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from worker.wire.messages import DEFAULT_PRIORITY
 _IN_SCOPE = "rayfleet.account"
 
 Owner = Literal["auto", "none", "key", "user"]
-"""What makes requests those of one tenant; auto is key where there are several of them."""
+"""Tenancy: what makes requests those of one tenant; auto is key where there are several of them."""
 
 
 class Account:
-    """One request's: made where its key is found, filled while it is served, read by the audit log.
+    """The account of one request: made where its key is found, filled while it is served, read by
+    the audit log.
 
     Args:
         use: of the key; None where anybody is let in.
@@ -82,7 +83,7 @@ class Account:
         self.model = model.route.name
 
     def priority(self, asked: int | None) -> int:
-        """What the request is served with.
+        """The priority that the request is served with.
 
         Args:
             asked: by the client, None for nothing.
@@ -129,12 +130,12 @@ class Account:
         self._spend(num_tokens)
 
     def spend_generated(self, num_tokens: int, num_cached: int) -> None:
-        """What was generated, and how much of the prompts was cached."""
+        """Books the tokens that were generated, and how much of the prompts was cached."""
         self.generated_tokens, self.cached_tokens = num_tokens, num_cached
         self._spend(num_tokens)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What is left of the key's rates; none where it has none."""
+        """Headers that tell what is left of the key's rates; none where it has none."""
         if self.use is None:
             return []
         return self.use.headers(asyncio.get_running_loop().time())

@@ -18,7 +18,7 @@ from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 
 class AdminRoutes:
-    """What operators call.
+    """Routes for operators.
 
     Args:
         gateway: whose workers they are about.

@@ -48,7 +48,7 @@ EXPOSED_HEADERS = (
     "x-ratelimit-reset-tokens",
     "x-request-id",
 )
-"""What a page of another origin may read of an answer."""
+"""Headers of an answer that a page of another origin may read."""
 
 
 def create_app(

@@ -13,9 +13,10 @@ from router.page.routes import PAGE, PAGE_FILES
 OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
 """Probes carry no key, and the page has none before it has asked for it."""
 ADMIN_PATHS = "/admin/"
-"""What begins so asks for an admin key itself; in any other spelling it needs an API key too."""
+"""Prefix of paths that ask for an admin key themselves; in any other spelling they need an API key
+too."""
 LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-"""What costs a worker something."""
+"""Paths that cost a worker something."""
 
 
 class ApiKeys:

@@ -29,9 +29,9 @@ class Block:
     index: int
     """Its place in the answer."""
     name: str = ""
-    """Of the function that is called."""
+    """Name of the function that is called."""
     parts: list[str] = field(default_factory=list)
-    """Of its text, or of the call's arguments."""
+    """Parts of its text, or of the call's arguments."""
     extras: list[Any] = field(default_factory=list)
     """Log-probabilities of its text."""
 

@@ -16,13 +16,15 @@ MAX_BODY_BYTES = 32 * 2**20
 """A body is held in memory for as long as its request waits."""
 
 PIECE_BYTES = 2**18
-"""Of a compressed body, unpacked at once: a millisecond. Other requests get theirs in between."""
+"""Bytes of a compressed body that are unpacked at once: a millisecond. Other requests get theirs in
+between."""
 MAX_DIGITS = 18
 """Python refuses to read numbers of thousands of digits."""
 Payload = bytes | bytearray
 """A whole body."""
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
-"""Of bodies that browsers send for a page of any origin, without asking first whether they may."""
+"""Content types of bodies that browsers send for a page of any origin, without asking first whether
+they may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +32,10 @@ class BodyLimits:
     """How patient a gateway is with bodies."""
 
     window_s: float = 10.0
-    """In each window of so long, `window_bytes` must come, or the rest of the body."""
+    """Seconds of a window, in each of which `window_bytes` must come, or the rest of the body."""
     window_bytes: int = 64 * 2**10
-    """With the window 6.4 KiB/s, which HAProxy's 10 s for its buffer of 64 KiB ask for as well."""
+    """Bytes that must come in a window: with its length 6.4 KiB/s, which HAProxy's 10 s for its
+    buffer of 64 KiB ask for as well."""
     total_s: float = 300.0
     """Seconds for a whole body: the largest takes 0.9 Mbit/s."""
     bytes_in_flight: int = 512 * 2**20
@@ -45,9 +48,10 @@ class Bodies:
     def __init__(self, limits: BodyLimits | None = None) -> None:
         self._limits = limits or BodyLimits()
         self.num_bytes = 0
-        """In flight: received, counted as they come, until their requests need them no more."""
+        """Bytes in flight: received, counted as they come, until their requests need them no
+        more."""
         self._deadlines: dict[asyncio.Timeout, float] = {}
-        """Until when the next bytes of a body must come, on the event loop's clock."""
+        """Deadlines for the next bytes of bodies, on the event loop's clock."""
         self._is_sweeping = False
 
     @asynccontextmanager
@@ -137,7 +141,7 @@ class Bodies:
 
 
 class _Held:
-    """What one body has in flight."""
+    """The bytes that one body has in flight."""
 
     __slots__ = ("_bodies", "num_bytes")
 
@@ -162,7 +166,7 @@ class _Gunzip:
         self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
 
     def pieces(self, part: bytes) -> Iterator[bytes]:
-        """What the next part of the body stands for. Raises ApiError (400)."""
+        """The bytes that the next part of the body stands for. Raises ApiError (400)."""
         piece = b""
         while part or len(piece) == PIECE_BYTES:
             try:
@@ -188,7 +192,8 @@ def _refuse_forms(request: Request) -> None:
 
 
 def _gunzip_of(request: Request) -> _Gunzip | None:
-    """What unpacks its body; None for one that is sent as it is. Raises ApiError (415)."""
+    """A decompressor of the request's body; None for one that is sent as it is. Raises ApiError
+    (415)."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return None

@@ -43,7 +43,7 @@ from worker.wire.slo import Slo
 from worker.wire.structured import StructuredOutputsParams
 
 LAST_TOKENS = 32
-"""Of a prompt, in which a marker is that opens a thought."""
+"""Last tokens of a prompt, among which a marker is looked for that opens a thought."""
 Body = TypeVar("Body", bound=CommonRequest)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -51,7 +51,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a body asks for besides its prompt; all of it is checked."""
+    """The checked parts of a body besides its prompt."""
 
     model: ServedModel
     feasibility: Feasibility
@@ -69,7 +69,7 @@ class Prepared(Generic[Body]):
     body: Body
     account: Account
     arrived_at: float
-    """On the event loop's clock."""
+    """Time of arrival on the event loop's clock."""
     asked: Asked
     prompts: list[PromptBlocks]
     reading: Reading | None = None
@@ -410,7 +410,8 @@ def _thinking(asked: Asked, reading: Reading | None) -> Asked:
 def _feasible(
     model: ServedModel, sampling: SamplingParams, names: Mapping[str, str]
 ) -> Feasibility:
-    """What the prompt is held against. Raises ApiError where no worker can do these parameters."""
+    """Limits that the prompt is held against. Raises ApiError where no worker can do these
+    parameters."""
     feasibility = Feasibility(sampling, names)
     problem = feasibility.parameters(model.fleet.limits)
     if problem is not None:

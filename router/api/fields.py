@@ -18,7 +18,7 @@ class Refused(NamedTuple):
     harmless: tuple[object, ...] = ()
     """Values that change nothing, besides null."""
     instead: str = "leave it out"
-    """What to do."""
+    """Advice: what to do instead."""
 
 
 class Known(NamedTuple):
@@ -123,7 +123,7 @@ REFUSED: dict[str, Refused] = {
     "stop_regex": Refused(([], ""), "use stop"),
     "stream_reasoning": Refused((True,)),
 }
-"""What changes what is generated and is not served, by one route or both."""
+"""Fields that change what is generated and are not served, by one route or both."""
 
 
 COMPLETIONS = Known(IGNORED, REFUSED)

@@ -21,10 +21,10 @@ Scored = tuple[int, TokenLogprobs | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Echoed:
-    """What the `logprobs` of all choices of a prompt begin with, where it is echoed."""
+    """The beginning of the `logprobs` of all choices of a prompt, where it is echoed."""
 
     columns: Mapping[str, Kept]
-    """By name."""
+    """Columns by name."""
     length: int
     """Characters of its tokens."""
 

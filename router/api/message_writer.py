@@ -90,7 +90,8 @@ class MessageWriter(ChatWriter):
         return self._reading.pieces(reader, text, is_end=completion.finish_reason is not None)
 
     def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
-        """What chunks add to the message: a call's name comes whole, then its arguments."""
+        """The deltas of a message that chunks add: a call's name comes whole, then its
+        arguments."""
         deltas: list[dict[str, Any]] = []
         index = self._readers[completion.spec.index].num_calls - 1
         for piece in self._read(completion, text):

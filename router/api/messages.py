@@ -20,7 +20,8 @@ LEADING = ("system", "developer")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are text, and the field of each that holds it."""
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
-"""Where peers and templates keep what an assistant thought; the first two are taken of clients."""
+"""Fields in which peers and templates keep what an assistant thought; the first two are taken of
+clients."""
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -194,7 +195,7 @@ def _with_single_calls(
 
 
 def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What stands before the calls of a message, all of it thought."""
+    """The text before the calls of a message, all of it thought."""
     texts = [message.get(name) for name in names[:1]] + [message["content"]]
     text = "\n".join(text for text in texts if text)
     return dict.fromkeys(names, text) if text and names else {}

@@ -1,4 +1,4 @@
-"""From request fields to what a model is asked for."""
+"""Sampling parameters and prompts, from the fields of a request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MAX_ENTRIES = 2**20
 """Texts and tokens in the parameters of one request, times its completions: the engine keeps some
 of them per completion, a million in a tenth of a second and 50 MB."""
 MAX_STOP_CHARACTERS = 8192
-"""Of all stop strings together, which each choice looks for in its text; so of all bad words."""
+"""Most characters of all stop strings together, which each choice looks for in its text; so of all
+bad words."""
 DEFAULT_COMPLETION_TOKENS = 16
 RESERVED_TEMPLATE_NAMES = (
     "documents",
@@ -218,7 +219,7 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
 def chat_prompt(
     request: ChatRequest, dialect: Dialect, template: ChatTemplate | None
 ) -> tuple[ChatPrompt, ToolUse]:
-    """What the template makes a prompt of, and how the chat uses tools.
+    """The prompt that the template makes of a chat, and how the chat uses tools.
 
     Args:
         request: of the client.

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 SEND_PART = "rayfleet.send_part"
-"""Where a request's scope has what takes the parts of its response between head and end."""
+"""Key of a request's scope for what takes the parts of its response between head and end."""
 
 server_send: ContextVar[Send | None] = ContextVar("server_send", default=None)
 """The HTTP server's own `send`, set by the outermost middleware of its process. Not in the scope:

@@ -25,9 +25,9 @@ MAX_BIASED_TOKENS = 1024
 MAX_CACHE_SALT = 1024
 """Characters."""
 MAX_SHOWN_KEYS = 8
-"""Of those that are wrong, in an error."""
+"""Most wrong fields that an error shows."""
 MAX_SHOWN_CHARACTERS = 64
-"""Of each."""
+"""Most characters of each that an error shows."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -35,7 +35,7 @@ LogitBias = Annotated[dict[TokenId, float], Meta(max_length=MAX_BIASED_TOKENS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a streamed response carries besides text."""
+    """Options of a stream: what it carries besides text."""
 
     include_usage: bool | None = False
     """A last chunk with the token counts."""
@@ -104,7 +104,7 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     continue_final_message: bool | None = False
     """Whether the model goes on with the last message, instead of answering it."""
     documents: list[dict[str, Any]] | None = None
-    """For the chat template."""
+    """Documents for the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
     """How much the model shall think, as far as its template has a say in it."""

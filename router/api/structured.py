@@ -1,4 +1,4 @@
-"""What form a completion must have: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Structured outputs: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.errors import bad_request
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 _FIELDS = ("response_format", "structured_outputs", "output_config", "text")
-"""What may hold a form in bodies of any API."""
+"""Fields in which bodies of any API may ask for structured outputs."""
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 

@@ -89,7 +89,7 @@ class TokenRoutes:
 
 
 def encoded_chat(chat: ChatRequest, model: ServedModel) -> ChatPrompt:
-    """What is encoded of a chat, as /v1/chat/completions has it. Raises ApiError."""
+    """The encoded prompt of a chat, as /v1/chat/completions has it. Raises ApiError."""
     prompt, _ = params.chat_prompt(chat, model.dialect, model.tokenizer.chat_template)
     return prompt
 

@@ -1,4 +1,4 @@
-"""What a chat says of the functions that the model may call, or has to."""
+"""Tools of a chat: the functions that the model may call, or has to."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class ToolUse:
     """The functions of one chat."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
-    """As the chat template gets them; None for none."""
+    """Tools as the chat template gets them; None for none."""
     format: ToolFormat | None = None
-    """In which calls are written; None where there are none to look for."""
+    """Format in which calls are written; None where there are none to look for."""
     properties: Properties = field(default_factory=dict)
     """Schemas of the arguments of each function."""
     form: StructuredOutputsParams | None = None
@@ -76,7 +76,7 @@ class Reading:
     def pieces(
         self, reader: ReplyReader | HarmonyReader, text: str, *, is_end: bool
     ) -> Iterator[Piece]:
-        """What the next text adds that the client may see."""
+        """The pieces of the next text that the client may see."""
         pieces = reader.push(text)
         if is_end:
             pieces += reader.end()
@@ -94,7 +94,7 @@ class Reading:
 
 
 def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None) -> ToolUse:
-    """What a body's `tools`, `tool_choice` and `parallel_tool_calls` ask for.
+    """The use of tools that a body's `tools`, `tool_choice` and `parallel_tool_calls` ask for.
 
     Raises:
         ApiError: 400, one is malformed, they contradict each other, or the model knows no tools.
@@ -248,7 +248,7 @@ def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What arguments must conform to; any object where the client wants no more."""
+    """The schema that arguments must conform to; any object where the client wants no more."""
     parameters = function.get("parameters")
     if not parameters or function.get("strict") is False:
         return {"type": "object"}

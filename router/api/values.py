@@ -9,9 +9,9 @@ from router.api.body import Payload
 from router.errors import bad_request
 
 MAX_VALUES = 1 << 20
-"""In one body: a prompt of a million token ids. The decoder keeps the interpreter's lock, for so
-many numbers a fortieth of a second, and a text of one letter takes some 60 bytes; 16 million and
-more of what fits a body took all streams with them for seconds."""
+"""Most values in one body: a prompt of a million token ids. The decoder keeps the interpreter's
+lock, for so many numbers a fortieth of a second, and a text of one letter takes some 60 bytes; 16
+million and more of what fits a body took all streams with them for seconds."""
 CONTAINER = 16
 """Values that an object or a list counts for, by the time it takes."""
 MEMBER = 4
@@ -57,13 +57,14 @@ def num_values(body: Payload) -> int:
 
 
 def _bound(body: Payload) -> int:
-    """What it holds at most, texts included: a hundredth of a second."""
+    """An upper bound of the values in it, texts included: a hundredth of a second."""
     containers = body.count(b"[") + body.count(b"{")
     return CONTAINER * containers + MEMBER * body.count(b":") + body.count(b",")
 
 
 def _quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArray[np.bool_], bool]:
-    """Where texts begin and end; and whether what follows `data` is escaped, as its begin was."""
+    """The places of quotes that begin and end texts; and whether what follows `data` is escaped, as
+    its begin was."""
     slashes = data == ord("\\")
     if not slashes.any():
         quotes = data == ord('"')

@@ -26,7 +26,7 @@ UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extras:
-    """What a response carries besides new text."""
+    """The parts of a response besides new text."""
 
     tokenizer: Tokenizer
     return_token_ids: bool = False
@@ -54,7 +54,7 @@ class ResponseWriter(ABC):
     """
 
     prefix: str
-    """What the response's id begins with."""
+    """Prefix of the response's id."""
     object: str
     chunk_object: str
     opening: bytes
@@ -104,7 +104,7 @@ class ResponseWriter(ABC):
         self._middle = self.closing + UNFINISHED + self._usage_so_far() + b"}\n\n"
 
     def first(self) -> bytes:
-        """What a stream begins with, before any text."""
+        """The beginning of a stream, before any text."""
         return b""
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:
@@ -127,14 +127,14 @@ class ResponseWriter(ABC):
         return text
 
     def last(self) -> bytes:
-        """What a stream ends with."""
+        """The end of a stream."""
         if not self._options.include_usage:
             return DONE
         body = {**self._header(self.chunk_object), "choices": [], "usage": self.usage()}
         return b"data: " + _encode(body) + b"\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """What a stream ends with where an error ends it."""
+        """The end of a stream that an error ends."""
         return b"data: " + error.body() + b"\n\n"
 
     def whole(self) -> Iterator[bytes]:
@@ -193,7 +193,7 @@ class ResponseWriter(ABC):
         """Adds what else a whole choice has."""
 
     def ending(self) -> Iterable[bytes]:
-        """What follows the usage in a whole response, in slices."""
+        """The end of a whole response, from the usage on, in slices."""
         return ()
 
     def prompt_logprobs(self, completion: Completion) -> Rows | None:
@@ -276,14 +276,14 @@ class ResponseWriter(ABC):
         yield from self._rest_of_chunk(tail)
 
     def _rest_of_chunk(self, tail: dict[str, Any]) -> Iterator[bytes]:
-        """What a chunk has behind its choice's text: the `tail` of the choice, and the usage."""
+        """The end of a chunk, behind its choice's text: the `tail` of the choice, and the usage."""
         rest = slices(tail)
         yield b"," + next(rest).removeprefix(b"{")
         yield from rest
         yield b"]" + self._usage_so_far() + b"}\n\n"
 
     def _usage_so_far(self) -> bytes:
-        """What a chunk of the stream says of it, all but the last."""
+        """The usage so far, in all chunks of the stream but the last."""
         if self._counts_always:
             return b',"usage":' + _encode(self.usage())
         return b',"usage":null' if self._options.include_usage else b""

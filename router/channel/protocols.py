@@ -1,4 +1,4 @@
-"""What a channel needs from what carries it, and whom it notifies of what."""
+"""Protocols of a channel: what carries it, and whom it notifies of what."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ time measured, so that a stall of this process is not taken for one of the worke
 SILENT_TICKS_AT_FIRST = 40
 """Opening a stream may take longer."""
 ASK_TICKS = 4
-"""After a second it is asked for signs of life, which a worker gives whose event loop is late: it
-is busy, and its requests continue in a moment. One that is stopped or gone gives none."""
+"""Ticks without an item after which a worker is asked for signs of life. One whose event loop is
+late gives them: it is busy, and its requests continue in a moment. One that is stopped or gone
+gives none."""
 BUSY_TICKS = 120
 """Ticks that a busy worker is waited for: after half a minute clients do better elsewhere."""
 
@@ -29,9 +30,9 @@ class Silence:
     def __init__(self, pulse: Callable[[], Awaitable[bytes | None]]) -> None:
         self._pulse = pulse
         self._num_ticks = 0
-        """Since the last item."""
+        """Ticks since the last item."""
         self._num_lifeless = 0
-        """Since the last item or sign of life."""
+        """Ticks since the last item or sign of life."""
         self._last: bytes | None = None
         """Sign of life."""
         self._has_last = False

@@ -28,7 +28,7 @@ MAX_KNOWN_GRAMMARS = 64
 
 
 class OnFailure(Protocol):
-    """What is called where submits had no answer."""
+    """Callback for submits that had no answer."""
 
     def __call__(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
         """Called once with these submits."""
@@ -36,7 +36,7 @@ class OnFailure(Protocol):
 
 
 class SubmitQueue:
-    """What this gateway has for one worker.
+    """The queue of what this gateway sends to one worker.
 
     Args:
         worker_id: whose.

@@ -15,7 +15,7 @@ from router.fleet.request import Estimate, RequestView
 from router.fleet.workers import Floats, WorkerTable
 
 Terms = Mapping[str, Floats]
-"""What a worker's cost is the sum of, by name, per row of the WorkerTable."""
+"""The terms of workers' costs by name, per row of the WorkerTable."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Decision:
     row: int
     """The chosen worker's row."""
     terms: Terms
-    """What the costs of all workers are the sums of."""
+    """The terms of all workers' costs."""
 
     def chosen_terms(self) -> dict[str, float]:
         """The terms of the chosen worker's cost."""
@@ -46,7 +46,7 @@ class RoutingPolicy(ABC):
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """What it costs to give the request to each worker, as a sum of terms.
+        """The cost of giving the request to each worker, as a sum of terms.
 
         Args:
             request: to be placed.

@@ -20,7 +20,7 @@ from worker.wire.messages import DEFAULT_PRIORITY, EngineInfo
 
 
 class BlockKey(msgspec.Struct, frozen=True):
-    """What block hashes depend on besides the prompt."""
+    """The inputs of block hashes besides the prompt."""
 
     page_size: int
     block_hash_salt: str

@@ -22,7 +22,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """Expected time to the first token, over that at the worker where it is shortest: what the
     request waits for the sake of others."""
     terms: dict[str, float]
-    """What the cost of the chosen worker is the sum of, in the policy's own unit."""
+    """Terms of the chosen worker's cost, in the policy's own unit."""
 
 
 class Explainer:

@@ -44,7 +44,7 @@ class Feasibility:
         return Feasibility(self.sampling.amended(**changes), self._names)
 
     def param(self, field: str) -> str | None:
-        """What the client calls a field; None for no field."""
+        """The client's name of a field; None for no field."""
         return self._names.get(field, field) or None
 
     def parameters(self, kinds: Collection[Limits]) -> Problem | None:

@@ -34,7 +34,7 @@ _MOST_UNPRICED = 16
 """Reports, of 5 us each, that may wait to be priced with the next decision, which takes as long."""
 
 Parity = Callable[[EngineInfo], "str | None"]
-"""What is wrong with a worker's way to write, tokenize and hash prompts; None if nothing is."""
+"""The flaw in a worker's way to write, tokenize and hash prompts; None if there is none."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -52,9 +52,9 @@ class Choice(msgspec.Struct, frozen=True):
     work_s: float
     """Expected time that it computes the prompt."""
     cost: float
-    """In the policy's own unit."""
+    """Cost of the chosen worker, in the policy's own unit."""
     explanation: Explanation | None = None
-    """Where explanations are asked for."""
+    """The decision explained, where that is asked for."""
 
     @property
     def first_token_s(self) -> float:
@@ -133,17 +133,17 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo | None:
-        """What some worker has loaded; None while none is up."""
+        """The engine's limits of some worker; None while none is up."""
         infos = (worker.info for worker in self._workers.values() if worker.info is not None)
         return next(infos, None)
 
     @property
     def limits(self) -> Collection[Limits]:
-        """What workers that are ready can run, one of a kind; empty while none is."""
+        """Limits of workers that are ready, one of a kind; empty while none is."""
         return self._members.limits
 
     def block_keys(self) -> list[BlockKey]:
-        """What prompts should be hashed with before they are routed."""
+        """Keys that prompts should be hashed with before they are routed."""
         return list(self._members.keys)
 
     def attach(self, worker_id: str, snapshot: AttachSnapshot) -> None:

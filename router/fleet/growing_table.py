@@ -17,7 +17,7 @@ _PART = 2048
 _MAX_DEAD = 32
 """Slots that may wait for a sweep, of few: sets grow by their bits."""
 _DEAD_PART = 8
-"""Where slots are many, one in so many may wait."""
+"""Part of the slots that may wait as dead where there are many: one in so many."""
 _CELLS_PER_KEY = 6
 """Cells that move per new key: the old table is empty long before the new one is full."""
 

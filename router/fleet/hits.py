@@ -136,6 +136,6 @@ class HitFinder:
 
 
 def _places(bits: int) -> Rows:
-    """Where the ones are."""
+    """The places of the ones in a mask."""
     data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(data, bitorder="little"))

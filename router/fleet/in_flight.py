@@ -1,4 +1,4 @@
-"""What workers will hold: the prompts of requests that they were sent and have not computed yet."""
+"""The prompts in flight: of requests that workers were sent and have not computed yet."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ class InFlight:
 
 
 def _common(node: PrefixNode, hashes: BlockHashes, end: int) -> int:
-    """Where `hashes`, which agree with the node's first block, first differ from it."""
+    """The place at which `hashes`, which agree with the node's first block, first differ from
+    it."""
     mine = node.hashes
     assert mine is not None
     if mine.item(end - 1) == hashes.item(end - 1):

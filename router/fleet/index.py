@@ -16,7 +16,7 @@ Reach = tuple[int, int]
 hold."""
 
 _MANY = 192
-"""From so many blocks on arrays are faster than single steps."""
+"""Number of blocks from which on arrays are faster than single steps."""
 _MANY_SLOTS = 1024
 """Sets of so many slots make single steps slower, by as much again each time."""
 _FEW = 32
@@ -41,7 +41,7 @@ class PrefixIndex:
         self._live = 0
         """Both bits of every slot in use."""
         self._held: list[list[int]] = []
-        """Per slot, how many blocks each tier holds."""
+        """Blocks that each tier holds, per slot."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class PrefixIndex:
         return self._table.num_bytes
 
     def slot(self, worker_id: str) -> int | None:
-        """Where the worker's bits lie: 2·slot for its device, 2·slot + 1 for any tier."""
+        """The worker's slot: bit 2·slot stands for its device, 2·slot + 1 for any tier."""
         return self._slots.get(worker_id)
 
     def num_blocks(self, worker_id: str, tier: Tier = "device") -> int:
@@ -93,7 +93,7 @@ class PrefixIndex:
             self._free.append(slot)
 
     def match(self, hashes: BlockHashes) -> list[Reach]:
-        """Who holds how many leading blocks: falling sets, rising lengths, the last the longest.
+        """The holders of leading blocks: falling sets, rising lengths, the last the longest.
 
         A slot's length is the last one whose set has its bit. O(log n) look-ups per set.
         """

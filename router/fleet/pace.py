@@ -18,8 +18,8 @@ from worker.wire.messages import LoadSnapshot
 from worker.wire.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
-"""Of any step, those of drafts aside: as many observations, and later as many of each worker, are
-there to solve for them anew."""
+"""Coefficients of a step's time, those of drafts aside: as many observations, and later as many of
+each worker, are there to solve for them anew."""
 
 
 class FleetPace:

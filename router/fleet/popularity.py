@@ -23,7 +23,7 @@ class _Count(NamedTuple):
     """Seconds of the fleet's clock at which the first of this one came."""
 
     def after(self, now: float) -> _Count:
-        """With a further one at this time; what belongs to the same burst is none."""
+        """The record with a further use at this time; what belongs to the same burst is none."""
         if now - self.at < BURST_S:
             return self
         value = self.value * exp((self.at - now) / WINDOW_S) + 1.0

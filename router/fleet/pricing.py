@@ -13,7 +13,8 @@ Number = TypeVar("Number", float, Floats)
 
 
 class Work(NamedTuple, Generic[Number]):
-    """What there is to do, whatever it costs. The fields of WorkerTable that begin with `work_`."""
+    """The amounts of work, whatever they cost. The fields of WorkerTable that begin with
+    `work_`."""
 
     tokens: Number
     attended: Number

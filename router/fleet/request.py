@@ -46,8 +46,8 @@ class Estimate(NamedTuple):
     queue_s: Floats
     """Time to compute the prompts that go before it, where they are done one by one."""
     delay_s: Floats
-    """What others take of the time until its prompt is done: less than `queue_s` where a short
-    prompt passes long ones under way."""
+    """Seconds that others take until its prompt is done: less than `queue_s` where a short prompt
+    passes long ones under way."""
     slot_wait_s: Floats
     """Time until there is a slot in the batch."""
     work_s: Floats
@@ -60,7 +60,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(request: RequestView, workers: WorkerTable, now: float) -> Estimate:
-    """What a request has to expect at each worker; `now` is the fleet's clock."""
+    """The times that a request has to expect at each worker; `now` is the fleet's clock."""
     hits = request.hit_tokens
     uncached = request.num_tokens - hits
     queue_s, num_active = workers.waiting_s(now), workers.num_active

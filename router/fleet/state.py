@@ -1,4 +1,4 @@
-"""What a gateway knows of each worker, and of all that are ready."""
+"""The state of each worker that a gateway knows, and of all that are ready."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WorkerState:
 
     worker_id: str
     row: int
-    """In the WorkerTable."""
+    """Row of the WorkerTable."""
     epoch: int
     info: EngineInfo | None
     load: LoadSnapshot
@@ -88,9 +88,9 @@ class Members:
 
     def __init__(self) -> None:
         self.keys: dict[BlockKey, int] = {}
-        """How they hash blocks."""
+        """Keys with which they hash blocks, with the number of workers that do."""
         self.limits: dict[Limits, int] = {}
-        """What they can run."""
+        """Limits of the workers that are ready, with the number of each kind."""
 
     @property
     def number(self) -> int:

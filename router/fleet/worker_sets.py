@@ -16,8 +16,9 @@ class WorkerSets:
     def __init__(self) -> None:
         self.masks: list[int] = [0]
         self.reaches: list[int] = [0]
-        """Per set, bit 2·slot where the device holds the block and 2·slot + 1 where any tier does:
-        along a chain both only ever go from held to not held, whatever tiers hold the parts."""
+        """Masks per set: bit 2·slot where the device holds the block and 2·slot + 1 where any tier
+        does: along a chain both only ever go from held to not held, whatever tiers hold the
+        parts."""
         self._ids: dict[int, int] = {0: 0}
         self._counts: list[int] = [0]
         self._free: list[int] = []

@@ -28,17 +28,17 @@ class WorkerTable:
     work_tokens: Floats
     """Prompt tokens in its last report, not computed yet."""
     work_attended: Floats
-    """Pairs of one of these and a position that it attends to."""
+    """Pairs of a prompt token in its last report and a position that this attends to."""
     work_steps: Floats
-    """Steps that they take; half of one where only decodes run."""
+    """Steps that these prompt tokens take; half of one where only decodes run."""
     work_first_chunks: Floats
-    """Part of them that are first chunks, see `first_chunks_s`."""
+    """Part of these prompt tokens that are in first chunks, see `first_chunks_s`."""
     work_burst: Floats
-    """Prompt tokens of these that fit into one step."""
+    """Prompt tokens in its last report that fit into one step."""
     work_rows: Floats
     """Running requests."""
     work_context: Floats
-    """Positions that these attend to."""
+    """Positions that its running requests attend to."""
     queue_s: Floats
     """Seconds to compute the prompts in its last report."""
     reported_at: Floats
@@ -47,7 +47,7 @@ class WorkerTable:
     """Part of `queue_s` for the first chunks of prompts that wait: what a step computes of a new
     prompt though others are under way."""
     drain_s: Floats
-    """Most of `queue_s` that can have been done since: what is in one step."""
+    """Most seconds of `queue_s` that can have passed since the report: those of one step."""
     queue_until: Floats
     """Seconds of the fleet's clock at which `queue_s` has passed since the report."""
     first_chunks_until: Floats
@@ -65,7 +65,7 @@ class WorkerTable:
     attended_s: Floats
     """Seconds per pair of a prompt token and a position that it attends to."""
     relative_speed: Floats
-    """What it computes in a second, over the mean of the workers that are ready."""
+    """Speed of the worker over the mean of the workers that are ready."""
     step_s: Floats
     """Seconds of a step without prompts, as its running requests are."""
     chunk: Floats
@@ -73,7 +73,7 @@ class WorkerTable:
     first_chunk_tokens: Floats
     """Most tokens of such a first chunk; 0 where prompts under way leave nothing."""
     chunk_slowdown: Floats
-    """What its time is multiplied by while prompts under way take the rest of each step."""
+    """Factor on the time of a first chunk while prompts under way take the rest of each step."""
     extra_slowdown: Floats
     """`chunk_slowdown` less 1."""
     num_active: Floats
@@ -140,7 +140,7 @@ class WorkerTable:
         waiting: Floats,
         coming: Floats | None,
     ) -> Floats:
-        """What others take of the time until a prompt with so much to compute is done, per row.
+        """Seconds that others take until a prompt with so much to compute is done, per row.
 
         One that is a single chunk need not wait for those under way: while it and the first chunks
         before it are computed, those get the rest of each step only.

@@ -20,7 +20,7 @@ RESERVED_NAMES = frozenset(("default", "other"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyEntry:
-    """Who may ask, and for how much."""
+    """An API key: who may ask, and for how much."""
 
     name: str
     """Stands for it in metrics and the audit log; no secret."""
@@ -48,7 +48,7 @@ class KeyEntry:
 
 
 def digest_of(key: bytes) -> bytes:
-    """What is compared in place of a key."""
+    """The digest that is compared in place of a key."""
     return hashlib.sha256(key).digest()
 
 

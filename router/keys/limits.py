@@ -1,4 +1,4 @@
-"""What each API key uses now, held against what it may use."""
+"""The use of each API key now, held against what it may use."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ class KeyUse:
         self.tokens.take(num_tokens, now)
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
-        """What is left, under OpenAI's names; of all gateways, as far as this one knows."""
+        """Headers that tell what is left, under OpenAI's names; of all gateways, as far as this one
+        knows."""
         headers: list[tuple[bytes, bytes]] = []
         for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if bucket.per_minute:
@@ -109,7 +110,7 @@ class KeyUse:
 
 
 class Bucket:
-    """What is left of a rate per minute; 0 for a rate without end."""
+    """A token bucket: what is left of a rate per minute; 0 for a rate without end."""
 
     __slots__ = ("_at", "_left", "_per_minute")
 

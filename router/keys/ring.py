@@ -48,7 +48,8 @@ class KeyRing:
         return self._file is not None and self._file.is_stale
 
     def find(self, scope: Scope) -> KeyEntry | None:
-        """Whose bearer token a request presents; None where it is nobody's, or has expired.
+        """The entry whose bearer token a request presents; None where it is nobody's, or has
+        expired.
 
         Anthropic's clients present it as x-api-key; a request that has both means the bearer token.
         """

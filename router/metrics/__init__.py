@@ -1,1 +1,1 @@
-"""What a gateway counts, and how Prometheus reads it."""
+"""The metrics of a gateway, and how Prometheus reads them."""

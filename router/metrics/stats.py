@@ -47,7 +47,7 @@ class LatencyStats:
         self.route = Histogram(STAGE_BUCKETS)
         """Arrival until it is on its way to the worker that served it."""
         self.queue = Histogram(STAGE_BUCKETS)
-        """At that worker until it was first admitted."""
+        """Seconds at that worker until it was first admitted."""
         self.prefill = Histogram(STAGE_BUCKETS)
         """Admission at the worker to the first token."""
         self.first_flush = Histogram(STAGE_BUCKETS)
@@ -159,7 +159,7 @@ class ModelStats:
         self.latency(None)
 
     def latency(self, slo: Slo | None) -> LatencyStats:
-        """Where the times of completions with such an SLO are counted."""
+        """The histogram that counts the times of completions with such an SLO."""
         kind = slo_class(slo)
         found = self._latencies.get(kind)
         if found is None:

@@ -1,4 +1,4 @@
-"""What tenants used, for a bounded number of them."""
+"""The use of tenants, for a bounded number of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ OTHER = "other"
 DEFAULT = "default"
 """Label where requests have no tenant."""
 IDLE_S = 600.0
-"""After so long without a request a tenant gives its place to one that asks for it."""
+"""Seconds without a request after which a tenant gives its place to one that asks for it."""
 
 
 class TenantStats:
@@ -79,7 +79,7 @@ class TenantBook:
         self._other = TenantStats()
 
     def of(self, tenant: str, now: float) -> TenantStats:
-        """Where a tenant's use is counted; its name may be empty."""
+        """The counters of a tenant's use; its name may be empty."""
         name = tenant or DEFAULT
         found = self._named.get(name)
         if found is not None:

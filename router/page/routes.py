@@ -15,7 +15,7 @@ from starlette.responses import Response
 PAGE: Final = "/"
 """Path of the page."""
 PAGE_FILES: Final = "/ui/"
-"""What begins so is a file of it."""
+"""Prefix of the paths of the page's files."""
 CONTENT_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -32,8 +32,8 @@ HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""Of each answer. Nothing comes from another host or inline, texts are never read as HTML or as a
-script, and no other site may show the page within its own."""
+"""Headers of each answer. Nothing comes from another host or inline, texts are never read as HTML
+or as a script, and no other site may show the page within its own."""
 _BASE: Final = b'<base href="./">'
 
 

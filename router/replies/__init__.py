@@ -1,4 +1,4 @@
-"""What models write besides plain answers: thoughts, and calls of functions."""
+"""The replies of models, apart from plain answers: reasoning, and tool calls."""
 
 from router.replies.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
 from router.replies.formats import FORMATS, Properties, ToolFormat

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 Schemas = Mapping[str, Any]
-"""Of one function's arguments, by their names."""
+"""Schemas of one function's arguments, by their names."""
 
 
 class Arguments(Protocol):
@@ -31,11 +31,11 @@ class Arguments(Protocol):
         ...
 
     def push(self, text: str) -> str:
-        """What the next text makes certain."""
+        """The text that the next piece makes certain."""
         ...
 
     def end(self) -> str:
-        """What is certain where the text ends."""
+        """The text that is certain where the input ends."""
         ...
 
 
@@ -44,7 +44,7 @@ class TagFormat:
     """How a family writes arguments between tags, with values that are plain text."""
 
     opening: re.Pattern[str]
-    """What comes before a value; its first group is the argument's name."""
+    """Pattern of what comes before a value; its first group is the argument's name."""
     value_endings: tuple[str, ...]
     """Tags that end a value; the first of them belongs to it."""
     endings: tuple[str, ...]
@@ -83,7 +83,7 @@ class TaggedArguments:
         self._schemas = schemas
         self._buffer = ""
         self._pattern: re.Pattern[str] | None = None
-        """What ends the value under way; None where none is."""
+        """Pattern of the end of the value under way; None where none is."""
         self._schema: Any = None
         self._is_text = False
         """Whether it is handed on as it comes."""
@@ -95,11 +95,11 @@ class TaggedArguments:
 
     @property
     def rest(self) -> str:
-        """What came behind the last argument, from the tag on that ends them."""
+        """The text behind the last argument, from the tag on that ends them."""
         return self._buffer
 
     def push(self, text: str) -> str:
-        """What the next text makes certain."""
+        """The text that the next piece makes certain."""
         self._buffer += text
         told = ""
         while not self.is_over:

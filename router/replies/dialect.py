@@ -1,4 +1,5 @@
-"""How one model marks thoughts and calls, as its chat template tells or the server was told."""
+"""The dialect of one model: how it marks reasoning and tool calls, as its chat template tells or
+the server was told."""
 
 from __future__ import annotations
 
@@ -20,28 +21,28 @@ _ANY = ({"role": "user", "content": "Hello"},)
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates let a model think: Qwen's and GLM's, DeepSeek's and Granite's."""
 NONE = "none"
-"""As the name of a parser: there is none, whatever the template holds."""
+"""Name of no parser: none is used, whatever the template holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """What a model writes besides plain answers."""
+    """The formats of what a model writes besides plain answers."""
 
     tools: ToolFormat | None = None
-    """Of calls; None where it is not known."""
+    """Format of tool calls; None where it is not known."""
     forced: ToolFormat = FORMATS["json"]
-    """In which calls are forced."""
+    """Format in which calls are forced."""
     thoughts: ThoughtFormat | None = None
-    """Of thoughts; None where there are none."""
+    """Format of reasoning; None where there is none."""
     thought_tokens: ThoughtTokens | None = None
-    """What begins and ends them; None where these are no tokens of their own."""
+    """Tokens that begin and end reasoning; None where these are no tokens of their own."""
     has_opened_thoughts: bool = False
     """Whether the template begins the thought itself where one is asked for."""
     special: frozenset[str] = frozenset()
     """Markers that are special tokens: they must not be left out of the text."""
 
     stop_token_ids: tuple[int, ...] = ()
-    """Where a completion ends, besides at the model's end tokens."""
+    """Tokens at which a completion ends, besides the model's end tokens."""
 
     @property
     def is_harmony(self) -> bool:
@@ -74,7 +75,7 @@ class Dialect:
     def reader(
         self, *, tools: ToolFormat | None, properties: Properties, is_thinking: bool, is_one: bool
     ) -> ReplyReader | HarmonyReader:
-        """What takes one completion apart.
+        """A reader that takes one completion apart.
 
         Args:
             tools: how calls are written; None to look for none.

@@ -41,18 +41,18 @@ class ToolFormat:
     """How one family writes calls."""
 
     name: str
-    """In `--tool-call-parser`."""
+    """Name in `--tool-call-parser`."""
     read: Read
-    """Of a region in which no call begins as `begun` has it."""
+    """Reads a region in which no call begins as `begun` has it."""
     begun: re.Pattern[str] | None = None
-    """What a region begins with, up to the arguments of its first call, where these are certain as
-    they come; its first group is the function's name."""
+    """Pattern of a region's begin, up to the arguments of its first call, where these are certain
+    as they come; its first group is the function's name."""
     arguments: Callable[[Schemas], Arguments] = lambda _: JsonObject()
     """Makes what reads them, of the function's schemas."""
     more: re.Pattern[str] | None = None
-    """What comes between arguments and a further call of the region."""
+    """Pattern between arguments and a further call of the region."""
     rest: re.Pattern[str] = re.compile(r"\s*+")
-    """What may come between arguments and the end of the region, and means nothing."""
+    """Pattern of what may come between arguments and the end of the region, and means nothing."""
     is_checked: bool = False
     """Whether functions that there are not are no calls: no marker tells that they are any."""
     regions: tuple[tuple[str, str], ...] = ()
@@ -64,12 +64,12 @@ class ToolFormat:
     inner: tuple[str, ...] = ()
     """Markers within regions."""
     around: tuple[str, str] = ("", "")
-    """What a forced answer has before its first call and after its last."""
+    """Texts before the first call and after the last of a forced answer."""
     before: str = ""
-    """What a forced call has before its arguments, NAME for the function; empty where it cannot be
+    """Text before the arguments of a forced call, NAME for the function; empty where it cannot be
     forced in this format."""
     after: str = ""
-    """What it has after them."""
+    """Text after the arguments of a forced call."""
     separator: str = "\n"
     style: Literal["json", "qwen_xml", "glm_xml"] = "json"
     """xgrammar's name of the way in which arguments are written."""
@@ -144,9 +144,9 @@ _JSON_CALL = (
     r'\s{0,32}"(?:arguments|parameters)"\s{0,32}:\s{0,32}(?=\{)'
 )
 _ENVELOPE = re.compile(r"\s*+(?:,[^{}]*+)?\}?\s*+[\];]?\s*+")
-"""What comes behind the arguments of such a call: further members mean nothing."""
+"""Pattern behind the arguments of such a call: further members mean nothing."""
 _NEXT = re.compile(r"\s{0,32}\}\s{0,32},\s{0,32}(?=\{)")
-"""What comes between two of a list."""
+"""Pattern between two calls of a list."""
 _TAG_NAME = r"[^\S\n]{0,8}([^<>{`\s]{1,256})[^\S\n]{0,8}"
 _QWEN_TAGS = TagFormat(
     opening=re.compile(r"<parameter=([^<>\n]{1,256})>"),
@@ -162,7 +162,7 @@ _GLM_TAGS = TagFormat(
 
 
 def _read_nothing(_: str, __: Properties) -> list[ToolCall] | None:
-    """Of a format whose calls all begin as `begun` has it."""
+    """Reads regions of a format whose calls all begin as `begun` has it: none."""
     return None
 
 
@@ -179,7 +179,7 @@ _MISTRAL = r"([\w.-]{1,256})\s{0,32}(?:\[CALL_ID\]\w{1,64}\s{0,32})?(?:\[ARGS\])
 
 
 def _read_mistral(text: str, _: Properties) -> list[ToolCall] | None:
-    """Of tokenizers before the eleventh, which write a list."""
+    """Reads regions of tokenizers before the eleventh, which write a list."""
     body = text.removeprefix("[TOOL_CALLS]").strip()
     return _all_calls(_listed(body)) if body.startswith(("[", "{")) else None
 
@@ -334,7 +334,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
     )
 }
-"""By name; json is what calls are forced in where the model's own format cannot be."""
+"""Formats by name; json is what calls are forced in where the model's own format cannot be."""
 
 _SIGNS = (
     ("<|channel|>analysis<|message|>", "harmony"),
@@ -348,7 +348,7 @@ _SIGNS = (
     ("<|python_tag|>", "llama3_json"),
     ('"parameters": dictionary of argument name', "llama3_json"),
 )
-"""What chat templates hold of which format; the first that is found counts."""
+"""Signs of formats in chat templates; the first that is found counts."""
 
 
 def format_of(template: str) -> ToolFormat | None:

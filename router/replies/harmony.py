@@ -22,10 +22,10 @@ MAX_HEADER = 512
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"
-"""What stands before an answer."""
+"""Text before an answer."""
 MARKERS = frozenset((START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL))
 STOPS = (RETURN, CALL)
-"""Where a completion ends, besides at the model's end tokens."""
+"""Markers at which a completion ends, besides the model's end tokens."""
 
 _MARKER = re.compile("|".join(re.escape(marker) for marker in sorted(MARKERS)))
 _LONGEST = max(map(len, MARKERS)) - 1
@@ -37,11 +37,11 @@ Kind = Literal["thought", "content", "call"]
 
 
 class Header(NamedTuple):
-    """What a message is, as its header says."""
+    """The header of a message: what it is."""
 
     kind: Kind
     function: str = ""
-    """That is called."""
+    """Function that is called."""
 
 
 class HarmonyReader:
@@ -92,17 +92,17 @@ class HarmonyReader:
         self._buffer = ""
         """Text that is not looked at yet: a marker may begin in it."""
         self._header = ""
-        """Of the message under way, while it is read."""
+        """Header of the message under way, while it is read."""
         self._kind: Kind | None = None if is_header else "content"
-        """Of the message under way; None within a header."""
+        """Kind of the message under way; None within a header."""
         self._function = ""
-        """That is called, until its arguments begin."""
+        """Function that is called, until its arguments begin."""
         self._arguments: JsonObject | None = None
         """Reads those of the call under way."""
         self._space = ""
         """White space that may mean nothing: around the arguments of a call."""
         self._told: set[Kind] = set()
-        """Of what kinds there were messages."""
+        """Kinds of which there were messages."""
         self._wants_break = False
         """Whether the next text is the first of a message, and not the first of its kind."""
         self._num_own_calls = 0
@@ -197,7 +197,7 @@ class HarmonyReader:
         self._told.add(meant.kind)
 
     def _no_header(self) -> Iterator[Piece]:
-        """What should be one is content, and so is what follows."""
+        """Takes what should be a header as content, and so what follows."""
         text, self._header = self._header, ""
         self._kind, self._wants_break = "content", False
         self._told.add("content")
@@ -254,7 +254,7 @@ class HarmonyReader:
         yield from self._answer.push(text) if text else ()
 
     def _break(self) -> str:
-        """What separates the text from the last message of its kind."""
+        """The separator of the text from the last message of its kind."""
         wanted, self._wants_break = self._wants_break, False
         return "\n" if wanted else ""
 
@@ -292,7 +292,7 @@ def _may_be_header(text: str) -> bool:
 
 
 def _read_header(text: str, properties: Mapping[str, Any]) -> Header | None:
-    """What a header says, however it is ordered; None where it makes no sense.
+    """The header that a text has, however it is ordered; None where it makes no sense.
 
     `<|start|>assistant to=functions.NAME<|channel|>commentary <|constrain|>json` is one, and so is
     what has the recipient behind the channel, or behind the type.

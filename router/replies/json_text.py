@@ -42,7 +42,7 @@ class JsonObject:
 
     def __init__(self) -> None:
         self._pending = ""
-        """What is not handed on yet: it may be the beginning of a token."""
+        """Text that is not handed on yet: it may be the beginning of a token."""
         self._open = ""
         """The braces and brackets that are open."""
         self._awaited: Awaited = "object"
@@ -66,16 +66,16 @@ class JsonObject:
 
     @property
     def rest(self) -> str:
-        """What came and is not handed on, be it behind the object or what breaks it."""
+        """Text that came and is not handed on, be it behind the object or what breaks it."""
         return self._pending
 
     @property
     def closings(self) -> str:
-        """What would close all that is open at the last sound place."""
+        """Text that would close all that is open at the last sound place."""
         return "".join(_CLOSINGS[opening] for opening in reversed(self._open))
 
     def push(self, text: str) -> str:
-        """What the next text makes certain."""
+        """The text that the next piece makes certain."""
         text, at, told = self._pending + text, 0, ""
         while not self.is_over and at < len(text):
             if not self._in_text:

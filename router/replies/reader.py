@@ -1,4 +1,5 @@
-"""What a model has written, taken apart as it comes: thoughts, content, calls of functions."""
+"""A reader of model replies, which takes them apart as they come: reasoning, content, tool
+calls."""
 
 from __future__ import annotations
 
@@ -52,11 +53,11 @@ class ThoughtFormat:
     """How one family marks thoughts."""
 
     name: str
-    """In `--reasoning-parser`."""
+    """Name in `--reasoning-parser`."""
     opening: str
     closing: str
     sign: str
-    """What chat templates with such thoughts hold."""
+    """Sign of such reasoning in chat templates."""
 
 
 THOUGHTS = {
@@ -80,7 +81,7 @@ def thoughts_of(template: str) -> ThoughtFormat | None:
 
 
 State = Literal["thought", "content", "call", "arguments", "called"]
-"""Where a text stands: a region of calls is read from `call` over the `arguments` of one to behind
+"""State of the text: a region of calls is read from `call` over the `arguments` of one to behind
 them, where it is `called`."""
 _IN_CALLS = ("call", "arguments", "called")
 
@@ -137,16 +138,16 @@ class ReplyReader:
         self._is_one = is_one
         self._state: State = "thought" if is_thinking else "content"
         self._closing = ""
-        """Of the region under way."""
+        """Closing marker of the region under way."""
         self._is_leading = False
         """Whether that region has no marker before it."""
         self._before = ""
-        """What separates its next call from the last."""
+        """Separator of its next call from the last."""
         self._arguments: Arguments | None = None
         """Reads those of the call under way."""
         marks = {marker[0] for marker in self._markers()}
         self._may_mark = re.compile(f"[{re.escape(''.join(sorted(marks)))}]" if marks else "(?!)")
-        """What a marker may begin with."""
+        """Pattern of what a marker may begin with."""
         self._buffer = ""
         """Text that is not told yet: it may be a marker's beginning, or is in a region of calls."""
         self._scanned = 0
@@ -171,8 +172,8 @@ class ReplyReader:
         return pieces
 
     def content_of(self, text: str) -> str | None:
-        """What `push` of the next text would tell, where that is content alone; None, and nothing
-        is taken, where it may be more. Most of what most models write is read so."""
+        """The result of `push` for the next text, where that is content alone; None, and nothing is
+        taken, where it may be more. Most of what most models write is read so."""
         if self._buffer or self._is_after_marker or self._state != "content":
             return None
         if not self._is_plain(text):
@@ -229,7 +230,7 @@ class ReplyReader:
             yield from self._tell(text)
 
     def _end(self) -> Iterator[Piece]:
-        """What is left at the end of the text."""
+        """The pieces that are left at the end of the text."""
         if self._arguments is not None:
             yield from self._given(self._arguments.end())
             self._buffer = ""
@@ -336,7 +337,7 @@ class ReplyReader:
         return list(self._called(name))
 
     def _go_on(self, arguments: Arguments) -> Iterator[Piece]:
-        """What the text adds to the arguments under way, until they are over."""
+        """The pieces that the text adds to the arguments under way, until they are over."""
         text, self._buffer = self._buffer, ""
         yield from self._given(arguments.push(text))
         if arguments.is_over:
@@ -360,7 +361,7 @@ class ReplyReader:
         yield from self._region(region)
 
     def _region(self, region: str, *, is_end: bool = False) -> Iterator[Piece]:
-        """What is left of a region at its end."""
+        """The pieces that are left of a region at its end."""
         assert self._tools is not None
         is_called, self._state = self._state != "call", "content"
         if is_called:

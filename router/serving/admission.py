@@ -35,7 +35,7 @@ class SettingsStore(Protocol):
 
 
 class AdmissionRules:
-    """What this gateway sends its workers about admission.
+    """The rules of admission that this gateway sends its workers.
 
     The store is right: each rule is a value of its own there, so changes at several gateways at a
     time do not undo each other. Without a store this gateway is the only one.

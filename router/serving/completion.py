@@ -32,7 +32,7 @@ class CompletionOwner(Protocol):
         ...
 
     def ended(self, completion: Completion) -> None:
-        """It has ended, in whatever way. Called once."""
+        """Called once when it has ended, in whatever way."""
         ...
 
 
@@ -104,7 +104,7 @@ class Completion:
         self.num_suspected = 0
         """Losses of which it may be the reason: the worker had brought no token of that attempt."""
         self.prompt = spec.prompt
-        """What the next attempt begins with: the prompt, and the tokens so far."""
+        """Prompt of the next attempt: the prompt, and the tokens so far."""
         self.worker_id = ""
         self.choice: Choice | None = None
         """The decision that led to its first token, or the last one where there is none yet."""

@@ -1,4 +1,4 @@
-"""What one completion is asked for, and what it took: times and tokens, for metrics and its SLO."""
+"""The request of one completion, and what it took: times and tokens, for metrics and its SLO."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from worker.wire.times import FirstTokenTimes
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one completion is asked for; with it, any worker can begin or continue."""
+    """The specification of one completion; with it, any worker can begin or continue."""
 
     request_id: str
     index: int
     """Number of the choice in the response."""
     prompt: PromptBlocks
     sampling: SamplingParams
-    """With n = 1; shared by all completions of the request."""
+    """Sampling parameters, with n = 1; shared by all completions of the request."""
     seed: int
     """Seed of this completion alone."""
     feasibility: Feasibility
@@ -79,7 +79,7 @@ class CompletionTimes:
         return self._first_token_at - self._submitted_at
 
     def submitted(self, now: float) -> float:
-        """It is sent to a worker; the seconds since its arrival."""
+        """Notes that it is sent to a worker; the seconds since its arrival."""
         self._submitted_at = now
         return now - self.arrived_at
 
@@ -112,7 +112,8 @@ class CompletionTimes:
     def ended(
         self, reason: FinishReason, now: float, num_tokens: int, num_cached: int
     ) -> SloOutcome | None:
-        """It has ended; whether the times it was asked for were met, None where none were."""
+        """Notes that it has ended; whether the times it was asked for were met, None where none
+        were."""
         spec, stats = self._spec, self._stats
         stats.finished[reason] += 1
         stats.cached_tokens += num_cached

@@ -16,7 +16,7 @@ from worker.wire.slo import Slo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """What a client asked one model for."""
+    """A client's request to one model."""
 
     request_id: str
     """Id as the client sees it; requests of the fleet are named after it."""
@@ -30,11 +30,11 @@ class GenerationRequest:
     shown_tokens: frozenset[str] = frozenset()
     """Special tokens that stand in the text even where others are left out of it."""
     tenant: str = ""
-    """Whom its service is charged to."""
+    """Tenant whom its service is charged to."""
     arrived_at: float | None = None
-    """On the event loop's clock; None for now."""
+    """Time of arrival on the event loop's clock; None for now."""
     span: RequestSpan | None = None
-    """Where the request is traced."""
+    """Span in which the request is traced."""
 
 
 class Generation:
@@ -68,7 +68,7 @@ class Generation:
 
     @property
     def problem(self) -> str | None:
-        """What ended the first of them that an error ended; None where none has."""
+        """The problem of the first of them that an error ended; None where none has."""
         return next((c.error for c in self.completions if c.error), None)
 
     @property

@@ -61,7 +61,7 @@ class Isolation:
         self._held: dict[str, str] = {}
         """Workers at which a suspect is tried, and its family."""
         self._waits_until: dict[str, float] = {}
-        """Until when suspects wait for a worker, by family; event loop's time."""
+        """Times until which suspects wait for a worker, by family; on the event loop's clock."""
         self.changes = changes
 
     def why_given_up(self, completion: Completion, reason: str) -> str | None:

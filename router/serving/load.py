@@ -66,7 +66,7 @@ class LoadMeter:
         self._at = clock()
         self._seen = self._counts()
         self._rates = (0.0, 0.0, 0.0)
-        """Per second: prompt tokens to compute, requests, tokens generated."""
+        """Rates per second: prompt tokens to compute, requests, tokens generated."""
         self._delay_s = 0.0
         self._num_new = 0.0
 

@@ -1,4 +1,4 @@
-"""From a completion to a worker that takes it, however often its worker is lost."""
+"""Placing: finds a completion a worker that takes it, however often its worker is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_RETRIES = 2
 """Further workers that are tried when one did not get a request."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 2.0
-"""Between two looks for a worker; one that becomes ready is seen at once."""
+"""Seconds between two looks for a worker; one that becomes ready is seen at once."""
 
 
 class Placer:
@@ -117,7 +117,7 @@ class Placer:
     # CompletionOwner
 
     def begun(self, completion: Completion) -> None:
-        """It has a token: what was booked for its prompt is released."""
+        """Notes the first token: what was booked for its prompt is released."""
         self._release(completion)
         if completion.choice is not None and not completion.attempt:
             error = completion.times.at_worker_s - completion.choice.first_token_s
@@ -142,7 +142,7 @@ class Placer:
             task.add_done_callback(self._resuming.pop)
 
     def ended(self, completion: Completion) -> None:
-        """It has ended: releases what is booked, and records the decision."""
+        """Notes the end: releases what is booked, and records the decision."""
         self._release(completion)
         if self._log_file is not None and (line := decision_line(completion)) is not None:
             self._log_file.decided(line, self._fleet)

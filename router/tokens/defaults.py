@@ -1,4 +1,4 @@
-"""What a checkpoint recommends: values for sampling, and how long requests may be."""
+"""The defaults that a checkpoint recommends: values for sampling, and how long requests may be."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def read_chat_template(given: str) -> str:
 
 
 def assumed_limits(model: str) -> Limits:
-    """What no worker of a checkpoint exceeds; of lengths alone, while none has reported its own."""
+    """Limits that no worker of a checkpoint exceeds; of lengths alone, while none has reported its
+    own."""
     config = read_json(checkpoint_folder(model) / "config.json")
     positions = config.get("max_position_embeddings")
     length = positions if isinstance(positions, int) else UNSAID_LENGTH

@@ -154,7 +154,7 @@ class PromptEncoder:
         return await self._run(work, size, owner)
 
     async def text(self, token_ids: Sequence[int], *, owner: str = "") -> str:
-        """What tokens stand for, special ones included.
+        """The text that tokens stand for, special ones included.
 
         Raises:
             ApiError: too much is waiting already, or an id is outside the vocabulary.
@@ -247,7 +247,7 @@ class ChatPrompt:
     """A chat, before its template has made a text of it."""
 
     messages: Sequence[Mapping[str, Any]]
-    """As the template takes them."""
+    """Messages as the template takes them."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Functions that the model may call; None for none."""
     add_generation_prompt: bool = True
@@ -291,7 +291,7 @@ class ParityCheck:
         self._known: dict[tuple[int, str], TokenizerFingerprint] = {}
 
     def __call__(self, info: EngineInfo) -> str | None:
-        """What differs; None if nothing does, or the worker has no tokenizer to tell."""
+        """The difference; None if there is none, or the worker has no tokenizer to tell."""
         if self._tokenizer.vocab_size > info.vocab_size and info.tokenizer:
             return (
                 f"the model has {info.vocab_size} tokens, --tokenizer {info.tokenizer} "

@@ -25,7 +25,7 @@ size, most of a minute's work of a thread. Beyond that, clients had better come 
 RATE = 2_500_000
 """Characters per second and thread: a prompt of 33 MB took a tokenizer 13 s."""
 LEAST = 1024
-"""What any work counts at least, so that the number of small ones is bounded as well."""
+"""Cost that any work counts at least, so that the number of small ones is bounded as well."""
 
 
 @dataclass(order=True, slots=True)

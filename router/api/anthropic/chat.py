@@ -20,10 +20,10 @@ NAMES: Mapping[str, str] = {
 }
 """The client's names of a chat's fields, where they differ."""
 BILLING = "x-anthropic-billing-header"
-"""What a client writes in front of its system prompt, different in each request: no prompt would be
-cached."""
+"""Header that a client writes in front of its system prompt, different in each request: no prompt
+would be cached."""
 BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
-"""Most tokens of thoughts at which the effort is such."""
+"""Reasoning efforts by the most thinking tokens for which they stand."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -133,7 +133,8 @@ def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
 
 
 def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What one message of Anthropic's is: results of tools are messages of their own, and first."""
+    """The chat messages of one of Anthropic's: results of tools are messages of their own, and
+    first."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"messages[{index}].role must be user, assistant or system", "messages")

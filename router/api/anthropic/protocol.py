@@ -44,7 +44,7 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whom the request is for."""
+    """The user whom the request is for."""
 
     user_id: str | None = None
 
@@ -128,11 +128,11 @@ KNOWN = Known(
         }
     ),
 )
-"""What else Anthropic's bodies may have. Prompts are always cached: nothing says which."""
+"""Other fields that Anthropic's bodies may have. Prompts are always cached: nothing says which."""
 COUNTED = Known(
     KNOWN.ignored
     | frozenset(MessagesRequest.__struct_fields__)
     - frozenset(CountTokensRequest.__struct_fields__),
     KNOWN.refused,
 )
-"""What else bodies of count_tokens may have: what makes no prompt."""
+"""Other fields that bodies of count_tokens may have: those that make no prompt."""

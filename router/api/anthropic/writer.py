@@ -29,7 +29,7 @@ class AnthropicWriter(BlockWriter):
         self._request_id = request_id
         self.headers = ((b"request-id", request_id.encode("latin-1")),)
         self._ids: dict[int, str] = {}
-        """Of calls, by block."""
+        """Ids of calls by block."""
 
     def begun(self) -> bytes:
         """The message without its content."""

@@ -14,7 +14,7 @@ from router.api.response import GenerationResponse
 from router.errors import ApiError
 
 END = b"\n\n"
-"""Of an event."""
+"""End of an event."""
 
 
 class EventLog:
@@ -29,7 +29,7 @@ class EventLog:
         """Whether no more will come."""
         self._events = [] if told is None else told.split(END)[:-1]
         self._rest = b""
-        """What has come of the next event."""
+        """The part of the next event that has come."""
         self._news = asyncio.Event()
 
     def add(self, data: bytes) -> None:
@@ -39,7 +39,7 @@ class EventLog:
         self._wake()
 
     def close(self) -> None:
-        """It has ended."""
+        """Notes that the stream has ended."""
         self.is_over = True
         self._wake()
 

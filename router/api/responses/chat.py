@@ -147,7 +147,7 @@ def _is_begun(message: Mapping[str, Any]) -> bool:
 
 
 def _thought(where: str, item: Mapping[str, Any]) -> str:
-    """What was thought: in full, else its summary; nothing where it is encrypted."""
+    """The reasoning text: in full, else its summary; nothing where it is encrypted."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
@@ -187,7 +187,7 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """As chats have it: functions are named one level deeper there."""
+    """The `tool_choice` as chats have it: functions are named one level deeper there."""
     if choice is None or isinstance(choice, str):
         return choice
     if choice.get("type") == "function":

@@ -15,7 +15,7 @@ from worker.wire.slo import Slo
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
-"""In `include`."""
+"""Value of `include` that asks for logprobs."""
 
 Included = Literal[
     "code_interpreter_call.outputs",
@@ -58,7 +58,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the stream; there is no padding to leave out."""
+    """Options of the stream; there is no padding to leave out."""
 
     include_obfuscation: bool | None = None
 
@@ -153,4 +153,4 @@ KNOWN = Known(
     ),
     MappingProxyType(_OTHERS),
 )
-"""What else bodies may have."""
+"""Other fields that bodies may have."""

@@ -19,21 +19,21 @@ class Stored:
     """One response, and the conversation that it ends."""
 
     response: bytes
-    """As JSON."""
+    """The response as JSON."""
     messages: bytes
-    """Of the conversation up to its answer, as JSON; instructions are none of them."""
+    """The conversation up to its answer, as JSON; instructions are none of its messages."""
     events: bytes | None = None
-    """As it was streamed; None where it is not streamed again."""
+    """The events as they were streamed; None where it is not streamed again."""
 
     @property
     def num_bytes(self) -> int:
-        """What it counts for."""
+        """Bytes that it counts for."""
         return len(self.response) + len(self.messages) + len(self.events or b"") + OVERHEAD
 
 
 @dataclass(kw_only=True, slots=True)
 class _Shelf:
-    """What one key has; the one used last is the last."""
+    """The responses of one key; the one used last is the last."""
 
     entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
     num_bytes: int = 0

@@ -194,7 +194,7 @@ class ResponsesWriter(BlockWriter):
         }
 
     def _message(self) -> dict[str, Any]:
-        """What the model has said, as a message of the next turn."""
+        """The answer of the model, as a message of the next turn."""
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         for block, item in zip(self.blocks, self._items, strict=True):
             if block.kind == "thought":
