@@ -21,7 +21,7 @@ def next_power_of_2(size: int) -> int:
 
 
 def count_warps(width: int) -> int:
-    """Of a program that has a row so wide: 16 elements for each thread, or fewer."""
+    """Warps of a program whose row is so wide: 16 elements for each thread, or fewer."""
     if width <= 512:
         return 1
     return 4 if width <= 2048 else 8

@@ -6,7 +6,7 @@ import torch
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """In the type of x: what is positive is exact, and its square is rounded once."""
+    """Squared ReLU in the type of x: what is positive is exact, and its square is rounded once."""
     return torch.relu(x).square()
 
 

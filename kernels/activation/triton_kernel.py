@@ -11,7 +11,8 @@ from kernels.tiles import cdiv
 
 _BLOCK = 1024
 _SERIES_FROM = tl.constexpr(-0.25)
-"""Above it exp(x) - 1 would lose digits, and seven terms of its series, to 0, lose none."""
+"""Least x for which exp(x) - 1 is computed by its series: from here up to 0 the difference would
+lose digits, and seven terms lose none."""
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:

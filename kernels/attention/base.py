@@ -1,4 +1,5 @@
-"""What attention takes and what a backend offers: the one place that writes the signatures down.
+"""The interface of attention: what it takes and what a backend offers. The one place that writes
+the signatures down.
 
 eager     plan ──> AttentionStep.forward, layer by layer
 captured  prepare_for_capture ──> forward, layer by layer, once for each number of rows
@@ -21,10 +22,10 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSettings:
-    """What a backend is created for."""
+    """Settings that a backend is created with."""
 
     device: torch.device
-    """Where the caches lie."""
+    """Device of the caches."""
     dtype: torch.dtype
     """Type of queries and caches."""
     page_size: int
@@ -106,8 +107,8 @@ class AttentionMetadata:
     query_lens_host: Sequence[int] = ()
     """[B]; empty of decodes, and with `num_queries`."""
     num_queries: int = 0
-    """Of all extends together, where the device alone knows how many each row has, which may then
-    be none; else 0."""
+    """Queries of all extends together, where the device alone knows how many each row has, which
+    may then be none; else 0."""
     page_size: int
     """Tokens of a page."""
     block_size: int = 1
@@ -148,7 +149,7 @@ _Positions = TypeVar("_Positions", int, torch.Tensor)
 
 
 def window_start(positions: _Positions, window: int, is_chunked: bool) -> _Positions:
-    """Where the windows of queries at `positions` begin; below 0 where these see all before."""
+    """Begins of the windows of queries at `positions`; below 0 where these see all before."""
     return positions // window * window if is_chunked else positions + 1 - window
 
 

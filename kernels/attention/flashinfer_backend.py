@@ -21,7 +21,8 @@ import torch
 from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
 
 _WORKSPACE_BYTES = 128 << 20
-"""What its documentation recommends for the partial results of split rows."""
+"""Bytes of the workspace: what FlashInfer's documentation recommends for the partial results of
+split rows."""
 _PLANS_UNDER_WAY = 4
 """A step plans its decodes and its extends, and so does the one that is launched ahead of it."""
 
@@ -57,7 +58,7 @@ class FlashInferAttention(CapturableBackend):
         self._decode_workspace = workspaces[0]
         self._planner = _Planner(device)
         self._captured: dict[int, _CapturedStep] = {}
-        """By number of rows."""
+        """Captured steps by number of rows."""
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
         """Planned by the first layer, which knows the heads."""

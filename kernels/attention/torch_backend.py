@@ -61,7 +61,7 @@ class TorchAttention(AttentionBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What becomes of the products of queries and keys."""
+    """Treatment of the products of queries and keys: scale, cap and sinks."""
 
     scale: float
     cap: float

@@ -26,7 +26,7 @@ class DecodeGroup:
     pages: torch.Tensor
     """[n * pages_per_row] int64."""
     length: int
-    """Longest row."""
+    """Length of the longest row."""
     mask: torch.Tensor | None
     """[n, 1, 1, length] fp32, 0 or -inf; None where all rows are equally long."""
 

@@ -122,8 +122,8 @@ class _Step:
         return out
 
     def _schedules(self, q: torch.Tensor, num_kv_heads: int) -> list[tuple[slice, Schedule]]:
-        """In one piece; in batch-invariant mode in several where partial outputs, which grow with
-        the number of queries, would take too much memory."""
+        """Schedules of a step: one; in batch-invariant mode several where partial outputs, which
+        grow with the number of queries, would take too much memory."""
         num_queries, num_q_heads, head_dim = q.shape
         group = next_power_of_2(num_q_heads // num_kv_heads)
         rows, query_lens = self.rows, self.metadata.query_lens_host

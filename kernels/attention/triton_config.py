@@ -13,7 +13,7 @@ class AttentionBlocks(NamedTuple):
     """Tile sizes and launch parameters of one kind of rows."""
 
     rows: int
-    """Of a tile: queries times heads that share a kv head, both padded."""
+    """Rows of a tile: queries times heads that share a kv head, both padded."""
     keys: int
     """Keys of one product."""
     warps: int

@@ -155,8 +155,8 @@ def _lanes(
     begin, query_len, QUERIES: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Of each lane [M] of a tile: its query, its head among those of its kv head, and whether there
-    are such."""
+    """The lanes [M] of a tile: the query of each, its head among those of its kv head, and whether
+    there are such."""
     index = tl.arange(0, BLOCK_M)
     query, head = begin + index // GROUP_WIDTH, index % GROUP_WIDTH
     return query, head, (index // GROUP_WIDTH < QUERIES) & (query < query_len) & (head < GROUP)
@@ -164,7 +164,7 @@ def _lanes(
 
 @triton.jit
 def _window_start(query, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
-    """Where the window of a query begins; below 0 where it sees all positions before its own."""
+    """Begin of the window of a query; below 0 where it sees all positions before its own."""
     start = query + 1 - WINDOW
     if CHUNKED:
         start = query // WINDOW * WINDOW
@@ -176,8 +176,8 @@ def _split_of(
     lowest, highest_query, split, length,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile with queries at positions from `lowest` on: where a split of `length` of the keys
-    that any of them sees begins and ends, and how many splits there are."""
+    """Bounds of a split of `length` of the keys that any query of a tile sees, whose positions are
+    from `lowest` on, and how many splits there are."""
     visible = (highest_query // BLOCK_SIZE + 1) * BLOCK_SIZE
     first_key = visible * 0
     if WINDOW > 0:

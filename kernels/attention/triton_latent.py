@@ -19,7 +19,7 @@ from kernels.attention.triton_schedule import TARGET_PROGRAMS
 from kernels.tiles import cdiv, next_power_of_2
 
 _MAX_SPLITS = 32
-"""Of a decode's keys."""
+"""Most splits of a decode's keys."""
 _MERGED = tl.constexpr(64)
 """Columns of values that are merged at a time."""
 

@@ -73,7 +73,7 @@ class Schedule:
     rows: AttentionRows
     blocks: AttentionBlocks
     queries: int
-    """Of a tile."""
+    """Queries of a tile."""
     items: torch.Tensor
     """[n, 8] int32: row (-1 for none), tile of the row, split, tokens of a split, place of its
     partial output; the items of a tile lie side by side."""
@@ -157,7 +157,7 @@ def _sizes_of(
 
 @triton.jit
 def _pick(mine, values):
-    """Of [R] values the one that each of the items [I] names, by a mask [I, R]; 0 for none."""
+    """The one of [R] values that each of the items [I] names, by a mask [I, R]; 0 for none."""
     return tl.sum(tl.where(mine, values[None, :], 0), axis=1)
 
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 Scoring = Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen"]
-"""What makes shares of scores; the last two rank experts by their scores."""
+"""Functions that make shares of scores; the last two rank experts by their scores."""
 
 
 class ExpertChoice(NamedTuple):

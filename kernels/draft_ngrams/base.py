@@ -1,4 +1,4 @@
-"""What prompt lookup is asked for."""
+"""The inputs of prompt lookup."""
 
 from __future__ import annotations
 

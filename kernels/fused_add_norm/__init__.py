@@ -1,5 +1,5 @@
-"""What stands between two blocks of a layer: a block's output goes to the residual, and the next
-ones read norms of the sum. One launch on CUDA."""
+"""Residual sum and norms between two blocks of a layer: a block's output goes to the residual, and
+the next ones read norms of the sum. One launch on CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.fused_add_norm.base import Norm
 from kernels.registry import registry
 
 MOST_NORMS = 3
-"""Of one sum: an MLP, a router and experts may each have their own."""
+"""Most norms of one sum: an MLP, a router and experts may each have their own."""
 
 _FUSED_ADD_NORM = registry.register(
     "fused_add_norm",

@@ -1,4 +1,4 @@
-"""What is read of hidden states behind a norm."""
+"""The norms of hidden states that the blocks of a layer read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated MLPs of several experts, of which each token takes a few."""
+"""A mixture of experts (MoE): gated MLPs, of which each token takes a few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mixture of experts is computed from."""
+"""The inputs of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernels.silu_and_mul import silu_and_mul
 
 
 class Activation(NamedTuple):
-    """What an expert makes of its gates and ups."""
+    """The activation of an expert: what it makes of its gates and ups."""
 
     kind: Literal["silu", "gelu", "clamped"] = "silu"
-    """As `silu_and_mul`, `gelu_and_mul` or `clamped_swiglu` does."""
+    """Name of the function: `silu_and_mul`, `gelu_and_mul` or `clamped_swiglu`."""
     alpha: float = 0.0
-    """Of the last of these."""
+    """Factor alpha of `clamped_swiglu`."""
     limit: float = 0.0
     """Likewise."""
 
@@ -62,7 +62,7 @@ class Experts(NamedTuple):
 
 
 class ExpertBiases(NamedTuple):
-    """What is added to the experts' products, in the type of the inputs."""
+    """Biases that are added to the experts' products, in the type of the inputs."""
 
     gate_up: torch.Tensor
     """[E, 2 * I]."""
@@ -71,7 +71,7 @@ class ExpertBiases(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What is added to what a token's experts yield."""
+    """Terms beside the experts: what is added to what a token's experts yield."""
 
     shared: torch.Tensor | None = None
     """[T, H] in the type of the inputs: what every token gets; None for nothing."""

@@ -29,7 +29,7 @@ _SUM_BLOCK = 1024
 
 
 class _Sizes(NamedTuple):
-    """Of a product's tiles."""
+    """Sizes of a product's tiles."""
 
     rows: int
     columns: int
@@ -39,17 +39,17 @@ class _Sizes(NamedTuple):
 
 
 _SMALLEST = _Sizes(16, 64, 128, 4, 3)
-"""Of few rows per expert, which wait for weights: deep, and many programs."""
+"""Sizes for few rows per expert, which wait for weights: deep, and many programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
-"""By rows per expert, rounded up."""
+"""Sizes by rows per expert, rounded up."""
 _QUANTIZED_SIZES = {
     16: _Sizes(16, 64, 64, 4, 3),
     64: _Sizes(64, 64, 64, 4, 3),
     128: _Sizes(128, 64, 64, 8, 3),
 }
-"""What codes come to takes registers besides."""
+"""Sizes for codes, which take registers besides."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
-"""Of fp32."""
+"""Sizes for fp32."""
 
 
 def fused_moe(
@@ -92,7 +92,7 @@ def fused_moe(
 
 
 def _tile_rows(num_pairs: int, num_experts: int, dtype: torch.dtype) -> int:
-    """As few as hold an expert's pairs, if these are spread evenly."""
+    """Rows of a tile: as few as hold an expert's pairs, if these are spread evenly."""
     if dtype == torch.float32:
         return _SINGLE_SIZES.rows
     return next((rows for rows in _SIZES if num_pairs <= rows * num_experts), max(_SIZES))

@@ -11,7 +11,7 @@ _CHUNK = 64
 
 
 class DeltaInputs(NamedTuple):
-    """What positions bring along, all fp32: T of one row, or one each of T rows."""
+    """Inputs of positions, all fp32: T of one row, or one each of T rows."""
 
     q: torch.Tensor
     """[T, H, K], scaled."""
@@ -25,7 +25,7 @@ class DeltaInputs(NamedTuple):
     """[T, H]: how much of what the state lacks of a value it takes up."""
 
     def part(self, start: int, end: int) -> DeltaInputs:
-        """Those of some positions."""
+        """The inputs of some positions."""
         return DeltaInputs(*(tensor[start:end] for tensor in self))
 
 
@@ -97,8 +97,8 @@ def gated_delta_chunks(
 
 
 def _chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each position takes up depends on those before it: a triangular system of equations
-    (arXiv 2412.06464, section 3.3)."""
+    """One chunk of positions. What each takes up depends on those before it: a triangular system of
+    equations (arXiv 2412.06464, section 3.3)."""
     q, k, v = (x.transpose(0, 1) for x in inputs[:3])  # [H, T, ...]
     share = inputs.share.T.unsqueeze(-1)
     total = inputs.decay.T.cumsum(-1)

@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple
 import torch
 
 WeightCode = Literal["e4m3", "e2m1", "int8", "uint4", "uint4b8", "uint8", "uint8b128"]
-"""What a quantized weight is held as: floats with so many bits of exponent and mantissa, or whole
-numbers, of which 8 or 128 is taken where the name ends so."""
+"""Codes that a quantized weight is held as: floats with so many bits of exponent and mantissa, or
+whole numbers, of which 8 or 128 is taken where the name ends so."""
 HALF_BYTES: frozenset[WeightCode] = frozenset({"e2m1", "uint4", "uint4b8"})
 """Codes of which two are in a byte, the first in its low bits."""
 
 
 class BlockScales(NamedTuple):
-    """What the codes of weights [..., N, K] stand for: (code - zero) * scale."""
+    """Scales of the codes of weights [..., N, K], which stand for (code - zero) * scale."""
 
     scales: torch.Tensor
     """fp32 [..., N, blocks], contiguous; feature k has that of block (k + offset) // block."""

@@ -27,7 +27,7 @@ def dequantize(codes: torch.Tensor, scaling: BlockScales, *, dtype: torch.dtype)
 
 
 def _decode(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
-    """What codes stand for before they are scaled: fp32 [..., N, K], a tensor of its own."""
+    """The values of codes before they are scaled: fp32 [..., N, K], a tensor of its own."""
     if code in HALF_BYTES:
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
     if code == "e4m3":

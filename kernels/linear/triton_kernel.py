@@ -28,7 +28,7 @@ _TILES = {
     torch.float16: _Tiles(64, 128, 64, 4, 3),
 }
 _QUANTIZED_TILES = {dtype: tiles._replace(columns=64) for dtype, tiles in _TILES.items()}
-"""What codes come to takes registers besides; fewer columns change no sum."""
+"""Tiles for codes, which take registers besides; fewer columns change no sum."""
 _UNALIGNED_DEPTH = 32
 """Blocks of MXFP4; with twice as many features of unlike scales registers spill."""
 _INTERPRETER_PROGRAMS = 3

@@ -106,7 +106,7 @@ def _fingerprint(compiler: str, flags: list[str]) -> str:
 
 
 def processor() -> str:
-    """What the system says the processor is and can: flags, features and model."""
+    """The system's description of the processor: flags, features and model."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text().splitlines()

@@ -266,7 +266,7 @@ class NativeDecoder:
         return LinearTensors(weight=pair(gate_up.weight), bias=None if bias is None else pair(bias))
 
     def _padded_down(self, down: LinearTensors) -> LinearTensors:
-        """With columns for the zeros that silu(0) * 0 yields."""
+        """The down projection with columns for the zeros that silu(0) * 0 yields."""
         missing = self._inner_size - down.weight.shape[1]
         if not missing:
             return down

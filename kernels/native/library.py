@@ -48,7 +48,7 @@ class ModelWeights(ctypes.Structure):
 
 
 class StepRows(ctypes.Structure):
-    """What one step computes, and the tables that it reads."""
+    """The rows of one step, and the tables that it reads."""
 
     _fields_ = (
         ("num_rows", _I64),

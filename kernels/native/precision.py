@@ -21,14 +21,14 @@ from kernels.native.build import MAX_CPU_ISA, build_library, cache_folder, proce
 from kernels.native.decoder import multiply, pack_weight
 
 Multiplier = Literal["native", "torch"]
-"""Who multiplies: the compiled library, or oneDNN through torch."""
+"""Libraries that multiply: the compiled one, or oneDNN through torch."""
 
 _INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
 """Products of bfloat16 by the names of the kernel's cpuinfo: AMX, AVX-512, ARM's."""
 _LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
 """Values of the switches for lesser processors under which there are none."""
 _SHAPE = (1024, 2048)
-"""Of the weight, [N, K]: 8 MiB in float32, which no core's own cache holds."""
+"""Shape of the weight, [N, K]: 8 MiB in float32, which no core's own cache holds."""
 _ROWS = (1, 32)
 """A request by itself, and many side by side: bfloat16 has to be quicker at both."""
 _ROUNDS = 5
@@ -73,7 +73,7 @@ def _keep(path: Path, speedup: float) -> None:
 
 
 def _measure(multiplier: Multiplier) -> float:
-    """By time of this thread, which tells the same on a busy machine."""
+    """Measures by the CPU time of this thread, which tells the same on a busy machine."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

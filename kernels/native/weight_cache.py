@@ -38,7 +38,7 @@ _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
 """Packed weights take a quarter of the disk at most: checkpoints lie there, too."""
 _PROT_READ = 1
-"""Of mprotect."""
+"""Argument of mprotect: pages may only be read."""
 
 
 class MappedMemory(WeightMemory):
@@ -64,7 +64,7 @@ class MappedMemory(WeightMemory):
         self._chunk = torch.frombuffer(weights, dtype=torch.uint8)
 
     def sums(self) -> bytes:
-        """What stands behind the weights in a file that is whole."""
+        """Checksums that stand behind the weights in a file that is whole."""
         with memoryview(self._region) as data, ThreadPoolExecutor(os.cpu_count()) as pool:
             ends = [*range(_PIECE_BYTES, self._num_bytes, _PIECE_BYTES), self._num_bytes]
             starts = range(0, self._num_bytes, _PIECE_BYTES)

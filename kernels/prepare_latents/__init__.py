@@ -1,5 +1,4 @@
-"""What stands between the projections of latent attention and its products, in one launch on
-CUDA."""
+"""Latent attention between its projections and its products, in one launch on CUDA."""
 
 from __future__ import annotations
 

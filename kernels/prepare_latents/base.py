@@ -1,4 +1,4 @@
-"""What latent attention keeps of tokens, before it is normalised and rotated."""
+"""The latents of tokens, before they are normalised and rotated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class LatentRows(NamedTuple):
-    """Of T tokens; rows may be strided."""
+    """Latents of T tokens; rows may be strided."""
 
     latents: torch.Tensor
     """[T, V]."""

@@ -12,7 +12,7 @@ from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 16
-"""Of a program, at most: enough that a prompt's programs are few, while a token's are several."""
+"""Most heads of a program: enough that a prompt's programs are few, while a token's are several."""
 
 
 def prepare_latents(

@@ -21,7 +21,8 @@ def qk_norm_rope_store(
     norms: HeadNorms | None,
     query_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """In place where nothing is normalised."""
+    """Norms and rotation of queries and keys, and the store of keys and values; in place where
+    nothing is normalised."""
     if norms is not None and norms.of_values:
         v = rms_norm(v, torch.ones_like(v[0, 0]), norms.eps)
     if norms is not None and not norms.after_rotation:

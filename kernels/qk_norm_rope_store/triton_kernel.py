@@ -11,9 +11,9 @@ from kernels.qk_norm_rope_store.base import HeadNorms
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
-"""Of a program, at most: enough that a prompt's programs are few, while a token's are several."""
+"""Most heads of a program: enough that a prompt's programs are few, while a token's are several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
-"""When heads are normalised; 0 where they are not."""
+"""Codes for whether heads are normalised before or after the rotation; 0 where they are not."""
 
 
 def qk_norm_rope_store(

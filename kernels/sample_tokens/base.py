@@ -1,4 +1,4 @@
-"""What one draw of tokens depends on besides the logits."""
+"""The parameters of one draw of tokens besides the logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GREEDY_BELOW = 1e-5
 
 
 class TokenCells(NamedTuple):
-    """Where tokens are put besides, once they are drawn."""
+    """Cells where tokens are put besides, once they are drawn."""
 
     tokens: torch.Tensor
     """int32, of one dimension."""

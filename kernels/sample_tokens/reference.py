@@ -54,5 +54,6 @@ def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch
 
 
 def _drop_below(logits: torch.Tensor, threshold: torch.Tensor) -> None:
-    """What equals the threshold stays, so that ties are not cut arbitrarily."""
+    """Masks logits below the threshold; what equals it stays, so that ties are not cut
+    arbitrarily."""
     logits.masked_fill_(logits < threshold.unsqueeze(1), float("-inf"))

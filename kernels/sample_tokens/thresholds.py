@@ -65,7 +65,7 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """On CPU few rows at a time, which stay in a core's cache; on CUDA all at once."""
+    """Rows that are counted at a time: on CUDA all, on CPU few, which stay in a core's cache."""
     if logits.is_cuda:
         return (logits,)
     return torch.split(logits, max(1, _CACHED_WEIGHTS // logits.shape[-1]))

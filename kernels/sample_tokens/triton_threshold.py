@@ -302,7 +302,7 @@ def _key_range(source, length, best, floor, temperature, first, last, BLOCK: tl.
 
 @triton.jit
 def _weight_from(source, length, best, least, temperature, bucket, BLOCK: tl.constexpr):
-    """What the bucket's logits from `least` up weigh."""
+    """The weight of the bucket's logits from `least` up."""
     weight = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, length, BLOCK):
         scaled, inside = _candidates(

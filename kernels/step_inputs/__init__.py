@@ -39,7 +39,7 @@ def write_table_rows_(
 def gather_step_inputs(
     token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows
 ) -> StepTensors:
-    """What a step reads, from the tables and three integers per row.
+    """Gathers the inputs of a step, from the tables and three integers per row.
 
     Args:
         token_pool: int32 [slots, positions].

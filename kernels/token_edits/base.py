@@ -30,6 +30,6 @@ class EditRows:
     rows: torch.Tensor
     slots: torch.Tensor
     cells: torch.Tensor
-    """Where the new tokens will stand in the flat token pool."""
+    """Places of the new tokens in the flat token pool."""
     num_output: torch.Tensor
     """Tokens generated before them: no others count as drawn."""

@@ -1,4 +1,4 @@
-"""What log-probabilities of given tokens are made of, without a row of log-probabilities."""
+"""The parts of log-probabilities of given tokens, without a row of log-probabilities."""
 
 from __future__ import annotations
 
