@@ -50,7 +50,7 @@ class SamplingBatch:
     positions: torch.Tensor | None
     """[S] int64: where the new tokens will stand; None where every draw is greedy."""
     filters: tuple[str, ...]
-    """Those of top_k, top_p and log_min_p that any row uses."""
+    """Filters of top_k, top_p and log_min_p that any row uses."""
     max_top_k: int
     """The largest; 0 where no row uses any."""
     processed: ProcessedRows | None
@@ -58,12 +58,12 @@ class SamplingBatch:
     is_captured: bool = False
     """Whether a graph draws: then there is a draw for each row, padding included."""
     drawing: Sequence[int] | None = None
-    """Where a graph draws: the rows whose draws count; None for all of the Plan's."""
+    """Rows whose draws count, where a graph draws; None for all of the Plan's."""
     speculative: SpeculativeRows | None = None
     """Rows whose draws count as far as they are what was drafted."""
 
     def parameters(self) -> SamplingParameters | None:
-        """For the draw; None where every draw is greedy."""
+        """Sampling parameters of the draw; None where every draw is greedy."""
         if self.positions is None:
             return None
         return staged_parameters(self.staged, self.positions, self.filters, self.max_top_k)
@@ -71,7 +71,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What one step computes and samples: R rows of T tokens in all."""
+    """The inputs of one step: R rows of T tokens in all, and what is sampled of them."""
 
     rows: IntArray
     """[R, 4]: slot, start, length, how many of its last positions draw; on the host."""
@@ -80,7 +80,7 @@ class Batch:
     num_decodes: int
     """Leading rows of one token."""
     ends: Sequence[int]
-    """By row, on the host: no position from there on is computed."""
+    """Ends of rows, on the host: no position from there on is computed."""
     staged: StagedArrays | None
     """slots [R], starts [R], query_start [R + 1], all int64, on the device; None where the compiled
     CPU library reads the tables by itself."""
@@ -160,7 +160,7 @@ class BatchBuilder:
 
 
 class _GraphSize(NamedTuple):
-    """As in Batch."""
+    """The size of a graph, as Batch has it: rows, None for as many as there are, and tokens."""
 
     rows: int | None
     tokens: int
@@ -422,7 +422,8 @@ def count_decodes(lengths: IntArray) -> int:
 
 
 def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """By draw of rows [R, 4]: its slot, the position it is for, the step's token it follows."""
+    """Cells of the drawn tokens of rows [R, 4], by draw: its slot, the position it is for, the
+    step's token it follows."""
     slots, starts, lengths, draws = table.T
     ends = starts + lengths
     (samples,) = np.nonzero(draws)

@@ -1,4 +1,4 @@
-"""What a process that computes on CPU asks of the system: threads, allocator, memory."""
+"""The settings of a process that computes on CPU: threads, allocator, memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 _KEEP_BYTES = 1 << 30
 _NICENESS = 10
-"""At 0, 5 and 10, two workers offered 1.3 times what they sustain on two cores, gateway and clients
-beside them: urgent requests' median time to the first token was 68, 56 and 53 ms, and 2,850, 2,906
-and 3,097 tokens per second came."""
+"""Niceness of a rank. At 0, 5 and 10, two workers offered 1.3 times what they sustain on two cores,
+gateway and clients beside them: urgent requests' median time to the first token was 68, 56 and 53
+ms, and 2,850, 2,906 and 3,097 tokens per second came."""
 
 
 _AUTOGROUP_ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")

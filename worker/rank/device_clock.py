@@ -40,7 +40,7 @@ class DeviceClock:
     def place(
         self, events: Sequence[TimedEvent], *, launched: float, seen: float, waited: bool
     ) -> RankTimes:
-        """When the device did what in a completed step: seconds of the host's clock.
+        """Times of the device's work in a completed step, in seconds of the host's clock.
 
         Args:
             events: before its first launch, before its forward pass, after that, and after its

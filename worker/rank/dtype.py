@@ -66,7 +66,8 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Who may come to compute; with auto that depends on the model, and both have to be quicker."""
+    """Multipliers that may come to compute; with auto that depends on the model, and both have to
+    be quicker."""
     return ("native", "torch") if backend == "auto" else (backend,)
 
 

@@ -154,7 +154,7 @@ class StepGraphs:
             drafts.prepare_capture(self._sizes[-1])
         self._forward: dict[int, Replay] = {}
         self._ragged: dict[int, Replay] = {}
-        """By number of tokens."""
+        """Graphs of ragged steps by number of tokens."""
         self._sample: dict[tuple[int, bool], Replay] = {}
         num_sizes = len(self._token_sizes) + len(self._sizes)
         shown = progress(

@@ -15,8 +15,8 @@ from worker.wire.page_groups import PageGroups
 
 
 def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
-    """Whether the engine's configuration suits layers that see a window, or keep unlike things of a
-    token, before weights are read.
+    """Checks that the engine's configuration suits layers that see a window, or keep unlike things
+    of a token, before weights are read.
 
     Raises:
         ValueError: it does not; the message says what to change.
@@ -42,7 +42,7 @@ def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
 
 
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
-    """What the scheduler has to know of the layout."""
+    """The page groups of the layout, as the scheduler has to know them."""
     num_pages = layout.snapshot_pages(config.page_size) if config.enable_prefix_caching else 0
     return msgspec.structs.replace(layout.page_groups, snapshot_pages=num_pages)
 
@@ -61,7 +61,7 @@ def page_bytes(
 def allocate_kv_caches(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> Mapping[int, KVCache]:
-    """By layer that has pages, its cache; zeros, since attention reads unused slots of a page (and
+    """KV caches by layer that has pages; zeros, since attention reads unused slots of a page (and
     masks them). Layers of different groups have one tensor where they stand at the same place.
 
     A layer that shares pages with others of its group has a view that begins where its first page

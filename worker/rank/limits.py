@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepLimits(NamedTuple):
-    """Of the running set, and of one step."""
+    """Sizes of the running set and of one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -54,7 +54,7 @@ def resolve_limits(
 
 
 def limits_of_gpu(name: str, num_bytes: int) -> StepLimits:
-    """Those of a GPU of this name, with so much memory."""
+    """Limits of a GPU of this name, with so much memory."""
     is_large = num_bytes >= _LARGE_BYTES and "a100" not in name.lower()
     return _LARGE_GPU if is_large else _GPU
 

@@ -20,9 +20,9 @@ _CPU_SHARE = 0.1
 """Part of the machine's available memory that all ranks together take by default."""
 _CPU_MOST_BYTES = 4 << 30
 _STEADY_S, _AWAIT_S = 3.0, 60.0
-"""For how long nothing may have come back of a device's memory until the rest counts as others',
-and the most that is waited for in all. The driver frees a killed process's memory in parts, within
-a second or two."""
+"""Seconds for which nothing may have come back of a device's memory until the rest counts as
+others', and the most that is waited for in all. The driver frees a killed process's memory in
+parts, within a second or two."""
 _POLL_S = 0.1
 _NOISE_BYTES = 16 << 20
 """Less than what a dead rank holds."""

@@ -161,7 +161,7 @@ class Rank:
         return step
 
     def drafts(self, seq: int) -> list[list[int]]:
-        """What was drafted for each masked row of step `seq`, which waits for masks."""
+        """Drafts for each masked row of step `seq`, which waits for masks."""
         step = self._unsampled
         assert step is not None, f"step {seq} waits for no masks"
         assert step.seq == seq, f"drafts of step {seq}, {step.seq} waits"

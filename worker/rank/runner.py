@@ -134,7 +134,7 @@ class ModelRunner:
         )
 
     def hello(self) -> Hello:
-        """What this rank loaded and how many KV pages its memory holds."""
+        """The rank's hello: what it loaded and how many KV pages its memory holds."""
         num_pages = plan_pages(
             self.config,
             group=self.group,

@@ -16,7 +16,7 @@ from worker.rank.transfer import to_device
 
 
 def check_states(config: EngineConfig, layout: KVCacheLayout) -> None:
-    """Whether the engine's configuration suits layers that keep a state of each request, before
+    """Checks that the engine's configuration suits layers that keep a state of each request, before
     weights are read.
 
     Raises:
@@ -57,7 +57,7 @@ class RequestStates:
             layer: _allocate(spec, num_slots + num_snapshots, device)
             for layer, spec in layout.states.items()
         }
-        """By layer."""
+        """State caches by layer."""
 
     def load(self, loads: Sequence[StateLoad]) -> None:
         """Copies snapshots into the states of slots."""
@@ -69,7 +69,7 @@ class RequestStates:
             cache.copy(snapshots, slots)
 
     def rows(self, batch: Batch) -> StateRows:
-        """What layers have to know of a step's rows."""
+        """The states of a step's rows, as layers have to know them."""
         assert batch.staged is not None, "the compiled library knows no states"
         assert batch.starts is not None, "the compiled library knows no states"
         assert batch.size is None, "its steps are launched one by one"

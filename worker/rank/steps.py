@@ -36,7 +36,7 @@ class ForwardStep:
     blocks: BlockStep | None = None
     """The running blocks of a block-diffusion model."""
     times: tuple[float, float, float]
-    """When it was started, prepared, and its forward pass launched."""
+    """Times at which it was started, prepared, and its forward pass launched."""
     copy_s: float = 0.0
     """Seconds of the time up to `prepared` that copies to and from host memory took."""
     slot: StepSlot | None

@@ -1,4 +1,5 @@
-"""What lets a step on CUDA be launched while the one before it computes: streams, events, buffers.
+"""Streams, events and buffers with which a step on CUDA is launched while the one before it
+computes.
 
     host       launch N+1 ─ wait N ─ launch N+2 ─ wait N+1 ─
     schedule      └─ inputs N+1         └─ inputs N+2
@@ -70,8 +71,8 @@ class StepSlot:
         self._fetched: list[torch.Tensor] = []
         self.events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(4))
         self.started, self.prepared, self.forwarded, self.finished = self.events
-        """On the compute stream: before the first launch of the step, before and after its forward
-        pass, after its last launch."""
+        """Events on the compute stream: before the first launch of the step, before and after its
+        forward pass, after its last launch."""
         # Blocking: the waiting thread sleeps instead of spinning.
         self._completed = torch.cuda.Event(blocking=True)
         self._is_pending = False

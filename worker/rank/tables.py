@@ -57,12 +57,12 @@ class DeviceTables:
         """[slots, groups * pages], the pages of each group in the order of positions."""
         self._page_factors = page_factors
         self.group_tables = torch.split(self.page_table, self._columns, dim=1)
-        """Of each group [slots, pages]: views."""
+        """Page tables of each group [slots, pages]: views."""
         self.flat_tokens = self.token_pool.view(-1)
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
         self.max_positions = self._columns * page_size
-        """That a slot's pages hold."""
+        """Most positions that a slot's pages hold."""
         self._longest = 0
         """Length of the longest run of cells that was staged last."""
         self.sampling = SamplingState(

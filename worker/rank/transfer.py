@@ -1,4 +1,4 @@
-"""From the host to the device."""
+"""Copies from the host to the device."""
 
 from __future__ import annotations
 

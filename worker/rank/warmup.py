@@ -43,7 +43,7 @@ Execute = Callable[[Plan, bytes], object]
 
 
 class _Asked(NamedTuple):
-    """What a request asks for."""
+    """The sampling of a warm-up request."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -58,18 +58,18 @@ _PROCESSED: Final = _Asked(params=PROCESSORS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpLimits:
-    """What a rank's steps may be like."""
+    """Limits of a rank's steps."""
 
     max_num_seqs: int
     max_num_tokens: int
-    """Of a step."""
+    """Most tokens of a step."""
     longest_row: int
     """Tokens that one row may compute."""
     max_model_len: int
     block_size: int
-    """Of a block-diffusion model; else 1."""
+    """Block size of a block-diffusion model; else 1."""
     num_drafts: int
-    """Most of a row; 0 where nothing is drafted."""
+    """Most drafts of a row; 0 where nothing is drafted."""
 
 
 def choose_kernel_cache() -> None:
@@ -133,7 +133,8 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
 
 
 def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
-    """Of a model that draws token by token, on tables whose every page is the dummy page."""
+    """Warm-up steps of a model that draws token by token, on tables whose every page is the dummy
+    page."""
     for lengths in _prompts(limits):
         rows: list[Row] = [PlannedRow(slot, 0, length, True) for slot, length in enumerate(lengths)]
         yield Plan(0, [_admit(row, row.length) for row in rows], [], rows)
@@ -151,7 +152,7 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
 
 
 def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
-    """Of a block-diffusion model, on such tables."""
+    """Warm-up steps of a block-diffusion model, on such tables."""
     size = limits.block_size
     block = BlockAdmit(None, [], limits.max_model_len)
     for lengths in _prompts(limits):

@@ -52,7 +52,7 @@ class BlockBatch:
     """Whether a step of an editing algorithm that changes nothing may report its block as done;
     otherwise the next step does."""
     propose: Callable[[torch.Tensor], Proposal]
-    """From logits [S, vocab] of the scored positions, which it may change, to one token for each.
+    """Makes one token for each scored position of their logits [S, vocab], which it may change.
 
     The mask token is never proposed. Greedy requests get the likeliest token; others get a draw
     from the distribution that temperature, top-k, top-p and min-p leave, keyed by (seed, position,

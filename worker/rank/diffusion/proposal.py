@@ -1,4 +1,4 @@
-"""From the logits of undecided positions to one token each, and its probability."""
+"""Proposals: one token for each undecided position, and its probability, from its logits."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from worker.rank.diffusion.base import BlockParams, DiffusionAlgorithm, IntArray
 from worker.wire.diffusion import DiffusionParams, DllmAlgorithm
 
 _EDIT_THRESHOLD, _MAX_POST_EDIT_STEPS, _PENALTY = 0.0, 16, 0.0
-"""Of DiffusionParams, where a request names none."""
+"""DiffusionParams where a request names none."""
 
 
 class BlockTable:
@@ -158,7 +158,7 @@ class BlockTable:
         )
 
     def tokens(self, slot: int) -> list[int]:
-        """What the slot's block adds to its request, once it is done."""
+        """Tokens that the slot's block adds to its request, once it is done."""
         token_ids: list[int] = self.ids[slot][~self.fixed[slot]].tolist()
         return token_ids
 
@@ -169,7 +169,7 @@ class BlockTable:
         return token_ids
 
     def finished_tokens(self, slot: int) -> list[int] | None:
-        """What the block adds if its request surely ends within it, else None.
+        """Tokens that the block adds if its request surely ends within it, else None.
 
         It does where all positions up to an end token, or up to the request's limit, are decided.
         """

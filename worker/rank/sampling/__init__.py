@@ -1,1 +1,1 @@
-"""From logits to tokens: edits, masks, draws and log-probabilities."""
+"""Sampling: edits of logits, masks, draws and log-probabilities."""

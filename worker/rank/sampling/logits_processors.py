@@ -93,7 +93,7 @@ class TokenMaskTable:
         self._min_tokens[slot] = params.min_tokens
 
     def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
-        """From all rows with processors; None where none is masked."""
+        """The arrays of masked rows, from all rows with processors; None where none is masked."""
         found = []
         for one in sampled:
             if (least := self._min_tokens.get(one.slot)) is not None:
@@ -162,7 +162,7 @@ class TokenEditTable:
         self._slots[slot] = params.num_prompt
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
-        """From all rows with processors; None where none is edited."""
+        """The arrays of edited rows, from all rows with processors; None where none is edited."""
         found = [
             (one.sample, one.slot, one.slot * self._token_stride + one.end, one.end - num_prompt)
             for one in sampled
@@ -276,7 +276,7 @@ def penalizes(params: LogitsParams) -> bool:
 
 
 def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
-    """From all rows with processors; None where none penalises."""
+    """The arrays of penalised rows, from all rows with processors; None where none penalises."""
     found = [one for one in sampled if penalizes(one.params)]
     if not found:
         return None

@@ -67,7 +67,8 @@ class SamplingState:
         )
         self._penalties = PenaltyTable(num_rows, vocab_size, device)
         self._params: dict[int, LogitsParams] = {}
-        """By slot that has any. Steps of other slots do not touch the tables of processors."""
+        """Parameters by slot that has any. Steps of other slots do not touch the tables of
+        processors."""
 
     def admit(self, admit: Admit) -> None:
         """Replaces all that is known of the request's slot."""
@@ -99,7 +100,7 @@ class SamplingState:
         return bool((self.temperature[slots] >= GREEDY_BELOW).any())
 
     def filters(self, slots: IntArray) -> tuple[str, ...]:
-        """Those of FILTERS that draws of the slots are to apply: the ones that any slot uses. Where
+        """The FILTERS that draws of the slots are to apply: the ones that any slot uses. Where
         kernels draw, all or none, since each combination would be a binary of its own."""
         uses = (self.top_k[slots] > 0, self.top_p[slots] < 1.0, self.log_min_p[slots] > -np.inf)
         used = tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
@@ -132,7 +133,8 @@ class SamplingState:
         return staged_parameters(staged, staged["positions"], filters, max_top_k)
 
     def gather(self, table: IntArray) -> ProcessedRows | None:
-        """What is to be done to a step's rows [R, 4] (as in Batch); None where all are plain."""
+        """The processing of the logits of a step's rows [R, 4] (as in Batch); None where all are
+        plain."""
         if not self._params:
             return None
         sampled: list[SampledRow] = []

@@ -39,7 +39,7 @@ _PRIOR, _PRIOR_WEIGHT = 0.7, 1.0
 """Share of right guesses that is supposed before any is known."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""As `worker.rank.graphs` has it."""
+"""Captures calls as a graph, as `worker.rank.graphs` does."""
 
 
 class DeviceDraftModel:
@@ -84,7 +84,7 @@ class _Rows:
     last: torch.Tensor
     """[F] int64: positions of the last tokens to draft."""
     num_pages: int
-    """Of a row, at most."""
+    """Most pages of a row."""
     size: int | None
     """Rows of the graph; None for none."""
     filters: tuple[str, ...]
@@ -241,7 +241,7 @@ class DeviceModelProposer(Proposer):
         rows.starts.copy_(torch.minimum(positions, rows.last))
 
     def _arrays(self, slots: IntArray, size: int) -> dict[str, npt.NDArray[Any]]:
-        """What the host knows of rows, padded with dummy rows."""
+        """Arrays of what the host knows of rows, padded with dummy rows."""
         sampling = self._tables.sampling
         padding = np.full(size - len(slots), self._tables.dummy_slot, dtype=np.int64)
         slots = np.concatenate((slots, padding))

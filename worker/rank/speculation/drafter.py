@@ -45,11 +45,11 @@ class DraftedStep:
 
     plan: Plan
     row_of: Sequence[int]
-    """By row of the Plan as it came: the row here, or NO_ROW where there was nothing to compute."""
+    """Rows here, by row of the Plan as it came, or NO_ROW where there was nothing to compute."""
     speculative: SpeculativeRows | None
     """None where no speculative row is here."""
     guesses: Sequence[Guesses] = ()
-    """By speculative row here; none where the device placed them."""
+    """Guesses by speculative row here; none where the device placed them."""
 
     def masked_drafts(self, source: Plan) -> list[list[int]]:
         """Drafts of each of the masked rows of the Plan as it came."""
@@ -83,7 +83,7 @@ class DraftedStep:
         return draws, b"".join(kept)
 
     def _sampling_rows(self, source: Plan) -> list[int]:
-        """By row of the Plan as it came that draws: the row here, or NO_ROW."""
+        """Rows here, by row of the Plan as it came that draws, or NO_ROW."""
         pairs = zip(source.rows, self.row_of, strict=True)
         return [computed for row, computed in pairs if row.num_draws]
 
@@ -109,7 +109,7 @@ class Drafter:
         """[slots]: the position of the newest token after the last speculative row. Where the Plan
         has a later one, rows since then had their positions in Plans."""
         self._end_tokens: dict[int, frozenset[int]] = {}
-        """By slot; only ever asked for membership."""
+        """End tokens by slot; only ever asked for membership."""
 
     def place(self, plan: Plan) -> DraftedStep | None:
         """Places rows and drafts; None for a Plan without speculative rows.

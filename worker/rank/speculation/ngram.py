@@ -80,7 +80,7 @@ class NgramProposer(Proposer):
         return draft_ngrams(self._token_pool, lookup)
 
     def _find(self, requests: Sequence[DraftRequest]) -> Iterable[tuple[list[int], int]]:
-        """What `look_up` finds, on the host."""
+        """The matches that `look_up` finds, on the host."""
         if self._token_pool.is_cpu:  # a tensor for each number costs more than all
             pool = self._token_pool.numpy()
             return [

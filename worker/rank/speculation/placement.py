@@ -1,4 +1,4 @@
-"""Where a step's speculative rows stand, where the device alone knows it.
+"""The placement of a step's speculative rows, where the device alone knows it.
 
     planned    start ──────── where its newest token may stand ──────── end
     computed                  first ── newest ── drafts ── first + length
@@ -43,7 +43,7 @@ class Placement:
     longest: int
     """The largest of `lengths`, on the host."""
     last_ends: Sequence[int]
-    """By row of the step, on the host: no position from there on is computed."""
+    """Ends of the step's rows, on the host: no position from there on is computed."""
     draws: torch.Tensor
     """[D] int64: which draws of the step are theirs."""
     draw_rows: torch.Tensor
@@ -107,7 +107,8 @@ class Placement:
         self.tables.flat_tokens.index_copy_(0, cells.view(-1), drafts.view(-1))
 
     def expected(self) -> torch.Tensor:
-        """What the token rows hold behind each computed position, as in DeviceRows."""
+        """Tokens that the token rows should hold behind each computed position, as in
+        DeviceRows."""
         columns = torch.arange(self.longest, device=self.slots.device)
         is_inside = columns + 1 < self.lengths[:, None]
         cells = self._cells(self.firsts[:, None] + 1 + columns)

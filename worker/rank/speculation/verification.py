@@ -132,14 +132,15 @@ class AcceptedTokens:
     """Which tokens of a step count, on the host or on their way there."""
 
     rows: Sequence[Row]
-    """As they were computed."""
+    """Rows as they were computed."""
     row_of: Sequence[int]
-    """By row of the Plan: the one of `rows`, or NO_ROW where there was nothing to compute."""
+    """Places in `rows` by row of the Plan, or NO_ROW where there was nothing to compute."""
     acceptance: Acceptance | None
     """None where no speculative row was computed."""
 
     def fetch(self, slot: StepSlot) -> AcceptedTokens:
-        """These tokens, on the host once the slot's step has completed; does not wait for it."""
+        """Fetches these tokens: they are on the host once the slot's step has completed; does not
+        wait for it."""
         if self.acceptance is None:
             return self
         return replace(self, acceptance=self.acceptance.fetch(slot))
