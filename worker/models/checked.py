@@ -1,4 +1,4 @@
-"""What the project's tests check of each family and format of weights. Imports no torch.
+"""The checks of each family and format of weights by the project's tests. Imports no torch.
 
 The record, checked.json, is generated from the tests; worker/models/README.md says how.
 """
@@ -30,7 +30,7 @@ CHECKS: Mapping[str, str] = {
     "triton": "kernels for CUDA, in Triton's interpreter",
     "cuda": "captured steps on a stand-in for a CUDA device",
 }
-"""What may be checked of a family."""
+"""Checks of a family, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class CheckedFamily:
     text_of: tuple[str, ...]
     """Families of which its text may be, where a checkpoint holds more than a language model."""
     checks: Mapping[str, tuple[str, ...]]
-    """By name in `CHECKS`, what the results were compared with."""
+    """References that the results were compared with, by name of the check in `CHECKS`."""
     released: tuple[str, ...]
     """Released models whose config.json is known to be accepted."""
 
@@ -58,9 +58,10 @@ class CheckedFormat:
 
     name: str
     families: tuple[str, ...]
-    """Of the checkpoints that it was checked with; it is that of any family's linear layers."""
+    """Families of the checkpoints that it was checked with; it is that of any family's linear
+    layers."""
     against: tuple[str, ...]
-    """What the results were compared with."""
+    """References that the results were compared with."""
 
 
 def checked_families() -> list[CheckedFamily]:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files are: a local folder, or a repository of the Hugging Face Hub."""
+"""A checkpoint's files: in a local folder, or a repository of the Hugging Face Hub."""
 
 from __future__ import annotations
 

@@ -65,5 +65,5 @@ class Cohere2ForCausalLM(CohereForCausalLM):
     """Layers with a window, in which queries and keys rotate, and such as see all positions."""
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """With a window and rotation, or without both."""
+        """Builds a layer with a window and rotation, or without both."""
         return self._build_layer(index, rotates=self.config.windows[index] is not None)

@@ -1,4 +1,5 @@
-"""What `config.json` of a checkpoint says about its mathematics. No torch."""
+"""The model configuration: what `config.json` of a checkpoint says about its mathematics. No
+torch."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 """Kinds of JSON values, and the keys that have them: "false" in quotes would count as true. Keys
 that stand nowhere here are checked by their family's default, where that is a bool or a float."""
 _KINDS_OF_DEFAULTS: Mapping[type, str] = {bool: "true or false", float: "a number"}
-"""Not of whole numbers: ids of tokens may be lists, a pattern of layers may be letters."""
+"""Kinds of values that defaults ask for, whole numbers aside: ids of tokens may be lists, a pattern
+of layers may be letters."""
 
 _MOST_LAYERS = 10_000
 """Eighty times as deep as any released model. What is said of each layer is then at most some
@@ -110,7 +112,7 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     window_rope: RopeConfig | None = None
-    """That of layers with a window, where these have one of their own."""
+    """Rotation of layers with a window, where these have one of their own."""
     qkv_bias: bool
     """Whether the q, k and v projections have biases."""
     output_bias: bool
@@ -120,11 +122,11 @@ class ModelConfig:
     qk_norm: bool
     """Whether each head of q and k is normalised before it rotates."""
     windows: tuple[int | None, ...]
-    """Per layer, how many tokens one sees, itself included; None for all before it."""
+    """Windows per layer: how many tokens one sees, itself included; None for all before it."""
     has_chunks: bool | None = None
     """Whether windows begin at multiples of their length; None where they do not."""
     rotating: tuple[bool, ...] | None = None
-    """Per layer, whether queries and keys rotate; None where they do in all, or where the family's
+    """Whether queries and keys rotate, per layer; None where they do in all, or where the family's
     class tells by the windows."""
     linear_layers: frozenset[int] | None = None
     """Layers that keep a state of each request in place of keys and values; None where none do."""
@@ -134,7 +136,7 @@ class ModelConfig:
     """Whether heads have attention sinks."""
     tie_word_embeddings: bool
     max_model_len: int
-    """Longest sequence that is computed exactly."""
+    """Length of the longest sequence that is computed exactly."""
     max_model_len_reason: str
     """Which keys of config.json that limit comes from."""
     eos_token_ids: tuple[int, ...]
@@ -217,8 +219,8 @@ class ModelConfig:
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:
-        """Per layer, how many positions a query sees, its own included; 0 for all before it, which
-        is the same in sequences of at most the window."""
+        """Windows per layer: how many positions a query sees, its own included; 0 for all before
+        it, which is the same in sequences of at most the window."""
         return tuple(
             window if window is not None and window < max_model_len else 0
             for window in self.windows
@@ -330,7 +332,7 @@ def _is_one(value: object, types: tuple[type, ...]) -> bool:
 
 
 def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
-    """What config.json gives, and what its architecture means by the keys that are missing."""
+    """The keys of config.json, with what its architecture means by those that are missing."""
     defaults = family.defaults
     merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
     # null switches a window or a cap off and lets head counts and sizes follow from others.
@@ -375,7 +377,7 @@ def _latents(raw: RawConfig, family: ModelFamily, rope: RopeConfig) -> MlaConfig
 
 
 def _norm_eps(raw: RawConfig) -> float:
-    """By whichever name the family has it."""
+    """The epsilon of norms, by whichever name the family has it."""
     key = "layer_norm_eps" if "layer_norm_eps" in raw else "rms_norm_eps"
     return float(raw.get(key, 1e-6))
 

@@ -1,4 +1,4 @@
-"""What a forward pass needs besides tokens and positions."""
+"""The context of a forward pass: what it needs besides tokens and positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.attention import AttentionStep
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCache:
-    """What one layer keeps of tokens: keys and values, or a single tensor from which those of all
+    """The cache of one layer: keys and values of tokens, or a single tensor from which those of all
     heads are computed."""
 
     planes: tuple[torch.Tensor, ...]
@@ -65,12 +65,12 @@ class StateRows:
     longer: Sequence[tuple[int, Sequence[StatePart]]]
     """The slot of each longer row, and what it consists of."""
     stored: tuple[torch.Tensor, torch.Tensor] | None
-    """Of rows of one token [N] int64: slots, and the states that get copies of theirs."""
+    """Stores of rows of one token [N] int64: slots, and the states that get copies of theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionInputs:
-    """What the layers of one group have in common in a step."""
+    """The inputs of a step that the layers of one group have in common."""
 
     slot_mapping: torch.Tensor
     """[T] int64: where each token's key and value go, page * page_size + offset."""
@@ -85,15 +85,15 @@ class ForwardContext:
     """The step's caches and planned attention. Tokens of decode rows come first."""
 
     kv_caches: Mapping[int, KVCache]
-    """By layer that has one."""
+    """KV caches by layer that has one."""
     attention: Mapping[int, AttentionInputs]
-    """By the same; one object for all layers of a group."""
+    """Inputs of attention by layer that has a KV cache; one object for all layers of a group."""
     num_decode_tokens: int
     """Leading tokens that are rows of their own."""
     read_tokens: torch.Tensor | None = None
     """[S] int64, ascending: tokens whose hidden states anyone reads; None for all. Of the others
     the last layer computes keys and values alone."""
     states: Mapping[int, StateCache] = field(default_factory=dict)
-    """By layer that keeps a state of each request."""
+    """State caches by layer that keeps a state of each request."""
     state_rows: StateRows | None = None
     """None where no layer does."""

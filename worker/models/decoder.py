@@ -1,4 +1,4 @@
-"""What all decoders share: embedding, a stack of layers, a final norm, scores of all tokens."""
+"""The decoder that all families share: embedding, a stack of layers, a final norm, logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker.models.rope import cos_sin_table, query_scales
 
 
 class Part(Protocol):
-    """What has weights of its own."""
+    """A part of a model that has weights of its own."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all its weights; `prefix` ends with a dot."""
@@ -32,7 +32,7 @@ class Part(Protocol):
 
 
 class FeedForward(Part, Protocol):
-    """What follows attention in a layer."""
+    """The part of a layer that follows attention."""
 
     reads_wide: ClassVar[bool]
     """Whether it takes what it reads in fp32, too, as routers do."""
@@ -46,7 +46,7 @@ class DecoderLayer(Part, Protocol):
     """One layer: how norms, attention, feed-forward and residuals go together."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
-    """What it keeps of a token, or of a request."""
+    """Specification of what it keeps of a token, or of a request."""
 
     def forward(
         self,
@@ -72,17 +72,17 @@ class DecoderModel(ABC):
     """
 
     embedding_name: ClassVar[str] = "model.embed_tokens"
-    """What a checkpoint calls the embedding."""
+    """Name of the embedding in a checkpoint."""
     layers_name: ClassVar[str] = "model.layers"
-    """What it calls the stack of layers."""
+    """Name of the stack of layers in a checkpoint."""
     norm_name: ClassVar[str] = "model.norm"
-    """What it calls the last norm."""
+    """Name of the last norm in a checkpoint."""
     head_name: ClassVar[str] = "lm_head"
-    """What it calls the scores' weight."""
+    """Name of the LM head's weight in a checkpoint."""
     head_has_bias: ClassVar[bool] = False
     """Whether scores have a bias."""
     norm_offset: ClassVar[float] = 0.0
-    """What a checkpoint's weights of norms lack of those that count."""
+    """Number that is added to a checkpoint's weights of norms."""
     runs_natively: ClassVar[bool] = False
     """Whether the compiled CPU library computes the same as this very class. It reads the layers
     and never calls `forward`, so a derived class has to say so again."""
@@ -115,7 +115,7 @@ class DecoderModel(ABC):
         """One layer; the configuration, the options and the rotary table are there already."""
 
     def layer_name(self, index: int) -> str:
-        """What a checkpoint calls a layer."""
+        """Name of a layer in a checkpoint."""
         return f"{self.layers_name}.{index}"
 
     def rotary_table(self, index: int) -> torch.Tensor:

@@ -26,11 +26,11 @@ from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 _EPS = 1e-6
-"""Of the norms within attention, whatever config.json says of the others."""
+"""Epsilon of the norms within attention, whatever config.json says of the others."""
 
 
 class DeepseekForCausalLM(Qwen3MoeForCausalLM):
-    """Attention by latents; the first layers have a single MLP."""
+    """DeepSeek: multi-head latent attention (MLA); the first layers have a single MLP."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")
 
@@ -70,7 +70,7 @@ class LatentAttention:
         self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
             num_kv_heads=1, head_dim=mla.cached_dim, dtype=options.dtype, value_dim=mla.kv_rank
         )
-        """What it keeps of a token."""
+        """Specification of the latents that it keeps of a token."""
         queries = config.num_heads * mla.query_dim
         first = divided_part("q_proj", queries, options)
         self.q_norm: RMSNorm | None = None

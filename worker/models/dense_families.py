@@ -333,4 +333,4 @@ DENSE_FAMILIES: dict[str, ModelFamily] = {
         translate=falcon_sizes,
     ),
 }
-"""By value of `architectures` in config.json."""
+"""Families by value of `architectures` in config.json."""

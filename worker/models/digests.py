@@ -47,7 +47,8 @@ def _digest(path: Path) -> str:
 
 
 def _kept_digest(folder: Path, key: str, path: Path) -> str:
-    """What is kept under a key. Several workers of a node start at once: one computes it."""
+    """The value that is kept under a key. Several workers of a node start at once: one computes
+    it."""
     with (folder / key).open("a+", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -73,7 +74,7 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """Where digests are kept; None where others may write there, or we may not."""
+    """The folder of digests; None where others may write there, or we may not."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / "digests"
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a rank holds of a layer's experts: some columns of every one, or some of them whole."""
+"""A rank's share of a layer's experts: some columns of every one, or some of them whole."""
 
 from __future__ import annotations
 

@@ -441,7 +441,7 @@ FAMILIES: dict[str, ModelFamily] = {
     **MOE_FAMILIES,
     **MLA_FAMILIES,
 }
-"""By value of `architectures` in config.json."""
+"""Families by value of `architectures` in config.json."""
 
 
 def find_family(raw: Mapping[str, Any]) -> tuple[str, ModelFamily]:

@@ -1,4 +1,4 @@
-"""What a model family is to the reader of config.json, and how keys tell of windows.
+"""Model families, as the reader of config.json knows them, and how keys tell of windows.
 
 Imports no torch.
 """
@@ -74,7 +74,7 @@ _UNKNOWN = (
 
 
 def no_windows(raw: RawConfig) -> tuple[int | None, ...]:
-    """transformers ignores `sliding_window` here."""
+    """No windows: transformers ignores `sliding_window` for such a family."""
     return (None,) * int(raw["num_hidden_layers"])
 
 
@@ -88,7 +88,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFamily:
-    """What one value of `architectures` in config.json stands for."""
+    """A model family: what one value of `architectures` in config.json stands for."""
 
     model_types: tuple[str, ...]
     """Values of `model_type` that go with it; a checkpoint may also have none."""
@@ -96,7 +96,7 @@ class ModelFamily:
     """Module in `worker.models` and class, "llama:LlamaForCausalLM": a name, since readers of the
     configuration have no torch."""
     defaults: Mapping[str, object]
-    """What a missing key means, as in transformers' configuration class. These keys are known, and
+    """Values of missing keys, as in transformers' configuration class. These keys are known, and
     one whose default is a bool or a float has to be of that kind in config.json."""
     needed: tuple[str, ...] = ()
     """Keys that config.json has to give, since what a missing one means is not supported."""
@@ -134,10 +134,11 @@ class ModelFamily:
     skipped: tuple[str, ...] = ()
     """Beginnings of names of tensors that a checkpoint may hold and nothing here needs."""
     windows: Callable[[RawConfig], tuple[int | None, ...]] = no_windows
-    """Per layer, how many tokens one sees, itself included; None for all before it. A family that
-    says nothing has none: where its `keys` lack `sliding_window`, no checkpoint may give one."""
+    """Windows per layer: how many tokens one sees, itself included; None for all before it. A
+    family that says nothing has none: where its `keys` lack `sliding_window`, no checkpoint may
+    give one."""
     rotating: Callable[[RawConfig], tuple[bool, ...]] | None = None
-    """Per layer, whether queries and keys rotate; None where they do in all, or where the class
+    """Whether queries and keys rotate, per layer; None where they do in all, or where the class
     tells by the windows."""
     has_chunks: bool = False
     """Whether windows begin at multiples of their length: a token sees its chunk up to itself."""
@@ -197,8 +198,8 @@ def switched_window(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
-    """In the layers that `layer_types` names; where it is missing, in all but every n-th, where n
-    is `sliding_window_pattern`, and without that in all."""
+    """Windows in the layers that `layer_types` names; where it is missing, in all but every n-th,
+    where n is `sliding_window_pattern`, and without that in all."""
     types = raw.get("layer_types")
     if raw.get("sliding_window") is None:
         return no_windows(raw)
@@ -212,8 +213,8 @@ def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def window_but_every_sixth(raw: RawConfig) -> tuple[int | None, ...]:
-    """In the layers that `layer_types` names, in all but every sixth where it is missing; never in
-    the last. There always is a window."""
+    """Windows in the layers that `layer_types` names, in all but every sixth where it is missing;
+    never in the last. There always is a window."""
     num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
     if not raw.get("sliding_window"):
         raise ValueError("sliding_window in config.json must be a positive number: repair it")
@@ -227,8 +228,8 @@ def window_but_every_sixth(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def rotating_layers(raw: RawConfig) -> tuple[bool, ...]:
-    """Those of which `no_rope_layers` says 1; where it is missing, all but every n-th, where n is
-    `no_rope_layer_interval`."""
+    """Rotation in the layers of which `no_rope_layers` says 1; where it is missing, in all but
+    every n-th, where n is `no_rope_layer_interval`."""
     num_layers, said = int(raw["num_hidden_layers"]), raw["no_rope_layers"]
     if not said:
         period = positive_integer(raw, "no_rope_layer_interval")
@@ -242,7 +243,7 @@ def rotating_layers(raw: RawConfig) -> tuple[bool, ...]:
 
 
 def chunks_by_type(raw: RawConfig) -> tuple[int | None, ...]:
-    """In the layers that `layer_types` names; where it is missing, in those that rotate."""
+    """Chunks in the layers that `layer_types` names; where it is missing, in those that rotate."""
     num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
     if types is None:
         kinds = ("full_attention", "chunked_attention")
@@ -258,7 +259,7 @@ def chunks_by_type(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def wider_full_heads(raw: RawConfig) -> HeadSizes:
-    """Those of `global_head_dim` and, where values are keys, `num_global_key_value_heads`; or of
+    """Heads of `global_head_dim` and, where values are keys, `num_global_key_value_heads`; or of
     `per_layer_config`, as transformers 5.23 writes it."""
     if raw.get("per_layer_config") is not None:
         own, within = {**raw, **_heads_by_layer(raw)}, "per_layer_config."
@@ -273,7 +274,7 @@ def wider_full_heads(raw: RawConfig) -> HeadSizes:
 
 
 def _heads_by_layer(raw: RawConfig) -> RawConfig:
-    """What `per_layer_config` says of each layer that sees all positions."""
+    """Heads that `per_layer_config` gives each layer that sees all positions."""
     own = raw["per_layer_config"]
     said = {int(layer): table for layer, table in own.items() if str(layer).isdecimal()}
     full = [i for i, window in enumerate(window_but_every_sixth(raw)) if window is None]
@@ -326,7 +327,8 @@ def linear_by_type(raw: RawConfig) -> frozenset[int]:
 
 
 def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
-    """Where `use_sliding_window` is set, in the layers of `layer_types`, or from one layer on."""
+    """Windows where `use_sliding_window` is set, in the layers of `layer_types`, or from one layer
+    on."""
     windows = switched_window(raw)
     types = raw.get("layer_types")
     if types is None:

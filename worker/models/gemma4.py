@@ -68,7 +68,7 @@ class Gemma4Router:
         self._scale = self._scale * len(self._scale) ** -0.5
 
     def norm(self) -> Norm:
-        """What it reads of the residual."""
+        """The norm of the residual that it reads."""
         return Norm(self._scale, is_wide=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
@@ -102,7 +102,7 @@ class ParallelExperts:
         self._norms = [model.build_norm() for _ in self._norm_names]
 
     def norms(self) -> tuple[Norm, Norm]:
-        """What router and experts read of the residual."""
+        """The norms of the residual that router and experts read."""
         return self._router.norm(), self._norms[1].norm()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -123,8 +123,8 @@ class ParallelExperts:
         inputs: Sequence[torch.Tensor],
         after_both: HiddenNorm,
     ) -> torch.Tensor:
-        """What an MLP yields, and experts besides, behind a norm of their sum: all [T, hidden],
-        the inputs as `norms` has them."""
+        """The output of an MLP, and of experts besides, behind a norm of their sum: all [T,
+        hidden], the inputs as `norms` has them."""
         after_mlp, _, after_experts = self._norms
         routing_input, experts_input = inputs
         routed = self._experts.forward(experts_input, self._router.forward(routing_input))

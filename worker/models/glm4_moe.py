@@ -10,6 +10,6 @@ from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
 class Glm4MoeForCausalLM(Qwen3MoeForCausalLM):
-    """Of GLM, half of each head rotates, and the first layers have a single MLP."""
+    """GLM-4.5: half of each head rotates, and the first layers have a single MLP."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")

@@ -33,9 +33,9 @@ from worker.models.quantization import GptOssMxfp4Config
 _BLOCK = 32
 """Values of MXFP4 that share a scale."""
 _BIAS = 127
-"""What the exponent of a scale is stored with."""
+"""Bias with which the exponent of a scale is stored."""
 _DRAWN_EXPONENT = 120
-"""Of random weights, which are then as far from zero as others."""
+"""Exponent of random weights, which are then as far from zero as others."""
 
 
 class GptOssForCausalLM(DecoderModel):
@@ -246,8 +246,8 @@ class _Mxfp4Weights:
         )
 
     def _packed(self, blocks: torch.Tensor, scales: torch.Tensor) -> ExpertWeights:
-        """Of blocks [experts, rows, columns of blocks, 16] and exponents [experts, rows, columns of
-        blocks]."""
+        """Packed weights of blocks [experts, rows, columns of blocks, 16] and exponents [experts,
+        rows, columns of blocks]."""
         factors = torch.exp2(scales.float() - _BIAS)
         weights = ExpertWeights(
             blocks.flatten(2), BlockScales(factors, _BLOCK, offset=0, code="e2m1")

@@ -51,7 +51,7 @@ class IndexedCodes:
         self._zeros = self._empty(groups, rows // self._per_word, dtype=torch.int32)
         self._scales = self._empty(groups, rows)
         self._index = self._empty(columns, dtype=torch.int32)
-        """Of each input feature's group."""
+        """Group of each input feature."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The tensors that the checkpoint must hold; `prefix` stands before the part's name."""

@@ -1,4 +1,5 @@
-"""What the layers of a model keep of every token, and how they share the pages of one cache."""
+"""The layout of the KV cache: what the layers of a model keep of every token, and how they share
+the pages."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ smallest: a few layers' memory is left unused, but requests have few page tables
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheSpec:
-    """What one layer keeps of a token on one rank. A layer that keeps nothing has none."""
+    """KV cache of one layer on one rank, per token. A layer that keeps nothing has none."""
 
     num_kv_heads: int
-    """On this rank."""
+    """KV heads on this rank."""
     head_dim: int
     dtype: torch.dtype
     window: int = 0
@@ -38,7 +39,7 @@ class KVCacheSpec:
         return 1 if self.value_dim else 2
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of so many tokens."""
+        """Number of tensors: keys and values are two, what both are computed from is one."""
         values = self.num_kv_heads * self.head_dim * page_size
         return self.num_planes * values * self.dtype.itemsize
 
@@ -49,18 +50,18 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpec:
-    """What one layer keeps of a request on one rank, however long it is, in place of its tokens."""
+    """State of one layer on one rank, per request: in place of its tokens, however many."""
 
     conv_shape: tuple[int, int]
-    """Of the last inputs of a convolution: [positions, channels]."""
+    """Shape of the last inputs of a convolution: [positions, channels]."""
     recurrent_shape: tuple[int, int, int]
-    """Of a recurrent state, fp32: [heads, key dim, value dim]."""
+    """Shape of the recurrent state, fp32: [heads, key dim, value dim]."""
     dtype: torch.dtype
-    """Of the inputs."""
+    """Type of the convolution's inputs."""
 
     @property
     def num_bytes(self) -> int:
-        """Of one request."""
+        """Bytes of the state of one request."""
         return prod(self.conv_shape) * self.dtype.itemsize + prod(self.recurrent_shape) * 4
 
 
@@ -79,7 +80,7 @@ class KVCacheGroup:
     layers: tuple[int, ...]
     """Their numbers, ascending."""
     spec: KVCacheSpec
-    """What each of them keeps of a token."""
+    """Specification of each of its layers."""
     layers_per_page: int = 1
     """Layers whose pages lie side by side in a page of one tensor."""
 
@@ -100,11 +101,11 @@ class KVCacheLayout:
     equally large."""
 
     groups: tuple[KVCacheGroup, ...]
-    """Those without a window first."""
+    """Groups of layers, those without a window first."""
     spec: KVCacheSpec
-    """What a layer keeps that keeps most."""
+    """Specification of the layer that keeps most."""
     states: Mapping[int, StateSpec] = field(default_factory=dict)
-    """What layers keep that are in no group, by their numbers."""
+    """States of layers that are in no group, by their numbers."""
 
     @property
     def state_bytes(self) -> int:
@@ -122,7 +123,7 @@ class KVCacheLayout:
 
     @property
     def page_groups(self) -> PageGroups:
-        """What the scheduler has to know of it."""
+        """The page groups of the layout, as the scheduler has to know them."""
         windows = [group.window for group in self.groups if group.window]
         return PageGroups(
             num_full=len(self.groups) - len(windows),

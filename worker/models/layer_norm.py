@@ -21,7 +21,7 @@ class StableLmForCausalLM(DecoderModel):
         return LlamaLayer(self, index, GatedMLP(self.config, self.options))
 
     def build_norm(self) -> LayerNorm:
-        """With a bias."""
+        """A LayerNorm with a bias."""
         config = self.config
         return LayerNorm(config.hidden_size, config.rms_norm_eps, self.options, has_bias=True)
 

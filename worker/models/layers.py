@@ -25,7 +25,7 @@ from worker.models.norms import RMSNorm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionNames:
-    """What a checkpoint calls the parts of an attention block."""
+    """Names of the parts of an attention block in a checkpoint."""
 
     q: str = "q_proj"
     k: str = "k_proj"
@@ -45,7 +45,7 @@ class AttentionTraits:
     """How an attention block differs from Llama's."""
 
     names: AttentionNames = AttentionNames()
-    """What a checkpoint calls its parts."""
+    """Names of its parts in a checkpoint."""
     scale: float | None = None
     """Factor of the products of queries and keys; None for head_dim ** -0.5."""
     rotates: bool = True
@@ -59,7 +59,7 @@ class AttentionTraits:
     has_sinks: bool = False
     """Whether each head has an attention sink."""
     norm_offset: float = 0.0
-    """What is added to the weights of the norms of heads, as to those of other norms."""
+    """Number that is added to the weights of the norms of heads, as to those of other norms."""
     rotates_first: bool = False
     """Whether heads of q and k are normalised after they rotate, and not before."""
     has_gate: bool = False
@@ -94,8 +94,8 @@ class WideQueryKeyNorm:
         self._factors = torch.tensor(
             [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
         )
-        """What makes means of the ranks' sums, in which each head of the keys is as often as there
-        are copies of it."""
+        """Factors that make means of the ranks' sums, in which each head of the keys is as often as
+        there are copies of it."""
         self._eps = config.rms_norm_eps
         self._options = options
 
@@ -159,7 +159,7 @@ class Attention:
             window=window,
             is_chunked=bool(window and config.has_chunks),
         )
-        """What it keeps of a token."""
+        """Specification of what it keeps of a token."""
         self._query_parts = 1 + traits.has_gate
         assert traits.has_value_norm or not traits.values_are_keys, "keys rotate where they are"
         kept = 1 if traits.values_are_keys else 2
@@ -273,7 +273,7 @@ class Attention:
         return self.output.forward(attended if read is None else attended.index_select(0, read))
 
     def _head_norms(self) -> HeadNorms | None:
-        """What heads are normalised by, each by itself."""
+        """The norms of heads, each of which is normalised by itself."""
         if self._unit_norm is not None:
             weight = self._unit_norm.weight
             return HeadNorms(weight, weight, self._unit_norm.eps, after_rotation=True)
@@ -297,7 +297,7 @@ class Attention:
 
 
 def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
-    """Of a head; no checkpoint holds it."""
+    """The norm of a head without a weight; no checkpoint holds it."""
     norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
     norm.weight.fill_(1.0)
     return norm
@@ -331,7 +331,7 @@ def attend(
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """[T, N] as far as a gate [T, N] is open."""
+    """The output x [T, N] times the sigmoid of its gate [T, N]."""
     return x * gate.sigmoid()
 
 

@@ -69,7 +69,7 @@ class _Linear:
 
     @property
     def weight(self) -> LinearWeight:
-        """While it is loaded and until it is packed."""
+        """The weight while it is loaded and until it is packed."""
         assert self._weight is not None, "packed already"
         return self._weight
 
@@ -218,7 +218,8 @@ class VocabParallelEmbedding:
 
 
 class ParallelLMHead:
-    """Scores of all tokens, split over the vocabulary: [R, hidden] to fp32 [R, vocab_size]."""
+    """The LM head: logits of all tokens, split over the vocabulary: [R, hidden] to fp32 [R,
+    vocab_size]."""
 
     def __init__(
         self,
@@ -263,7 +264,8 @@ class ParallelLMHead:
         self._own = None
 
     def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
-        """What holds its weight after loading: itself, or the embedding where the two are tied."""
+        """The layer that holds its weight after loading: itself, or the embedding where the two are
+        tied."""
         return embedding if self._own is None else self._own
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -27,14 +27,15 @@ VALUE_TYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSlot:
-    """Where one tensor of the checkpoint goes, and which slice of it this rank needs."""
+    """The slot of one tensor of the checkpoint: where it goes, and which slice of it this rank
+    needs."""
 
     name: str
-    """In the checkpoint."""
+    """Name in the checkpoint."""
     destination: torch.Tensor
     """A view into the layer's own tensor, of the slice's shape."""
     full_shape: tuple[int, ...]
-    """In the checkpoint."""
+    """Shape in the checkpoint."""
     dim: int = 0
     """Dimension that is sliced."""
     start: int = 0
@@ -42,7 +43,7 @@ class WeightSlot:
     source_types: tuple[str, ...] = VALUE_TYPES
     """Types that the checkpoint's tensor may have."""
     offset: float = 0.0
-    """What is added to the checkpoint's values."""
+    """Number that is added to the checkpoint's values."""
     read_shape: tuple[int, ...] | None = None
     """Shape of the slice as the file has it, where the destination has more dimensions."""
     may_lack_ones: bool = False
@@ -53,12 +54,13 @@ class WeightSlot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightPart:
-    """What a rank's weight [out, in] of one layer holds of one of the checkpoint's weights."""
+    """The part of a rank's weight [out, in] of one layer that one of the checkpoint's weights
+    fills."""
 
     name: str
-    """In the checkpoint, from the layer's own name on and without ".weight"."""
+    """Name in the checkpoint, from the layer's own name on and without ".weight"."""
     full_shape: tuple[int, int]
-    """In the checkpoint."""
+    """Shape in the checkpoint."""
     rows: slice
     """Its rows of the rank's weight."""
     dim: int
@@ -150,7 +152,7 @@ class _UnquantizedWeight(LinearWeight):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOptions:
-    """What every layer of a model on one rank has in common."""
+    """Options that all layers of a model on one rank have in common."""
 
     group: TensorParallelGroup
     dtype: torch.dtype

@@ -18,7 +18,7 @@ class Mixer(Part, Protocol):
     """The part of a layer by which positions know of others."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
-    """What it keeps of a token, or of a request."""
+    """Specification of what it keeps of a token, or of a request."""
 
     def forward(
         self,
@@ -44,7 +44,7 @@ class PreNormLayer:
     """
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
-    """What a checkpoint calls its norms, in the order in which they are applied."""
+    """Names of its norms in a checkpoint, in the order in which they are applied."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class PreNormLayer:
         ctx: ForwardContext,
         read: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the mixer makes of the first norm of the input, and the residual to which it is
-        still to be added: of all tokens, or of those that are read."""
+        """The mixer's output for the first norm of the input, and the residual to which it is still
+        to be added: of all tokens, or of those that are read."""
         before = self.norms[0]
         if residual is None:
             residual, hidden = hidden, before.forward(hidden)
@@ -115,8 +115,8 @@ class PreNormLayer:
         return hidden, residual if read is None else residual.index_select(0, read)
 
     def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """What follows attention: [T, hidden], normalised, to [T, hidden]; `wide` is the same input
-        in fp32, where anything reads it."""
+        """The part that follows attention: [T, hidden], normalised, to [T, hidden]; `wide` is the
+        same input in fp32, where anything reads it."""
         return self.mlp.forward(hidden, wide)
 
 

@@ -40,7 +40,7 @@ class Llama4ForCausalLM(DecoderModel):
     where nothing rotates grow with their positions."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """With rotation or without, with experts or a single MLP."""
+        """Builds a layer with rotation or without, with experts or a single MLP."""
         assert self.config.rotating is not None, "its entry in the table of families tells"
         rotates = self.config.rotating[index]
         traits = AttentionTraits(

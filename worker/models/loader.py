@@ -46,9 +46,9 @@ class _Contents:
     """Wanted tensors, by the file's name and the family's, in the order in which they lie in each
     file, so that reading is sequential."""
     tied_file: Path | None
-    """That holds a second copy of the embedding as the scores' weight."""
+    """File that holds a second copy of the embedding as the LM head's weight."""
     tied_name: str
-    """What that copy is called."""
+    """Name of that copy."""
 
 
 def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
@@ -143,7 +143,7 @@ def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> Iterator[Block]:
-    """What is read of each file, from its beginning to its end."""
+    """The blocks that are read of each file, from its beginning to its end."""
     for path, names in contents.by_file.items():
         file = TensorFile(path)
         for name, own_name in names:

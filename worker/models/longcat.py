@@ -20,7 +20,8 @@ _NAMES = MoeNames(router="router.classifier", bias="router.e_score_correction_bi
 
 
 class LongcatFlashForCausalLM(DecoderModel):
-    """What a checkpoint calls one layer is two here, each with keys and values of its own."""
+    """LongCat-Flash: one layer of a checkpoint is two here, each with keys and values of its
+    own."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """The first or the second of two."""
@@ -30,13 +31,13 @@ class LongcatFlashForCausalLM(DecoderModel):
         return SecondHalf(self, index, self._first)
 
     def layer_name(self, index: int) -> str:
-        """What a checkpoint calls a layer."""
+        """Name of a layer in a checkpoint."""
         return super().layer_name(index // 2)
 
 
 class ScaledLatentAttention(LatentAttention):
-    """What comes of the norms of latents is multiplied, so that it is as large as a hidden state
-    is for its width."""
+    """Latent attention whose normalised latents are multiplied, so that they are as large as a
+    hidden state is for its width."""
 
     def __init__(self, model: DecoderModel, index: int) -> None:
         super().__init__(model, index)
@@ -63,7 +64,7 @@ class FirstHalf(PreNormLayer):
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
         self._reads_wide = self.experts.reads_wide
         self.chosen: tuple[torch.Tensor, ExpertChoice] | None = None
-        """What the experts read [T, hidden] and who does, until the second half takes it."""
+        """Input of the experts [T, hidden] and who reads it, until the second half takes it."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the layer; `prefix` ends with a dot."""

@@ -1,4 +1,5 @@
-"""What config.json says about multi-head latent attention (arXiv 2405.04434). No torch."""
+"""The configuration of multi-head latent attention (arXiv 2405.04434), from config.json. No
+torch."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ class MlaConfig:
     plain_dim: int
     """Dimensions of a head's queries and keys that do not rotate."""
     rotary_dim: int
-    """Those that do, the same of all heads' keys."""
+    """Dimensions that rotate, the same of all heads' keys."""
     value_dim: int
     """Dimensions of a head's values."""
     is_interleaved: bool
     """Whether neighbouring dimensions rotate together, not those of two halves."""
     score_factor: float
-    """What products of queries and keys are multiplied by besides."""
+    """Factor on products of queries and keys besides."""
 
     @property
     def query_dim(self) -> int:

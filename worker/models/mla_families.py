@@ -185,4 +185,4 @@ MLA_FAMILIES: dict[str, ModelFamily] = {
         translate=with_half_layers,
     ),
 }
-"""By value of `architectures` in config.json."""
+"""Families by value of `architectures` in config.json."""

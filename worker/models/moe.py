@@ -32,7 +32,7 @@ from worker.models.moe_config import MoeConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedNames:
-    """What a checkpoint calls the two tensors that hold all of a layer's experts, unquantized."""
+    """Names in a checkpoint of the two tensors that hold all of a layer's experts, unquantized."""
 
     gate_up: str = "experts.gate_up_proj"
     """Gates and ups [experts, 2 * size, hidden]."""
@@ -44,7 +44,7 @@ class StackedNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeNames:
-    """What a checkpoint calls the parts of a mixture of experts."""
+    """Names of the parts of a mixture of experts in a checkpoint."""
 
     router: str = "gate"
     bias: str = "gate.expert_bias"
@@ -58,7 +58,7 @@ class MoeNames:
     shared: str = "shared_experts"
     """The MLP that every token takes."""
     shared_gate: str = ""
-    """What says how much it counts for a token; empty where it counts fully."""
+    """Name of the gate that says how much it counts for a token; empty where it counts fully."""
     stacked: StackedNames | None = None
     """The experts' names where they are stacked; None where each has tensors of its own."""
 
@@ -75,8 +75,8 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 
 class RoutedExperts:
-    """Gated MLPs of which each token takes some. Each rank holds a share of the columns of every
-    one, or some of them whole (`ExpertShare`).
+    """A mixture of experts (MoE): gated MLPs, of which each token takes some. Each rank holds a
+    share of the columns of every one, or some of them whole (`ExpertShare`).
 
     Args:
         config: of the model.
@@ -140,7 +140,7 @@ class RoutedExperts:
             yield from self._shared_slots(f"{prefix}{self._names.shared}.")
 
     def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Those of the expert that every token takes, cut into some as large as the others."""
+        """Slots of the expert that every token takes, cut into some as large as the others."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         names, share, hidden = self._names, self._share, self._hidden_size
@@ -165,7 +165,7 @@ class RoutedExperts:
             )
 
     def _stacked_slots(self, prefix: str, names: StackedNames) -> Iterator[WeightSlot]:
-        """Those of a checkpoint that has all experts' gates and ups in one tensor."""
+        """Slots of a checkpoint that has all experts' gates and ups in one tensor."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         full_size, hidden, share = self._moe.intermediate_size, self._hidden_size, self._share

@@ -1,4 +1,4 @@
-"""What config.json says about a mixture of experts. No torch."""
+"""The configuration of a mixture of experts, from config.json. No torch."""
 
 from __future__ import annotations
 

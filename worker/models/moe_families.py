@@ -475,4 +475,4 @@ MOE_FAMILIES: dict[str, ModelFamily] = {
         parse_moe=parse_llada2_moe,
     ),
 }
-"""By value of `architectures` in config.json."""
+"""Families by value of `architectures` in config.json."""

@@ -57,8 +57,8 @@ class NativeOptions:
 def weight_memory(
     model: DecoderModel, options: NativeOptions | None
 ) -> AbstractContextManager[WeightMemory]:
-    """Where the weights of an unset model are to be packed; filled where a file has them, so that
-    nothing need be read. What is packed within the context others find afterwards.
+    """Memory in which the weights of an unset model are to be packed; filled where a file has them,
+    so that nothing need be read. What is packed within the context others find afterwards.
 
     Args:
         model: of which only shapes and types are looked at.
@@ -136,7 +136,7 @@ def _problem(model: DecoderModel, options: NativeOptions) -> str:
 
 @cache
 def _packing_digest() -> str:
-    """Of the code that packs: a file that another version wrote is not this one's."""
+    """Digest of the code that packs: a file that another version wrote is not this one's."""
     digest = hashlib.sha256(torch.__version__.encode())
     for folder in _PACKING_SOURCES:
         for source in sorted(folder.glob("*.py")):

@@ -40,7 +40,7 @@ class HiddenNorm(ABC):
 
     @abstractmethod
     def norm(self, *, is_wide: bool = False) -> Norm:
-        """What it is of a sum, with a result in fp32 or in the type of its rows."""
+        """The norm of a sum, with a result in fp32 or in the type of its rows."""
 
     @abstractmethod
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class RMSNorm(HiddenNorm):
         self.weight = self.weight.float() * factor.float()
 
     def norm(self, *, is_wide: bool = False) -> Norm:
-        """What it is of a sum, with a result in fp32 or in the type of its rows."""
+        """The norm of a sum, with a result in fp32 or in the type of its rows."""
         return Norm(self.weight, is_wide=is_wide)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -150,7 +150,7 @@ class LayerNorm(HiddenNorm):
             yield WeightSlot(name=f"{name}.bias", destination=self.bias, full_shape=shape)
 
     def norm(self, *, is_wide: bool = False) -> Norm:
-        """What it is of a sum, with a result in fp32 or in the type of its rows."""
+        """The norm of a sum, with a result in fp32 or in the type of its rows."""
         return Norm(self.weight, self.bias, subtracts_mean=True, is_wide=is_wide)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

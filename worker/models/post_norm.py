@@ -66,10 +66,10 @@ class FlexOlmoForCausalLM(Qwen3MoeForCausalLM):
 
 
 class Exaone4ForCausalLM(DecoderModel):
-    """Where there is a window, nothing rotates in layers that see everything."""
+    """EXAONE 4: where there is a window, nothing rotates in layers that see everything."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """With a window and rotation, or without both."""
+        """Builds a layer with a window and rotation, or without both."""
         rotates = self.own("sliding_window") is None or self.config.windows[index] is not None
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(rotates=rotates))

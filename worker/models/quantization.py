@@ -1,4 +1,4 @@
-"""What a checkpoint says about the format of its linear weights. No torch.
+"""The formats of a checkpoint's linear weights, as config.json has them. No torch.
 
 It says so in config.json's `quantization_config`, or in a file beside it: ModelOpt's
 hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
@@ -25,7 +25,7 @@ class ScaledConfig:
     block_shape: tuple[int, int]
     """Output and input features that share a scale; 0 where all do."""
     scale: str = "weight_scale"
-    """What a checkpoint calls the scales, behind the module's name."""
+    """Name of the scales in a checkpoint, behind the module's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +94,8 @@ class QuantizationConfig:
         return self.weights if not self.targets or _is_named(names, self.targets) else None
 
     def _own_format(self, name: str) -> WeightConfig | None:
-        """Of a module that may be within one that is named: not by comparison with all of them,
-        who are tens of thousands where there are experts."""
+        """Format of a module that may be within one that is named: not by comparison with all of
+        them, who are tens of thousands where there are experts."""
         while name and name not in self.by_module:
             name = name.rpartition(".")[0]
         return self.by_module.get(name)

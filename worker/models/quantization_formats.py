@@ -38,13 +38,13 @@ _NEUTRAL_VALUES: tuple[object, ...] = (None, False, "", [], {})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
-    """What a checkpoint says of its format."""
+    """The part of a checkpoint's files that tells its format."""
 
     where: str
     said: Mapping[str, Any]
 
     def unsupported(self, what: str) -> ValueError:
-        """To be raised for something that the format has."""
+        """An error to be raised for something that the format has."""
         return ValueError(
             f"{self.where} has {what}, which is not supported: use the checkpoint's unquantized "
             "version, or one in FP8, INT8, NVFP4, AWQ, GPTQ or compressed-tensors' int4"
@@ -80,7 +80,7 @@ class _Source:
         raise self.unsupported(f"{key} {value!r:.80} (it must be two positive integers)")
 
     def group_size(self, value: object) -> int:
-        """Of groups of input features; 0 where all are one."""
+        """Size of groups of input features; 0 where all are one."""
         if value in (None, -1):
             return 0
         if type(value) is not int or value < 1:
@@ -114,7 +114,7 @@ def read_quantization(
 
 
 def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None:
-    """Where the format is told, and its name."""
+    """The place where the format is told, and its name."""
     for key in ("quantization_config", "compression_config"):
         if said := raw.get(key):
             source = _Source(where=f"{key} in config.json", said=said)
@@ -183,7 +183,7 @@ def _parse_modelopt(source: _Source) -> QuantizationConfig:
 
 
 def _modelopt_weights(source: _Source) -> WeightConfig:
-    """What an algorithm of ModelOpt's leaves."""
+    """Weights that an algorithm of ModelOpt's leaves."""
     formats: dict[object, WeightConfig] = {
         "FP8": ScaledConfig(block_shape=(0, 0)),
         "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
@@ -346,9 +346,9 @@ _PARSERS: Mapping[str, Callable[[_Source], QuantizationConfig]] = {
     "awq": _parse_awq,
     "gptq": _parse_gptq,
 }
-"""By `quant_method`."""
+"""Parsers by `quant_method`."""
 _AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
-"""Of quant_config.json, as config.json has them."""
+"""Names of config.json for the keys of quant_config.json."""
 _GPTQ_HARMLESS = words(
     """
     batch_size block_name_to_quantize cache_block_outputs damp_percent damp_auto_increment dataset

@@ -214,7 +214,7 @@ class _QuantizedWeight(LinearWeight):
             create(part, self._codes[part.rows], columns, config, options) for part in parts
         ]
         self._scaling: BlockScales | None = None
-        """Of the codes, once they are loaded."""
+        """Scales of the codes, once they are loaded."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, part in zip(self._names, self._parts, strict=True):
@@ -266,7 +266,7 @@ class _QuantizedWeight(LinearWeight):
 
 
 class _PartCodes(ABC):
-    """What one of a checkpoint's weights is loaded into on one rank.
+    """Codes of one of a checkpoint's weights on one rank, as it is loaded.
 
     Args:
         part: which part of it.
@@ -302,7 +302,7 @@ class _PartCodes(ABC):
             -(-(self._row_offset + self._shape[0]) // self.block[0]),
             -(-(self.offset + columns) // self.block[1]),
         )
-        """Of this rank's blocks, by rows and columns."""
+        """Scales of this rank's blocks, by rows and columns."""
 
     @abstractmethod
     def slots(self, name: str) -> Iterator[WeightSlot]:
@@ -421,7 +421,7 @@ class _IntCodes(_PartCodes):
             self._words = codes.view(torch.int32)
         inputs = torch.arange(columns, dtype=torch.int32, device=options.device)
         self._groups = (inputs + self._starts[1]) // self.block[1]
-        """Of the input features: what GPTQ's must be."""
+        """Groups of the input features: what GPTQ's must be."""
         self._loaded_groups = self._groups.clone()
 
     def slots(self, name: str) -> Iterator[WeightSlot]:
@@ -541,16 +541,16 @@ _PARTS: Mapping[type, Callable[..., _PartCodes]] = {
     GroupedIntConfig: _IntCodes,
     Fp4Config: _Fp4Codes,
 }
-"""By the format's configuration."""
+"""Classes by the format's configuration."""
 _INT_CODES: Mapping[tuple[int, bool], WeightCode] = {
     (4, False): "uint4b8",
     (4, True): "uint4",
     (8, False): "uint8b128",
     (8, True): "uint8",
 }
-"""By bits, and whether there are zero points."""
+"""Codes by bits, and whether there are zero points."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In which fields of a word the neighbouring features of AWQ's layout are."""
+"""Order of the fields of a word in which the neighbouring features of AWQ's layout are."""
 _SPREAD = 0.02
 """Standard deviation of the weights that random codes come to."""
 _INT_SPREADS = {4: 4.6, 8: 73.9}

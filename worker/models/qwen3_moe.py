@@ -15,14 +15,14 @@ class Qwen3MoeForCausalLM(DecoderModel):
     """Llama's layers, most of which have experts in place of the MLP."""
 
     moe_names: ClassVar[MoeNames] = MoeNames()
-    """What a checkpoint calls the parts of these."""
+    """Names of the experts' parts in a checkpoint."""
 
     def build_layer(self, index: int) -> PreNormLayer:
         """Experts, or a single MLP in the layers that config.json names."""
         return LlamaLayer(self, index, self.build_mlp(index))
 
     def build_mlp(self, index: int) -> FeedForward:
-        """What follows attention in a layer."""
+        """Builds the part of a layer that follows attention."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
         if index in moe.dense_layers:

@@ -26,7 +26,7 @@ from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen2MoeForCausalLM
 
 _NORM_EPS = 1e-6
-"""Of the lengths of keys and queries."""
+"""Epsilon of the lengths of keys and queries."""
 
 
 class GatedDeltaNet:
@@ -65,13 +65,13 @@ class GatedDeltaNet:
         self._is_fused = is_fused
         keys, values = self._key_heads * self._key_dim, self._value_heads * self._value_dim
         self._widths = [keys, keys, values, values, self._value_heads, self._value_heads]
-        """Of q, k, v, z, b and a, which follow each other in what is projected."""
+        """Widths of q, k, v, z, b and a, which follow each other in what is projected."""
         self.kv_cache_spec: KVCacheSpec | StateSpec = StateSpec(
             conv_shape=(self._num_taps - 1, 2 * keys + values),
             recurrent_shape=(self._value_heads, self._key_dim, self._value_dim),
             dtype=options.dtype,
         )
-        """What it keeps of a request."""
+        """Specification of what it keeps of a request."""
         self._projection = ColumnParallelLinear(
             config.hidden_size, self._parts(), bias=False, options=options
         )
@@ -267,7 +267,7 @@ class Qwen35ForCausalLM(Qwen3NextForCausalLM):
     is_fused: ClassVar[bool] = False
 
     def build_mlp(self, index: int) -> FeedForward:
-        """What follows attention in a layer."""
+        """Builds the part of a layer that follows attention."""
         if self.config.moe is None:
             return GatedMLP(self.config, self.options)
         return super().build_mlp(index)

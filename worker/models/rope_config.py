@@ -25,7 +25,7 @@ _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     "longrope": _ANY_KIND | {"short_factor", "long_factor", "attention_factor"},
     "proportional": _ANY_KIND | {"partial_rotary_factor"},
 }
-"""By kind, the keys that are read or have no effect; any other is refused."""
+"""Keys, by kind, that are read or have no effect; any other is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,8 @@ class RopeConfig:
     attention_factor: float = 1.0
     """Multiplies cosines and sines (yarn, longrope)."""
     short_factors: tuple[float, ...] | None = None
-    """By pair of dimensions, what wavelengths are multiplied by in sequences within the original
-    length (longrope). Beyond, all keys would rotate otherwise, those in the cache too."""
+    """Factors on wavelengths, by pair of dimensions, in sequences within the original length
+    (longrope). Beyond, all keys would rotate otherwise, those in the cache too."""
     rotating_share: float | None = None
     """Share of the pairs of a head's dimensions that rotate, the first; waves are those of a head
     that rotates whole (proportional)."""
@@ -117,7 +117,7 @@ def parse_window_rope(
 
 
 def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """What `rope_parameters` says of one kind of layers."""
+    """The table that `rope_parameters` gives one kind of layers."""
     tables = {"full_attention", "sliding_attention"}
     if not parameters.keys() <= tables or not all(
         isinstance(table, dict) for table in parameters.values() if table is not None
@@ -189,7 +189,8 @@ def _parse_table(
 
 
 def _query_beta(parameters: dict[str, Any], key: str) -> float | None:
-    """By which queries grow with positions, as in Ministral 3; taken out of the parameters."""
+    """Factor by which queries grow with positions, as in Ministral 3; taken out of the
+    parameters."""
     parameters.pop("max_position_embeddings", None)  # transformers writes it twice
     if parameters.get("llama_4_scaling_beta") is None:
         parameters.pop("llama_4_scaling_beta", None)
@@ -266,7 +267,7 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """What queries and keys grow by where a context is `factor` times as long."""
+    """Factor by which queries and keys grow where a context is `factor` times as long."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 

@@ -12,7 +12,7 @@ class SmolLM3ForCausalLM(DecoderModel):
     each `no_rope_layer_interval`-th does not."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """With rotation or without."""
+        """Builds a layer with rotation or without."""
         assert self.config.rotating is not None, "its entry in the table of families tells"
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 256 << 10
-"""Of a sum; NCCL's bandwidth counts beyond."""
+"""Most bytes of a sum; NCCL's bandwidth counts beyond."""
 _ALIGNMENT = 16
 """Bytes that a thread of the kernels loads at once."""
 _WORLD_SIZES = (2, 4, 8)
-"""For these the one-shot kernel adds in the order of ranks, so that all have the same bits."""
+"""Numbers of ranks for which the one-shot kernel adds in the order of ranks, so that all have the
+same bits."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MULTIMEM_DTYPES = (torch.bfloat16, torch.float32)
 _TEST_VALUES = (8, 1000 * 8, MOST_BYTES // 4)

@@ -24,7 +24,7 @@ _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
 _ARRIVAL_POLL_S = 0.02
 _CLOSE_TIMEOUT_S = 5.0
-"""For a group to end; what does not end by then never does."""
+"""Seconds for a group to end; what does not end by then never does."""
 
 
 class TensorParallelGroup:
@@ -213,7 +213,8 @@ def _open_store(
     world_size: int,
     timeout: timedelta,
 ) -> Store:
-    """Where ranks leave words for each other; rank 0 keeps it if they are on several nodes."""
+    """The store in which ranks leave words for each other; rank 0 keeps it if they are on several
+    nodes."""
     store: Store
     if rendezvous is None:
         store_file = str(Path(directory).resolve() / _STORE_FILE)

@@ -27,7 +27,7 @@ from worker.progress import Advance
 
 _BLOCK_BYTES = 4 << 20
 _MOST_READERS = 8
-"""What a drive or a file server is asked for at a time; a block each."""
+"""Most blocks that a drive or a file server is asked for at a time; one for each reader."""
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -42,7 +42,7 @@ _TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""By their names in headers."""
+"""Types by their names in headers."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types that numpy knows, too, by size: values are copied without a look at them."""
 

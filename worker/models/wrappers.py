@@ -25,7 +25,7 @@ class TensorNames:
     """Ends of such names."""
 
     def own_name(self, name: str) -> str | None:
-        """What the family calls a tensor; None for one that is not needed."""
+        """The family's name of a tensor; None for one that is not needed."""
         if name.startswith(self.skipped) or name.endswith(self.skipped_ends):
             return None
         for end, own in self.renamed_ends:
@@ -37,7 +37,7 @@ class TensorNames:
         return name
 
     def checkpoint_names(self, own_name: str) -> list[str]:
-        """What a checkpoint may call a module: the family's name for it, and others."""
+        """Names that a checkpoint may have for a module: the family's, and others."""
         return [own_name] + [
             prefix + own_name.removeprefix(own)
             for prefix, own in self.renamed
@@ -51,12 +51,12 @@ class _Wrapper:
 
     model_type: str
     texts: Mapping[str, str]
-    """By the `model_type` of its text_config, the family that computes it."""
+    """Families that compute the text, by the `model_type` of its text_config."""
     keys: frozenset[str]
     """Keys beside text_config that say nothing of the text."""
     tensors: TensorNames
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """What a missing key of the text means, where not as in the family."""
+    """Values of missing keys of the text, where not as in the family."""
     of_whole: tuple[str, ...] = ()
     """Keys of which text_config says what nobody reads."""
     text_kind: str = ""
@@ -233,13 +233,13 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
         tensors=_text_and("audio_tower", "multi_modal_projector"),
     ),
 }
-"""By value of `architectures` in config.json."""
+"""Wrappers by value of `architectures` in config.json."""
 
 TEXTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     name: (wrapper.model_type, tuple(dict.fromkeys(wrapper.texts.values())))
     for name, wrapper in _WRAPPERS.items()
 }
-"""By the same, the `model_type` and the families of which the text may be."""
+"""The `model_type` and the families of which the text may be, by value of `architectures`."""
 
 
 def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
