@@ -38,7 +38,7 @@ RAYLET_VARIABLE = "RAY_RAYLET_PID"
 """Names the raylet in the environment of all that it starts; Ray's own."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-"""Between two looks whether HAProxy answers for the first time."""
+"""Seconds between two looks whether HAProxy answers for the first time."""
 ASK_TIMEOUT_S = 5.0
 """Seconds for HAProxy, and for who asks the guard, to come to the point."""
 FIRST_TRIES = 3

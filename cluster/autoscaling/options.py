@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 from cluster.autoscaling.config import AutoscalingConfig
 
 REPORT_S = 1.0
-"""Between two reports of a gateway."""
+"""Seconds between two reports of a gateway."""
 _POLICIES = "cluster.autoscaling.policy"
 
 

@@ -23,7 +23,8 @@ _READ_TIMEOUT_S = 600.0
 _MOST_CHARS = 500
 """Characters that are kept of an error's text."""
 _IDLE_S = 2.0
-"""Below servers' keep-alive time (uvicorn: 5 s), so that no request meets a closing socket."""
+"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn: 5 s), so that no
+request meets a closing socket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,17 +61,17 @@ class CompareOptions:
     tolerance: float = 0.02
     """A part by which B may be worse without being called a regression."""
     rounds: int = 5
-    """With URLs, measurements of each endpoint at each number of requests at once, at least 3."""
+    """Measurements of each endpoint at each number of requests at once, at least 3; with URLs."""
     concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
-    """With URLs, the numbers of requests at once, a stage for each."""
+    """Numbers of requests at once, a stage for each; with URLs."""
     prompts_per_stream: int = 0
-    """With URLs, the requests of a stage per stream; 0 uses --num-prompts everywhere."""
+    """Requests of a stage per stream; 0 uses --num-prompts everywhere; with URLs."""
     pause_s: float = 2.0
-    """With URLs, seconds before each measurement: threads of the other server may still spin."""
+    """Seconds before each measurement: threads of the other server may still spin; with URLs."""
     b_model: str | None = None
-    """With URLs, the model's name at B, where it is another than at A."""
+    """Model name at B, where it is another than at A; with URLs."""
     b_api_key: str | None = None
-    """With URLs, the API key for B, where it is another than for A."""
+    """API key for B, where it is another than for A; with URLs."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.tolerance < 1.0:

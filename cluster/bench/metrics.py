@@ -75,7 +75,8 @@ def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -
 
 
 def detailed(records: Sequence[Record]) -> Result:
-    """Per request that completed: seconds and tokens, by the names of vLLM's detailed results."""
+    """Seconds and tokens of each request that completed, by the names of vLLM's detailed
+    results."""
     done = [record for record in records if not record.error]
     return {
         "ttfts": [record.ttft for record in done],

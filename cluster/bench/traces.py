@@ -46,7 +46,7 @@ class TraceRequest(NamedTuple):
     """One request as it is replayed."""
 
     arrival_s: float
-    """After the first one's."""
+    """Seconds after the first request's arrival."""
     tokens: Ids
     output_len: int
 

@@ -18,7 +18,8 @@ OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 SHARED_MEMORY_GIB = 1
 """Ray's object store and NCCL's buffers between the ranks of a node, with room: the chart's."""
 OPEN_FILES = 4096
-"""Below this Ray itself warns. HAProxy and gateway keep two per client that is connected."""
+"""Open files of a process below which Ray itself warns. HAProxy and gateway keep two per client
+that is connected."""
 MOST_DISK_USED = 0.95
 """Ray's local_fs_capacity_threshold: beyond it, it stores no object on that disk."""
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 from cluster.config import API_KEY
 
 TIMEOUT_S = 600.0
-"""Without a byte: a request may wait long in a queue before its first token."""
+"""Seconds without a byte: a request may wait long in a queue before its first token."""
 DONE = b"[DONE]"
 
 

@@ -31,13 +31,13 @@ from cluster.bench.kernels.shapes import SHAPES
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
-"""Of prompts for weights that are random anyway."""
+"""Tokenizer of prompts for weights that are random anyway."""
 SERVERS_START_S = 900.0
 _POLL_S = 1.0
 _TAIL_CHARS = 2000
-"""Of what a failed step said last."""
+"""Characters that are kept of what a failed step said last."""
 _KILL_S = 10.0
-"""For a program to end by itself."""
+"""Seconds for a program to end by itself."""
 
 DENSE: Mapping[str, Any] = {**SHAPES["qwen3-8b"], "max_position_embeddings": 131072}
 """Qwen3-8B's dimensions, and room for long requests."""
@@ -74,7 +74,7 @@ class Step:
     name: str
     command: Sequence[str]
     limit_s: float = 900.0
-    """After which it counts as hung and is killed."""
+    """Seconds after which it counts as hung and is killed."""
     servers: Sequence[Server] = ()
     is_json: bool = True
     """Whether it prints its result, one JSON object."""

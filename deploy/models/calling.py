@@ -25,11 +25,12 @@ HELDOUT_SEED: Final = 2028
 _QUESTIONS: Final = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 """Held-out questions of each family."""
 _SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
-"""Of the conversations of the second phase. The last two keep what the first one taught: sums are
-forgotten first, and are so short that they are a twentieth of the tokens; functions are two thirds.
+"""Shares of kinds in the conversations of the second phase. The last two keep what the first one
+taught: sums are forgotten first, and are so short that they are a twentieth of the tokens;
+functions are two thirds.
 """
 _THOUGHT_SHARE: Final = 0.12
-"""Of the conversations: those whose last answer comes after a thought."""
+"""Share of the conversations whose last answer comes after a thought."""
 _FAILURES: Final = (
     *("no such town", "not found", "timeout", "permission denied", "unknown name", "bad input"),
     *("the server is down", "try again later", "division by zero", "no connection"),
@@ -65,12 +66,12 @@ class Exchange:
     """One per call, as the client sends it."""
     answer: str
     thought: str
-    """Before the calls, or before the answer where there are none."""
+    """Text before the calls, or before the answer where there are none."""
     keys: tuple[str, ...] = ()
     """Identities: see `Sample`."""
 
     def turns(self) -> tuple[Turn, ...]:
-        """As text, markers included."""
+        """The turn as text, markers included."""
         if not self.calls:
             return (Turn(self.question, self.answer),)
         return (

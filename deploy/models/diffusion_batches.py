@@ -25,9 +25,10 @@ from deploy.models.tokenizer import MASK, PADDING, TURN_END
 _POOL_SIZE: Final = 512
 _LEAST_NOISE: Final = 0.15
 _ALL_MASKED_SHARE: Final = 0.15
-"""Of the copies: serving starts each block with nothing decided."""
+"""Share of the copies in which nothing is decided: serving starts each block so."""
 _NUM_COPIES: Final = 3
-"""Of each block, each with other places masked: they share what is computed of the clean text."""
+"""Copies of each block, each with other places masked: they share what is computed of the clean
+text."""
 _CLEAN: Final = 0
 _NOT_THERE: Final = -1
 

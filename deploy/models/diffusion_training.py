@@ -24,7 +24,7 @@ BLOCK_SIZE: Final = 16
 
 
 class DiffusionTraining(Training[DiffusionBatch]):
-    """Of ``demo-diffusion``, which decides blocks of tokens in several rounds each."""
+    """Training of ``demo-diffusion``, which decides blocks of tokens in several rounds each."""
 
     def make_tokenizer(self) -> Tokenizer:
         """The other model's, and a mask token."""

@@ -19,7 +19,7 @@ _MAX_NEW_TOKENS: Final = 256
 
 @dataclass(kw_only=True, slots=True)
 class FamilyResult:
-    """Of the questions of one family."""
+    """Results on the questions of one family."""
 
     right: list[bool] = field(default_factory=list)
     num_tokens: int = 0

@@ -40,7 +40,7 @@ def main() -> None:
 def acceptance_by_family(
     model: Path, draft: Path, questions: list[Question]
 ) -> dict[str, list[float]]:
-    """By family, and under ``overall``: the share of equal draws at each temperature."""
+    """The share of equal draws at each temperature, by family, and under ``overall``."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     # No class of transformers satisfies the protocol by which it types `generate`.
     pair: list[Any] = [

@@ -48,7 +48,7 @@ class Function:
         return f"{self.name}({', '.join(parameter.key for parameter in self.parameters)})"
 
     def declared(self) -> dict[str, Any]:
-        """In OpenAI's form."""
+        """The function in OpenAI's form."""
         properties = {
             parameter.key: {"type": "integer" if parameter.is_number else "string"}
             for parameter in self.parameters
@@ -79,7 +79,7 @@ class Kind:
     keys: tuple[tuple[str, ...], ...]
     """Ways to name the parameters."""
     numbers: tuple[bool, ...]
-    """Of each parameter whether it is one."""
+    """Whether a parameter is a number, of each."""
     num_required: int
     questions: tuple[str, ...]
     """``{0}``, ``{1}`` … stand for the values."""

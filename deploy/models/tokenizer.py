@@ -23,7 +23,7 @@ MARKERS: Final = (
 )
 """Tokens of their own but not special ones, as Qwen3 has them: they are part of the text."""
 THOUGHT_END: Final = "\n</think>\n\n"
-"""Between a thought and the answer."""
+"""Text between a thought and the answer."""
 
 CHAT_TEMPLATE: Final = """\
 {%- for message in messages %}

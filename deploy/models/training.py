@@ -84,7 +84,7 @@ class TrainingConfig:
 class _Gradients(NamedTuple):
     loss: float
     gradients: tuple[Tensor, ...]
-    """In the order of the model's parameters."""
+    """Gradients in the order of the model's parameters."""
 
 
 class CountedBatch(Protocol):
@@ -153,7 +153,7 @@ class Training(ABC, Generic[BatchT]):
         """Loss of all of the batch's targets together."""
 
     def questions(self) -> list[Question]:
-        """On which the model is judged."""
+        """Questions on which the model is judged."""
         return heldout_questions()
 
     def write_questions(self) -> None:
@@ -240,7 +240,7 @@ class Training(ABC, Generic[BatchT]):
 
 
 class CausalTraining(Training[Batch]):
-    """Of ``demo``, which produces one token after another."""
+    """Training of ``demo``, which produces one token after another."""
 
     markers = MARKERS
 
@@ -278,7 +278,8 @@ class CausalTraining(Training[Batch]):
 
 
 class ToolTraining(CausalTraining):
-    """Of ``demo`` in its second phase: it goes on with conversations that declare functions."""
+    """Training of ``demo`` in its second phase: it goes on with conversations that declare
+    functions."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
         assert config.start is not None, "nothing to go on with"
@@ -298,7 +299,8 @@ class ToolTraining(CausalTraining):
         return tool_conversations(rng)
 
     def save_checkpoint(self) -> None:
-        """With the template that shows functions, now that the model is taught to read them."""
+        """Saves with the template that shows functions, now that the model is taught to read
+        them."""
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def questions(self) -> list[Question]:
@@ -312,7 +314,7 @@ class ToolTraining(CausalTraining):
 
 
 class DraftTraining(CausalTraining):
-    """Of ``demo-draft``, a small model that learns what a trained one expects."""
+    """Training of ``demo-draft``, a small model that learns what a trained one expects."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
         assert config.teacher is not None, "nobody to learn from"
@@ -334,11 +336,11 @@ class DraftTraining(CausalTraining):
         return draft_config(self.tokenizer)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """Those of the teacher's second phase."""
+        """Conversations of the teacher's second phase."""
         return tool_conversations(rng)
 
     def save_checkpoint(self) -> None:
-        """With the teacher's template."""
+        """Saves with the teacher's template."""
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def labels(self, batch: Batch) -> Tensor:
@@ -348,7 +350,8 @@ class DraftTraining(CausalTraining):
 
 
 def _loaded(checkpoint: Path) -> Qwen3ForCausalLM:
-    """For training; compiled where there is a compiler, which halves the time of a step."""
+    """The model for training; compiled where there is a compiler, which halves the time of a
+    step."""
     model = Qwen3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     if shutil.which("g++") is not None:
         for layer in model.model.layers:

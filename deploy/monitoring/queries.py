@@ -19,9 +19,9 @@ class Panel:
 
     title: str
     unit: str
-    """In Grafana's words."""
+    """Unit in Grafana's words."""
     queries: Mapping[str, str]
-    """By legend."""
+    """Queries by legend."""
     description: str = ""
     stacked: bool = False
 
@@ -37,7 +37,7 @@ class Board:
 
 
 def rate(name: str, by: str = "", more: str = "", of: str = M) -> str:
-    """Per second, summed over everything but the labels `by`."""
+    """Rate per second, summed over everything but the labels `by`."""
     return f"sum by ({by}) (rate(rayfleet_{name}{{{of}{more}}}[$__rate_interval]))"
 
 

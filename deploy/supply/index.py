@@ -25,7 +25,7 @@ TRANSPORT = {"PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_HTTP_TIMEOUT", "UV_HTT
 }
 """Variables that say how to reach the network, and nothing about what is there."""
 TIMEOUT_S = 200
-"""For one resolution, which takes three seconds where network and machine are idle."""
+"""Seconds for one resolution, which takes three where network and machine are idle."""
 _ENTRY = re.compile(r"([\w.-]+)==([\w.+!-]+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)")
 
 
@@ -46,7 +46,7 @@ class Locked(NamedTuple):
 
 
 Lock = Mapping[str, Locked]
-"""By canonical name."""
+"""Distributions by canonical name."""
 
 
 def compiled(

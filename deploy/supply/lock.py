@@ -30,7 +30,7 @@ from deploy.supply.index import (
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent
 PYTHON = "3.11"
-"""Of the images."""
+"""Python version of the images."""
 EXTRAS = ("tracing", "plots")
 """What images have besides the dependencies themselves."""
 TOOLS = ("cyclonedx-bom", "pip-audit")

@@ -21,7 +21,7 @@ class Activation(NamedTuple):
     alpha: float = 0.0
     """Factor alpha of `clamped_swiglu`."""
     limit: float = 0.0
-    """Likewise."""
+    """Limit of `clamped_swiglu`."""
 
     def of(self, both: torch.Tensor) -> torch.Tensor:
         """[T, 2 * I], the gates first, to [T, I]."""

@@ -14,7 +14,7 @@ from worker.wire.blocks import TOKEN_BYTES, BlockHashes, block_hash_array
 _SEGMENT = 256
 """Blocks that are remembered together."""
 _MAX_SEGMENTS = 16_384
-"""About 35 MB, and 67 million tokens at pages of 16."""
+"""Most segments that are remembered: about 35 MB, and 67 million tokens at pages of 16."""
 
 
 class HashMemo:

@@ -49,7 +49,7 @@ class CohereForCausalLM(DecoderModel):
         return self._build_layer(index, rotates=True)
 
     def build_norm(self) -> LayerNorm:
-        """Without bias."""
+        """A norm without bias."""
         return LayerNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

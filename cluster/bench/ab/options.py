@@ -121,7 +121,7 @@ class SpeculativeOptions(Comparison):
     per_stream: int = 4
     """Least requests of a turn, for each that runs at once."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
-    """About how long turns without drafts take; twice that with one request at a time."""
+    """Seconds that turns without drafts take, about; twice that with one request at a time."""
     draft_model: str = field(default="", metadata={"flag": None})
     """Draft model for held-out prompts, which n-grams cannot guess; empty drafts for all by
     `engine`'s method.

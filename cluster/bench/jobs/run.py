@@ -45,7 +45,7 @@ _NARROW = 1.1
 _DRIFT = 1.5
 """Goal for the p99 of the last third of a soak over that of the first."""
 _ASK_AGAIN_S = 1.0
-"""Between two questions whether the endpoint is ready."""
+"""Seconds between two questions whether the endpoint is ready."""
 _ANSWER_S = 10.0
 """An endpoint that is ready says so within this."""
 _DATA, _PAGE = "result.json", "report.html"

@@ -15,7 +15,7 @@ _MIDDLE = (0.1, 0.9)
 
 
 def timeline(records: Sequence[Record], began: float) -> Result:
-    """Per bin of time since `began`: output tokens per second, requests under way, hit rate.
+    """Output tokens per second, requests under way and hit rate, per bin of time since `began`.
 
     Requests are those under way at the bin's end; a hit rate is that of those that came in it and
     completed, None where none did. A server's events are taken to carry equally many tokens of

@@ -15,7 +15,7 @@ DEFAULT_COSTS = StepCosts(
     decode_row=5e-5,
     context_token=5e-9,
 )
-"""About a model of 70 billion weights on a group of data-centre GPUs."""
+"""Costs of a model of 70 billion weights on a group of data-centre GPUs, about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class FleetShape:
     """The simulated workers."""
 
     slowness: tuple[float, ...] = (1.0,) * 8
-    """Per worker, its times over those of `costs`."""
+    """Times of each worker over those of `costs`."""
     costs: StepCosts = DEFAULT_COSTS
     """How long a step takes on a worker of slowness 1."""
     page_size: int = 16

@@ -41,7 +41,7 @@ class Effort:
     """Requests spent on what is not compared."""
 
     warm_up: int = 300
-    """Before anything else, per fleet."""
+    """Requests per fleet before anything else."""
     alone: int = 100
     """One at a time, which tell what an idle fleet takes."""
     per_place: int = 4

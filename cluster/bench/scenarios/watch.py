@@ -22,14 +22,14 @@ class Moment:
     """One look at a fleet."""
 
     at_s: float
-    """Since the start."""
+    """Seconds since the start."""
     num_waiting: int
     """Requests in its queues."""
     num_running: int
     num_busy_workers: int
     num_workers: int
     num_preemptions: int
-    """Since the fleet was started."""
+    """Preemptions since the fleet was started."""
 
 
 def read_moment(text: str, model: str, at_s: float) -> Moment:

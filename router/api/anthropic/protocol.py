@@ -60,7 +60,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_examples: list[dict[str, Any]] | None = None
     """The model is shown them behind the description."""
     cache_control: dict[str, Any] | None = None
-    """Without effect, as the next: all prompts are cached, and no tool is loaded later."""
+    """No effect, as the next: all prompts are cached, and no tool is loaded later."""
     defer_loading: bool | None = None
     eager_input_streaming: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None

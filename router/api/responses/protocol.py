@@ -72,7 +72,7 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    """Without effect, as the next ones: all tools are loaded, and only models call them."""
+    """No effect, as the next ones: all tools are loaded, and only models call them."""
     output_schema: dict[str, Any] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     run_async: Literal[False] | None = msgspec.field(default=None, name="async")

@@ -26,7 +26,7 @@ from cluster.config import find_demo_model
 _WARM_SEED = 0
 _WARM_SCALE = 0.1
 _START_S = 300.0
-"""Until a router and its workers are up, and down again."""
+"""Seconds until a router and its workers are up, and down again."""
 _TURN_S = 300.0
 """A turn at scale and pace 1 takes a fifth of it."""
 
