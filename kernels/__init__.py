@@ -32,12 +32,10 @@ from kernels.prepare_latents import LatentRows, prepare_latents
 from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, Op, OpRegistry, registry
 from kernels.rms_norm import rms_norm, rms_norm_pair
-from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
 from kernels.silu_and_mul import silu_and_mul
 from kernels.soft_cap import soft_cap_
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
-from kernels.store_kv_cache import store_kv_cache
 from kernels.token_bitmask import apply_token_bitmask
 from kernels.token_edits import EditRows, TokenEdits, apply_token_edits_
 from kernels.token_scores import TokenScores, token_scores
@@ -93,12 +91,10 @@ __all__ = [
     "registry",
     "rms_norm",
     "rms_norm_pair",
-    "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",
     "soft_cap_",
     "squared_relu",
-    "store_kv_cache",
     "token_scores",
     "write_table_rows_",
     "xielu",

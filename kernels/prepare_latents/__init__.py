@@ -29,8 +29,8 @@ def prepare_latents(
     """Rotate and scale queries; normalise latents, rotate what stands beside them, and write both
     into the cache.
 
-    Each step rounds to the type of q, as `rms_norm` and `rotary_embedding` do. A token's bits do
-    not depend on the others.
+    Each step rounds to the type of q, as `qk_norm_rope_store` does. A token's bits do not depend on
+    the others.
 
     Args:
         q: [T, H, P + R], of which the last R rotate; rows may be strided. The first P are scaled in
@@ -38,9 +38,9 @@ def prepare_latents(
         queries: [T, H, V + R], contiguous; the last R of each head are written.
         rows: what is kept of the tokens.
         cache: [num_pages, page_size, 1, V + R], contiguous.
-        slot_mapping: [T] int64, as `store_kv_cache` takes it.
+        slot_mapping: [T] int64, as `qk_norm_rope_store` takes it.
         positions: [T] int64.
-        cos_sin_cache: [positions, R], as `rotary_embedding` takes it.
+        cos_sin_cache: [positions, R], as `qk_norm_rope_store` takes it.
         query_scale: fp32 [positions], factors of the queries by their positions; None for 1.
     """
     run = _PREPARE.select(q)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels.prepare_latents.base import LatentRows
+from kernels.qk_norm_rope_store.reference import rotary_embedding
 from kernels.rms_norm.reference import rms_norm
-from kernels.rotary_embedding.reference import rotary_embedding
 
 
 def prepare_latents(

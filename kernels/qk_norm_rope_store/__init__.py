@@ -29,8 +29,8 @@ def qk_norm_rope_store(
 ) -> torch.Tensor:
     """Normalise, rotate and scale heads, write keys and values into the cache, return the queries.
 
-    Each step rounds to the type of q, as `rms_norm`, `rotary_embedding` and `store_kv_cache` one
-    after another do. A head's bits do not depend on the others.
+    Each step rounds to the type of q, as norm, rotation and store one after another do. A head's
+    bits do not depend on the others.
 
     Args:
         q: [T, Hq, D]; may be overwritten by the result. It and k and v may be strided views whose
@@ -38,9 +38,12 @@ def qk_norm_rope_store(
         k: [T, Hkv, D]; what is in it afterwards is of no use.
         v: [T, Hkv, D].
         caches: keys and values [num_pages, page_size, Hkv, D], contiguous.
-        slot_mapping: [T] int64, as `store_kv_cache` takes it.
+        slot_mapping: [T] int64, page * page_size + offset. Real tokens have distinct slots; several
+            padding rows may share a slot of the dummy page, where any of them may win.
         positions: [T] int64.
-        cos_sin_cache: as `rotary_embedding` takes it; None where nothing rotates.
+        cos_sin_cache: fp32 [positions, R], cosines in the first half of a row, sines in the second:
+            the two halves of a head's first R elements rotate against each other (NeoX layout).
+            None where nothing rotates.
         norms: of the heads; None where there are none.
         query_scale: fp32 [positions], factors of the queries by their positions; None for 1.
     """

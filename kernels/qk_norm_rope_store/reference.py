@@ -6,8 +6,6 @@ import torch
 
 from kernels.qk_norm_rope_store.base import HeadNorms
 from kernels.rms_norm.reference import rms_norm
-from kernels.rotary_embedding.reference import rotary_embedding
-from kernels.store_kv_cache.reference import store_kv_cache
 
 
 def qk_norm_rope_store(
@@ -35,3 +33,65 @@ def qk_norm_rope_store(
     if query_scale is None:
         return q
     return q * query_scale[positions].to(q.dtype)[:, None, None]
+
+
+def rotary_embedding(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
+) -> None:
+    """Rotates heads [T, Hq, D] and [T, Hkv, D] in place by their positions [T] (int64), in NeoX
+    layout: the two halves of what rotates, the leading dimensions, against each other.
+
+    In one pass where k directly follows q in memory. The table is that of `qk_norm_rope_store`.
+    """
+    cos_sin = cos_sin_cache.index_select(0, positions).unsqueeze(1)
+    cos, sin = cos_sin.chunk(2, dim=-1)
+    joined = _joined_heads(q, k)
+    if joined is not None:
+        _rotate(joined, cos, sin)
+        return
+    _rotate(q, cos, sin)
+    _rotate(k, cos, sin)
+
+
+def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """The heads of q and k as one view [T, Hq + Hkv, D], where a fused projection laid them so."""
+    tokens, num_q_heads, head_dim = q.shape
+    follows = (
+        q.dtype == k.dtype
+        and (tokens == 1 or q.stride(0) == k.stride(0))
+        and q.stride()[1:] == k.stride()[1:]
+        and q.stride(1) == head_dim
+        and k.data_ptr() == q.data_ptr() + num_q_heads * head_dim * q.element_size()
+        and q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+    )
+    if not follows:
+        return None
+    return q.as_strided((tokens, num_q_heads + k.shape[1], head_dim), q.stride())
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    # Separate multiplications and additions (no fused ones) round alike in vector bodies and
+    # scalar tails, so a token's result does not depend on its place in the batch.
+    half = cos.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    if x.dtype == torch.float32:
+        first_sin, second_sin = first * sin, second * sin
+        first.mul_(cos).sub_(second_sin)
+        second.mul_(cos).add_(first_sin)
+        return
+    first_fp32, second_fp32 = first.float(), second.float()
+    first.copy_(first_fp32 * cos - second_fp32 * sin)
+    second.copy_(second_fp32 * cos + first_fp32 * sin)
+
+
+def store_kv_cache(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """One indexed copy for the keys [T, Hkv, D] and one for the values."""
+    width = k.shape[1] * k.shape[2]
+    k_cache.view(-1, width).index_copy_(0, slot_mapping, k.reshape(-1, width))
+    v_cache.view(-1, width).index_copy_(0, slot_mapping, v.reshape(-1, width))

@@ -14,13 +14,12 @@ from kernels import (
     fused_add_norm,
     gelu_and_mul,
     rms_norm,
-    rotary_embedding,
     silu_and_mul,
     soft_cap_,
     squared_relu,
-    store_kv_cache,
     xielu,
 )
+from kernels.qk_norm_rope_store.reference import rotary_embedding, store_kv_cache
 
 
 def _cos_sin_cache(positions: int, rot_dim: int) -> torch.Tensor:

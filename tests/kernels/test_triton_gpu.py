@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import registry, sample_tokens, store_kv_cache, token_scores
+from kernels import qk_norm_rope_store, registry, sample_tokens, token_scores
 from kernels.linear.tiled import TritonTiledWeight
 from tests.support.kernels.paged_cases import Paged, make_paged, naive_decode, naive_extend
 from tests.support.kernels.sampling_cases import FILTERS, make_logits, parameters
@@ -120,7 +120,11 @@ def test_a_cache_of_more_elements_than_32_bits_count() -> None:
     slots = pages[0, positions // 16].long() * 16 + positions % 16
     k, v, q = (torch.randn(40, 8, 128).to("cuda", torch.bfloat16) for _ in range(3))
     with registry.using("triton"):
-        store_kv_cache(k, v, k_cache, v_cache, slots)
+        qk_norm_rope_store(
+            *(q.clone(), k.clone(), v, (k_cache, v_cache), slots),
+            positions=positions,
+            cos_sin_cache=None,
+        )
     case = Paged([40], k_cache, v_cache, pages, 128**-0.5)
     assert torch.equal(case.row(k_cache, 0), k)
     assert torch.equal(case.row(v_cache, 0), v)

@@ -101,7 +101,6 @@ _TOKEN_OPS = (
     "rms_norm",
     "rms_norm_pair",
     "fused_add_norm",
-    "rotary_embedding",
     "qk_norm_rope_store",
     "silu_and_mul",
     "gelu_and_mul",
@@ -109,7 +108,6 @@ _TOKEN_OPS = (
     "soft_cap_",
     "squared_relu",
     "xielu",
-    "store_kv_cache",
     "prepare_latents",
 )
 _LATENTS = (512, 64)
@@ -168,11 +166,6 @@ class _Maker:
         elif name == "fused_add_norm":
             run = partial(kernels.fused_add_norm, x, x.clone(), (kernels.Norm(weight),), 1e-6)
             size = 4 * x.numel()
-        elif name == "rotary_embedding":
-            table = torch.randn(self._context + 1, s.head_dim, device=self._device)
-            positions = torch.full((rows,), self._context, device=self._device)
-            run = partial(kernels.rotary_embedding, q, k, positions, table)
-            size = 2 * (q.numel() + k.numel())
         elif name in _GATES:
             run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
             size = 3 * rows * s.intermediate
@@ -188,14 +181,9 @@ class _Maker:
         elif name == "prepare_latents":
             run = self._latents()
             size = 2 * rows * (sum(_LATENTS) + s.q_heads * _LATENTS[1])
-        elif name == "qk_norm_rope_store":
+        else:
             run = self._queries_and_keys(q, k)
             size = 2 * q.numel() + 4 * k.numel()
-        else:
-            caches = self._zeros(2, rows, PAGE_SIZE, s.kv_heads, s.head_dim)
-            slots = torch.arange(rows, device=self._device) * PAGE_SIZE
-            run = partial(kernels.store_kv_cache, k, k.clone(), caches[0], caches[1], slots)
-            size = 4 * k.numel()
         return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)
 
     def _queries_and_keys(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[], object]:

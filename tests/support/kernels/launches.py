@@ -42,12 +42,10 @@ from kernels import (
     qk_norm_rope_store,
     rms_norm,
     rms_norm_pair,
-    rotary_embedding,
     sample_tokens,
     silu_and_mul,
     soft_cap_,
     squared_relu,
-    store_kv_cache,
     token_scores,
     write_table_rows_,
     xielu,
@@ -90,8 +88,6 @@ def token_ops(dtype: torch.dtype) -> None:
     soft_cap_(x.float(), 30.0)
     squared_relu(x)
     xielu(x, torch.ones(4))
-    rotary_embedding(heads, heads, torch.arange(5), torch.randn(9, 24))
-    store_kv_cache(heads, heads, caches[0], caches[1], torch.arange(5))
     for norms in (None, HeadNorms(weight[:40], weight[:40], 1e-6)):
         qk_norm_rope_store(
             *(heads, heads, heads, (caches[0], caches[1]), torch.arange(5)),

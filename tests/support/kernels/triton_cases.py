@@ -29,11 +29,9 @@ from kernels import (
     registry,
     rms_norm,
     rms_norm_pair,
-    rotary_embedding,
     silu_and_mul,
     soft_cap_,
     squared_relu,
-    store_kv_cache,
     xielu,
 )
 from kernels.attention import AttentionMetadata
@@ -131,20 +129,6 @@ def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
         _compare(run, dtype)
 
 
-def rotary_case(device: str, dtype: torch.dtype) -> None:
-    cache = torch.randn(50, 24, device=device)
-    positions = torch.tensor([0, 7, 49], device=device)
-    qkv = _randn(3, 10 * 40, device=device, dtype=dtype)
-
-    def run() -> torch.Tensor:
-        fused = qkv.clone()
-        q, k, _ = (part.unflatten(1, (-1, 40)) for part in fused.split([240, 80, 80], dim=1))
-        rotary_embedding(q, k, positions, cache)
-        return fused
-
-    _compare(run, dtype)
-
-
 def silu_and_mul_case(device: str, dtype: torch.dtype) -> None:
     x = _randn(4, 2 * 1100, device=device, dtype=dtype)
     _compare(lambda: silu_and_mul(x), dtype)
@@ -188,19 +172,6 @@ def xielu_case(device: str, dtype: torch.dtype) -> None:
         ratio = xielu(near, falling).double() / expected
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=tolerance, atol=0)
-
-
-def store_kv_cache_case(device: str, dtype: torch.dtype) -> None:
-    kv = _randn(4, 2 * 3 * 24, device=device, dtype=dtype)
-    k, v = (part.unflatten(1, (3, 24)) for part in kv.chunk(2, dim=1))
-    slots = torch.tensor([5, 17, 0, 31], device=device)
-
-    def run() -> torch.Tensor:
-        caches = torch.zeros(2, 4, 8, 3, 24, device=device, dtype=dtype)
-        store_kv_cache(k, v, caches[0], caches[1], slots)
-        return caches
-
-    _compare(run, dtype, 0.0)
 
 
 def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
@@ -591,11 +562,6 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
     positions, seeds = torch.arange(19, device=device), torch.arange(19, device=device) + 2**33
     table = torch.randn(19, 64, device=device)
 
-    def rotated(rows: slice) -> torch.Tensor:
-        q, k = heads[rows, :3].clone(), heads[rows, 3:].clone()
-        rotary_embedding(q, k, positions[rows], table)
-        return torch.cat((q, k), dim=1)
-
     def prepared(rows: slice) -> torch.Tensor:
         q, k = heads[rows, :3].clone(), heads[rows, 3:].clone()
         cache = torch.zeros(2, 16, 1, 64, device=device, dtype=dtype)
@@ -616,7 +582,6 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
         lambda rows: clamped_swiglu(x[rows], 1.702, 0.5),
         lambda rows: xielu(x[rows], numbers),
         lambda rows: gumbel_noise(seeds[rows], positions[rows], 1500),
-        rotated,
         prepared,
     ]
     with registry.using("triton"):
@@ -645,14 +610,12 @@ CASES: list[Case] = [
     rms_norm_case,
     rms_norm_pair_case,
     fused_add_norm_case,
-    rotary_case,
     silu_and_mul_case,
     gelu_and_mul_case,
     clamped_swiglu_case,
     soft_cap_case,
     squared_relu_case,
     xielu_case,
-    store_kv_cache_case,
     qk_norm_rope_store_case,
     prepare_latents_case,
     gumbel_case,
