@@ -2,7 +2,6 @@
 
 from kernels.activation import squared_relu, xielu
 from kernels.choose_experts import ExpertChoice, Routing, choose_experts
-from kernels.clamped_swiglu import clamped_swiglu
 from kernels.draft_ngrams import NgramLookup, draft_ngrams, follow_ngram
 from kernels.fused_add_norm import Norm, fused_add_norm
 from kernels.fused_moe import (
@@ -16,7 +15,7 @@ from kernels.fused_moe import (
     fused_moe,
     pack_quantized_experts,
 )
-from kernels.gelu_and_mul import gelu_and_mul
+from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
 from kernels.gumbel_noise import gumbel_noise
 from kernels.linear import (
     BlockScales,
@@ -33,7 +32,6 @@ from kernels.qk_norm_rope_store import HeadNorms, qk_norm_rope_store
 from kernels.registry import Backend, Op, OpRegistry, registry
 from kernels.rms_norm import rms_norm, rms_norm_pair
 from kernels.sample_tokens import SamplingParameters, TokenCells, sample_tokens
-from kernels.silu_and_mul import silu_and_mul
 from kernels.soft_cap import soft_cap_
 from kernels.step_inputs import StepRows, StepTensors, gather_step_inputs, write_table_rows_
 from kernels.token_bitmask import apply_token_bitmask

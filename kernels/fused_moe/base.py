@@ -6,11 +6,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from kernels.clamped_swiglu import clamped_swiglu
-from kernels.gelu_and_mul import gelu_and_mul
+from kernels.gate_and_mul import clamped_swiglu, gelu_and_mul, silu_and_mul
 from kernels.linear import BlockScales, dequantize
 from kernels.registry import registry
-from kernels.silu_and_mul import silu_and_mul
 
 
 class Activation(NamedTuple):

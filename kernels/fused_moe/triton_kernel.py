@@ -15,13 +15,11 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.choose_experts.base import ExpertChoice
-from kernels.clamped_swiglu.triton_kernel import clamped_swiglu_of
 from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts, ExpertWeights
 from kernels.fused_moe.triton_align import Tiles, align_pairs
-from kernels.gelu_and_mul.triton_kernel import gelu_times
+from kernels.gate_and_mul.triton_kernel import activated
 from kernels.linear.base import HALF_BYTES, BlockScales
 from kernels.linear.triton_kernel import quantized_depth, scaled_weights, scales_by_tile
-from kernels.silu_and_mul.triton_kernel import silu_times
 from kernels.tiles import cdiv
 
 _SUM_BLOCK = 1024
@@ -202,7 +200,7 @@ def _multiply_kernel(
     if ACTIVATION != "":
         total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
         gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
-        total = _activated(gate, up, ACTIVATION, ALPHA, LIMIT)
+        total = activated(gate, up, ACTIVATION, ALPHA, LIMIT)
         size = size // 2
         column = first // 2 + tl.arange(0, BLOCK_N // 2)
         inside = column < size
@@ -211,20 +209,6 @@ def _multiply_kernel(
         total.to(out_ptr.dtype.element_ty),
         mask=exists[:, None] & inside[None, :],
     )
-
-
-@triton.jit
-def _activated(
-    gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
-):  # fmt: skip
-    if ACTIVATION == "silu":
-        result = silu_times(gate, up)
-    elif ACTIVATION == "gelu":
-        result = gelu_times(gate, up)
-    else:
-        tl.static_assert(ACTIVATION == "clamped")
-        result = clamped_swiglu_of(gate, up, ALPHA, LIMIT)
-    return result
 
 
 @triton.jit(do_not_specialize=["first_expert"])

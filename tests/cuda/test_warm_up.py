@@ -325,7 +325,7 @@ BRIEF_SABOTAGES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "latents": ("_latent_kernel", leave_out_prompts),
     "sinks": ("_attention_kernel", leave_out_prompts),
     "caps": ("_attention_kernel", leave_out_prompts),
-    "states": ("_silu_and_mul_kernel", launch_where_rows_go_on),
+    "states": ("_gate_and_mul_kernel", launch_where_rows_go_on),
 }
 
 
