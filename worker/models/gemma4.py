@@ -18,7 +18,6 @@ from kernels import (
     linear,
     pack_linear_weight,
 )
-from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.gemma import Gemma2ForCausalLM, GemmaLayer
 from worker.models.layers import AttentionTraits
@@ -173,20 +172,11 @@ class Gemma4Layer(GemmaLayer):
         assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
         after_mlp.multiply(self._scalar)
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+    def after_mixer(
+        self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block's output and the residual that it is still to be added to; where no layer
-        follows, those of the tokens `read` [S]."""
+        """See the base class."""
         _, after_attention, before_mlp, after_mlp = self.norms
-        hidden, residual = self.mix(hidden, residual, positions, ctx, read)
-        if read is not None and not len(read):
-            return hidden, residual
         others = () if self._experts is None else self._experts.norms()
         (hidden, *inputs), residual = fused_add_norm(
             *(hidden, residual, (before_mlp.norm(), *others), before_mlp.eps),

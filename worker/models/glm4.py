@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import torch
 
-from worker.models.context import ForwardContext
 from worker.models.decoder import DecoderModel
 from worker.models.layers import AttentionTraits, GatedMLP
 from worker.models.llama import LlamaLayer
@@ -22,20 +21,11 @@ class SandwichLayer(LlamaLayer):
         "post_mlp_layernorm",
     )
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+    def after_mixer(
+        self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block's output and the residual that it is still to be added to; where no layer
-        follows, those of the tokens `read` [S]."""
+        """See the base class."""
         _, after_attention, before_mlp, after_mlp = self.norms
-        hidden, residual = self.mix(hidden, residual, positions, ctx, read)
-        if read is not None and not len(read):
-            return hidden, residual
         hidden, residual = before_mlp.forward_add(hidden, residual, after_attention)
         return after_mlp.forward(self.mlp.forward(hidden)), residual
 

@@ -82,37 +82,32 @@ class PreNormLayer:
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the block's output and the residual that it is still to be added to.
+        """The block's output and the residual that it is still to be added to.
 
         Where no layer follows, `read` may name the tokens [S] that this is needed of.
         """
-        hidden, residual = self.mix(hidden, residual, positions, ctx, read)
-        if read is not None and not len(read):
-            return hidden, residual
-        post_attention_norm = self.norms[1]
-        if not self._reads_wide:
-            hidden, residual = post_attention_norm.forward_add(hidden, residual)
-            return self.feed_forward(hidden), residual
-        hidden, residual, wide = post_attention_norm.forward_add_wide(hidden, residual)
-        return self.feed_forward(hidden, wide), residual
-
-    def mix(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-        read: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mixer's output for the first norm of the input, and the residual to which it is still
-        to be added: of all tokens, or of those that are read."""
         before = self.norms[0]
         if residual is None:
             residual, hidden = hidden, before.forward(hidden)
         else:
             hidden, residual = before.forward_add(hidden, residual)
         hidden = self._mixer.forward(hidden, positions, ctx, read)
-        return hidden, residual if read is None else residual.index_select(0, read)
+        if read is not None:
+            residual = residual.index_select(0, read)
+            if not len(read):
+                return hidden, residual
+        return self.after_mixer(hidden, residual)
+
+    def after_mixer(
+        self, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `forward` returns, from the mixer's output and the residual, both [T, hidden]."""
+        post_attention_norm = self.norms[1]
+        if not self._reads_wide:
+            hidden, residual = post_attention_norm.forward_add(hidden, residual)
+            return self.feed_forward(hidden), residual
+        hidden, residual, wide = post_attention_norm.forward_add_wide(hidden, residual)
+        return self.feed_forward(hidden, wide), residual
 
     def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """The part that follows attention: [T, hidden], normalised, to [T, hidden]; `wide` is the
