@@ -12,15 +12,13 @@ from kernels import (
     GELU,
     ExpertChoice,
     Norm,
-    PackedLinear,
     choose_experts,
     fused_add_norm,
-    linear,
-    pack_linear_weight,
 )
 from worker.models.decoder import DecoderModel
 from worker.models.gemma import Gemma2ForCausalLM, GemmaLayer
 from worker.models.layers import AttentionTraits
+from worker.models.linear import build_router
 from worker.models.linear_method import WeightSlot
 from worker.models.moe import MoeNames, RoutedExperts, StackedNames, routing_of
 from worker.models.moe_config import MoeConfig
@@ -36,20 +34,18 @@ class Gemma4Router:
     """
 
     def __init__(self, model: DecoderModel, moe: MoeConfig) -> None:
-        config, options = model.config, model.options
-        self._options = options
+        hidden_size, options = model.config.hidden_size, model.options
         self._routing = routing_of(moe)
-        # It is decided in fp32: it must not depend on how activations are rounded.
-        self._projection: torch.Tensor | None = self._empty(moe.num_experts, config.hidden_size)
-        self._packed: PackedLinear
-        self._scale = self._empty(config.hidden_size)
-        self._weight_of_experts = self._empty(moe.num_experts)
+        self._projection = build_router(hidden_size, {"proj": moe.num_experts}, options)
+        self._scale, self._weight_of_experts = (
+            torch.empty(size, dtype=torch.float32, device=options.device)
+            for size in (hidden_size, moe.num_experts)
+        )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the projection and both scales; `prefix` ends with a dot."""
-        assert self._projection is not None, "slots exist until the weights are packed"
+        yield from self._projection.weight_slots(prefix)
         for name, tensor in (
-            ("proj.weight", self._projection),
             ("scale", self._scale),
             ("per_expert_scale", self._weight_of_experts),
         ):
@@ -59,11 +55,7 @@ class Gemma4Router:
 
     def pack(self) -> None:
         """Packs the projection after loading."""
-        assert self._projection is not None, "packed twice"
-        self._packed = pack_linear_weight(
-            self._projection, batch_invariant=self._options.batch_invariant
-        )
-        self._projection = None
+        self._projection.pack()
         self._scale = self._scale * len(self._scale) ** -0.5
 
     def norm(self) -> Norm:
@@ -72,11 +64,8 @@ class Gemma4Router:
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
         """The experts of each token of [T, hidden], fp32, and how much they count."""
-        scores = linear(normed, self._packed)
+        scores = self._projection.forward(normed)
         return choose_experts(scores, None, self._routing, factors=self._weight_of_experts)
-
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=self._options.device)
 
 
 class ParallelExperts:

@@ -13,18 +13,16 @@ from kernels import (
     ExpertBiases,
     Experts,
     ExpertWeights,
-    PackedLinear,
     Routing,
     choose_experts,
     fused_moe,
-    linear,
-    pack_linear_weight,
     pack_quantized_experts,
 )
 from worker.models.config import ModelConfig
 from worker.models.decoder import DecoderModel
 from worker.models.expert_share import ExpertShare, share_experts
 from worker.models.layers import AttentionTraits
+from worker.models.linear import build_router
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.llama import LlamaLayer
 from worker.models.moe_config import MoeConfig
@@ -74,7 +72,7 @@ class GptOssMoe:
         self._routing = Routing(num_chosen=moe.num_chosen, scoring="softmax of chosen")
         self._share = share = share_experts(moe, options)
         self._activation = Activation("clamped", *activation)
-        count, hidden = moe.num_experts, config.hidden_size
+        hidden = config.hidden_size
         quantization = config.quantization
         is_mxfp4 = quantization is not None and isinstance(quantization.weights, GptOssMxfp4Config)
         weights = _Mxfp4Weights if is_mxfp4 else _PlainWeights
@@ -84,20 +82,12 @@ class GptOssMoe:
             torch.empty(share.count, 2 * share.size, dtype=options.dtype, device=options.device),
             torch.empty(share.count, hidden, dtype=options.dtype, device=options.device),
         )
-        self._router: torch.Tensor | None = torch.empty(
-            count, hidden, dtype=torch.float32, device=options.device
-        )
-        self._packed_router: PackedLinear
-        self._router_bias = torch.empty(count, dtype=torch.float32, device=options.device)
+        self._router = build_router(hidden, {"router": moe.num_experts}, options, bias=True)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router and all experts; `prefix` ends with a dot."""
-        assert self._router is not None, "slots exist until the weights are packed"
         assert self._weights is not None, "slots exist until the weights are packed"
-        for name, tensor in (("weight", self._router), ("bias", self._router_bias)):
-            yield WeightSlot(
-                name=f"{prefix}router.{name}", destination=tensor, full_shape=tuple(tensor.shape)
-            )
+        yield from self._router.weight_slots(prefix)
         yield from self._weights.slots(f"{prefix}experts.")
         count, size = self._share.count, self._share.size
         dim, start = self._share.cut(1, 2 * self._share.start)
@@ -118,20 +108,16 @@ class GptOssMoe:
 
     def pack(self) -> None:
         """Packs the router and the experts after loading."""
-        assert self._router is not None, "packed twice"
         assert self._weights is not None, "packed twice"
-        self._packed_router = pack_linear_weight(
-            self._router, batch_invariant=self._options.batch_invariant
-        )
+        self._router.pack()
         self._experts = self._weights.pack()
         if self._options.group.rank and not self._share.is_whole:
             self._biases.down.zero_()  # it is added once to what the ranks sum up
-        self._router = self._weights = None
+        self._weights = None
 
     def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
-        wide = hidden.float() if wide is None else wide
-        scores = linear(wide, self._packed_router, self._router_bias)
+        scores = self._router.forward(hidden.float() if wide is None else wide)
         out = fused_moe(
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),
             biases=self._biases,

@@ -6,13 +6,19 @@ hooks of `torch.nn.Module` would cost more than some of the products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from kernels import PackedLinear, linear, pack_linear_weight
-from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
+from worker.models.linear_method import (
+    LayerOptions,
+    LinearWeight,
+    UnquantizedMethod,
+    WeightPart,
+    WeightSlot,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +144,28 @@ class ColumnParallelLinear(_Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out], the parts side by side."""
         return linear(x, self._packed, self.bias)
+
+
+def build_router(
+    hidden_size: int, scores: Mapping[str, int], options: LayerOptions, *, bias: bool = False
+) -> ColumnParallelLinear:
+    """A router of a mixture of experts: it scores them, and every rank has all of it.
+
+    It is fp32, as is what it reads: a choice of experts must not depend on how activations are
+    rounded.
+
+    Args:
+        hidden_size: of what it reads.
+        scores: how many scores each of its weights gives, by name in the checkpoint.
+        options: of the model's layers.
+        bias: whether biases are added.
+    """
+    options = replace(options, dtype=torch.float32, linear_method=UnquantizedMethod())
+    parts = [
+        ColumnPart(name=name, full_size=count, local_size=count, start=0)
+        for name, count in scores.items()
+    ]
+    return ColumnParallelLinear(hidden_size, parts, bias=bias, options=options)
 
 
 class RowParallelLinear(_Linear):

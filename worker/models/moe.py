@@ -14,18 +14,16 @@ from kernels import (
     Beside,
     ExpertChoice,
     Experts,
-    PackedLinear,
     Routing,
     choose_experts,
     fused_moe,
-    linear,
-    pack_linear_weight,
     registry,
 )
 from worker.models.checkpoint import find_shape
 from worker.models.config import ModelConfig
 from worker.models.expert_share import ExpertShare, share_experts
 from worker.models.layers import GatedMLP
+from worker.models.linear import build_router
 from worker.models.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
 from worker.models.moe_config import MoeConfig
 
@@ -255,14 +253,10 @@ class MoeMLP:
         num_shared = num_joined(config, moe, options)
         self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
         self._routing = replace(routing_of(moe), num_always=num_shared)
-        # Routing is decided in fp32: it must not depend on how activations are rounded.
-        self._router: torch.Tensor | None = torch.empty(
-            moe.num_scored + bool(names.shared_gate),  # which is one more row
-            config.hidden_size,
-            dtype=torch.float32,
-            device=options.device,
-        )
-        self._packed_router: PackedLinear
+        scores = {names.router: moe.num_scored}
+        if names.shared_gate:
+            scores[names.shared_gate] = 1
+        self._router = build_router(config.hidden_size, scores, options)
         self._bias = None
         if moe.has_bias:
             self._bias = torch.zeros(moe.num_scored, dtype=torch.float32, device=options.device)
@@ -272,15 +266,7 @@ class MoeMLP:
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of the router and all experts; `prefix` ends with a dot."""
-        assert self._router is not None, "slots exist until the weights are packed"
-        routing, shared_gate = self._router.split(
-            [self._moe.num_scored, len(self._router) - self._moe.num_scored]
-        )
-        for name, rows in ((self._names.router, routing), (self._names.shared_gate, shared_gate)):
-            if name:
-                yield WeightSlot(
-                    name=f"{prefix}{name}.weight", destination=rows, full_shape=tuple(rows.shape)
-                )
+        yield from self._router.weight_slots(prefix)
         if self._bias is not None:
             bias = self._bias.view(1, -1) if self._names.bias_is_matrix else self._bias
             yield WeightSlot(
@@ -292,10 +278,7 @@ class MoeMLP:
 
     def pack(self) -> None:
         """Packs the router and the experts after loading."""
-        assert self._router is not None, "packed twice"
-        invariant = self._options.batch_invariant
-        self._packed_router = pack_linear_weight(self._router, batch_invariant=invariant)
-        self._router = None
+        self._router.pack()
         self._experts.pack()
         if self._shared is not None:
             self._shared.pack()
@@ -330,7 +313,7 @@ class MoeMLP:
         self, hidden: torch.Tensor, wide: torch.Tensor | None
     ) -> tuple[ExpertChoice, torch.Tensor | None]:
         """Each token's experts, and the gate of what every token takes."""
-        scores = linear(hidden.float() if wide is None else wide, self._packed_router)
+        scores = self._router.forward(hidden.float() if wide is None else wide)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
         return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate

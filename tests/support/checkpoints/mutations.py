@@ -71,6 +71,11 @@ def _without(block: Any, parts: tuple[str, ...], forward: Any, args: tuple[Any, 
         return forward(block, *args)
 
 
+def _without_score_bias(self: GptOssMoe, *args: Any) -> Any:
+    with swapped_for(self._router, bias=None):
+        return _CLAMPED(self, *args)
+
+
 def _swapped_norms(self: SandwichLayer, *args: Any) -> Any:
     """Those behind the blocks in each other's place."""
     first, second, third, fourth = norms = self.norms
@@ -187,7 +192,7 @@ NO_EXPERT_BIASES = Patch(
 )
 NO_SCORE_BIAS = Patch(
     target="worker.models.gpt_oss:GptOssMoe.forward",
-    value=lambda self, *args: _without(self, ("_router_bias",), _CLAMPED, args),
+    value=_without_score_bias,
 )
 OPEN_GATE = Patch(target="worker.models.layers:gated", value=lambda x, gate: x)
 NO_UNIT_LENGTH = Patch(target="worker.models.qwen3_next:unit_length", value=lambda x: x)
