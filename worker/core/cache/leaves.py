@@ -1,4 +1,4 @@
-"""Leaves of the radix tree in the order of eviction: least recently used first."""
+"""Leaves of the radix tree in the order of eviction: the lowest rank first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Leaves:
 
     def __init__(self, may_go: Callable[[Node], bool]) -> None:
         self._may_go = may_go
-        self._heap: list[tuple[int, int, Node]] = []
+        self._heap: list[tuple[float, int, Node]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -30,10 +30,10 @@ class Leaves:
         if len(self._heap) > 2 * num_nodes + 64:
             self._heap = [entry for entry in self._heap if self._is_live(entry)]
             heapify(self._heap)
-        heappush(self._heap, (node.last_use, node.serial, node))
+        heappush(self._heap, (node.rank, node.serial, node))
 
     def pop(self) -> Node | None:
-        """Takes out the least recently used leaf that can be evicted; None if there is none."""
+        """Takes out the leaf of the lowest rank that can be evicted; None if there is none."""
         while self._heap:
             entry = heappop(self._heap)
             if self._is_live(entry):
@@ -44,6 +44,6 @@ class Leaves:
         """Serial numbers of all candidates, stale entries included."""
         return (serial for _, serial, _ in self._heap)
 
-    def _is_live(self, entry: tuple[int, int, Node]) -> bool:
-        last_use, _, node = entry
-        return node.last_use == last_use and node.parent is not None and self._may_go(node)
+    def _is_live(self, entry: tuple[float, int, Node]) -> bool:
+        rank, _, node = entry
+        return node.rank == rank and node.parent is not None and self._may_go(node)

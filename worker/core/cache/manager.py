@@ -67,7 +67,7 @@ class CacheManager:
         """None where no layer keeps a state."""
         self.host = HostPool(num_host_pages) if num_host_pages else None
         """The tier in host memory; None without one."""
-        self._tree = RadixTree(page_size, block_hash_salt, self.host)
+        self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, self.host)
         self._enabled = enable_prefix_caching
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp, log
+
 
 class Node:
     """A run of cached pages in one tier; a root has none and stands for one cache salt.
@@ -13,7 +15,7 @@ class Node:
         key: token ids of its pages, little-endian int32; of a root its cache salt.
         pages: page ids; of a run in host memory its slots.
         hashes: block hash per page; for a root the one hash that starts the chain.
-        serial: counts the nodes of a tree; breaks ties between equal `last_use`.
+        serial: counts the nodes of a tree; breaks ties between equal ranks.
     """
 
     __slots__ = (
@@ -26,7 +28,9 @@ class Node:
         "on_host",
         "pages",
         "parent",
+        "rank",
         "serial",
+        "weight",
     )
 
     def __init__(
@@ -46,12 +50,27 @@ class Node:
         self.locks = 0
         """Locks on this node or below it."""
         self.last_use = 0
-        """Tick of the tree's clock when a lock last left it."""
+        """Tick of the tree's clock at which it was last touched."""
+        self.weight = 1.0
+        """Sum of its uses at `last_use`, older ones weighing less; at least 1."""
+        self.rank = 0.0
+        """Tick at which a node of weight 1 would be worth as much: eviction takes the least."""
 
     @property
     def is_root(self) -> bool:
         """Whether it stands for a salt. Roots have no pages, other nodes at least one."""
         return not self.pages
+
+    def touch(self, now: int, num_uses: int, window: float) -> None:
+        """Enters uses, or a lock given back, at a tick of the tree's clock.
+
+        LRFU (Lee et al. 2001, "LRFU: a spectrum of policies that subsumes the least recently used
+        and least frequently used policies"): a use weighs exp(-ticks / window). With one use, or
+        none that is remembered, the rank is the tick itself, as in LRU.
+        """
+        self.weight = max(1.0, self.weight * exp((self.last_use - now) / window) + num_uses)
+        self.last_use = now
+        self.rank = now + window * log(self.weight)
 
     def common_pages(self, key: bytes, start: int, width: int) -> int:
         """Number of leading pages that equal those of `key` from byte `start`; a page has `width`
@@ -113,7 +132,7 @@ class Node:
 
     def _stand_beside(self, other: Node) -> None:
         self.locks = other.locks
-        self.last_use = other.last_use
+        self.last_use, self.weight, self.rank = other.last_use, other.weight, other.rank
         self.on_host = other.on_host
 
     def _adopt(self, other: Node) -> None:

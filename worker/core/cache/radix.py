@@ -1,4 +1,4 @@
-"""Prefix cache: a path-compressed radix tree of full pages, evicted least recently used first."""
+"""Prefix cache: a path-compressed radix tree of full pages, of which shared ones stay longest."""
 
 from __future__ import annotations
 
@@ -23,21 +23,32 @@ class RadixTree:
     With a host tier, pages that are evicted go there and stay in the tree, as runs in host memory
     below those on the device, until they are loaded, computed again, or evicted from there too.
 
+    Leaves are evicted by LRFU (`Node.touch`): least recently used first, but prefixes that several
+    requests share stay longer. A request that leaves a cached path, to continue it in another way,
+    is a use of all nodes up to there. One that goes on where a path ends is none: the turns of a
+    conversation do not tell whether there will be another.
+
     Args:
         page_size: tokens per page.
         block_hash_salt: mixed into block hashes.
+        capacity: pages on the device. Uses weigh 1/e after as many pages were stored, which is how
+            long a page stays that is used once.
         host: slots in host memory; None for no such tier.
     """
 
-    def __init__(self, page_size: int, block_hash_salt: str, host: HostPool | None = None) -> None:
+    def __init__(
+        self, page_size: int, block_hash_salt: str, capacity: int, host: HostPool | None = None
+    ) -> None:
         self.num_evictable = 0
         """Number of device pages that are not locked."""
         self._page_size = page_size
         self._width = page_size * TOKEN_BYTES
         self._block_hash_salt = block_hash_salt
+        self._window = float(capacity)
         self._roots: dict[bytes, Node] = {}
         self._fence: Fence[Node] = Fence()
         self._clock = 0
+        """Pages stored, and locks given back, so far."""
         self._num_nodes = 0
         self._serial = 0
         self._host = host
@@ -158,7 +169,7 @@ class RadixTree:
         assert start == len(pages), "as many pages as there are in host memory"
 
     def evict(self, count: int) -> list[int]:
-        """Evicts `count` unlocked device pages, least recently used leaves first, from their tails.
+        """Evicts `count` unlocked device pages, leaves of the lowest rank first, from their tails.
 
         Pages for which the host has room are stored there. Returns the pages, fewer where fewer are
         evictable; no step in flight reads them. O(log n) per node.
@@ -239,6 +250,7 @@ class RadixTree:
 
     def _store(self, node: Node, held: Node, key: bytes, pages: list[int]) -> Node:
         """Adds pages below `node`, no child of which starts with them; returns their node."""
+        self._clock += len(pages)
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
         self._events.append(BlockStored(hashes[:], _chain_before(node)))
         if node is held and node.locks == 1 and not node.children and not node.is_root:
@@ -248,6 +260,8 @@ class RadixTree:
             node.pages += pages
             node.hashes += hashes
             return node
+        if node.children:
+            self._touch_up_to_root(node, num_uses=1)
         child = Node(node, key, list(pages), hashes, self._next_serial())
         node.children[key[: self._width]] = child
         node.num_device_children += 1
@@ -268,15 +282,21 @@ class RadixTree:
 
     def _unlock(self, node: Node) -> None:
         self._clock += 1
+        self._touch_up_to_root(node, num_uses=0)
         above: Node | None = node
         while above is not None:
             assert above.locks > 0, "unlocked more often than locked"
             above.locks -= 1
-            above.last_use = self._clock
             if not above.locks:
                 self.num_evictable += len(above.pages)
             above = above.parent
         self._push_leaf(node)
+
+    def _touch_up_to_root(self, node: Node, num_uses: int) -> None:
+        above: Node | None = node
+        while above is not None:
+            above.touch(self._clock, num_uses, self._window)
+            above = above.parent
 
     def _push_leaf(self, node: Node) -> None:
         """Makes an unlocked leaf a candidate for eviction, or drops a root without children."""

@@ -8,6 +8,7 @@ from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import BlockRemoved, BlockStored
 
 SIZE = 2
+CAPACITY = 10
 
 
 def key(text: str) -> bytes:
@@ -34,7 +35,7 @@ def cached(tree: RadixTree, text: str, salt: str = "") -> list[int]:
 
 
 def test_match_finds_the_longest_prefix_by_its_tokens() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     store(tree, "aabbcc", [1, 2, 3])
     assert cached(tree, "aabbccdd") == [1, 2, 3]
     assert cached(tree, "aabbxx") == [1, 2]
@@ -44,7 +45,7 @@ def test_match_finds_the_longest_prefix_by_its_tokens() -> None:
 
 
 def test_paths_share_their_common_part() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     first = store(tree, "aabbcc", [1, 2, 3])
     second = store(tree, "aabbdd", [1, 2, 4])
     assert cached(tree, "aabbdd") == [1, 2, 4]
@@ -53,7 +54,7 @@ def test_paths_share_their_common_part() -> None:
 
 
 def test_a_long_generation_stays_one_node() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aa", [1])
     for page in range(2, 50):
         node, _ = tree.insert(node, key("bb"), [page])
@@ -62,7 +63,7 @@ def test_a_long_generation_stays_one_node() -> None:
 
 
 def test_two_that_stand_on_one_node_do_not_grow_into_each_other() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     first = store(tree, "aa", [1])
     second = tree.lock(tree.match(key("aa"), 1, "").node, "")
     first, _ = tree.insert(first, key("bb"), [2])
@@ -73,7 +74,7 @@ def test_two_that_stand_on_one_node_do_not_grow_into_each_other() -> None:
 
 
 def test_pages_already_cached_are_handed_back() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     store(tree, "aabbcc", [1, 2, 3])
     node = tree.lock(None, "")
     _, duplicates = tree.insert(node, key("aabbdd"), [4, 5, 6])
@@ -82,7 +83,7 @@ def test_pages_already_cached_are_handed_back() -> None:
 
 
 def test_eviction_takes_the_least_recently_used_leaf_from_its_tail() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     old = store(tree, "aabbcc", [1, 2, 3])
     new = store(tree, "aaddee", [1, 4, 5])
     tree.unlock(old, 0)
@@ -96,8 +97,35 @@ def test_eviction_takes_the_least_recently_used_leaf_from_its_tail() -> None:
     assert list(tree.nodes()) == []
 
 
+def test_a_prefix_that_requests_share_outlives_what_one_used_later() -> None:
+    tree = RadixTree(SIZE, "m", CAPACITY)
+    for text, page in (("aabb", 2), ("aacc", 3)):
+        tree.unlock(store(tree, text, [1, page]), 0)
+    tree.unlock(store(tree, "xx", [4]), 0)
+    assert tree.evict(3) == [2, 3, 4]
+    assert cached(tree, "aa") == [1]
+
+
+def test_a_shared_prefix_that_is_used_no_more_goes_as_well() -> None:
+    tree = RadixTree(SIZE, "m", CAPACITY)
+    for text, page in (("aabb", 2), ("aacc", 3)):
+        tree.unlock(store(tree, text, [1, page]), 0)
+    assert tree.evict(2) == [2, 3]
+    for page, letter in enumerate("pqrstuvwxy", start=4):
+        tree.unlock(store(tree, 2 * letter, [page]), 0)
+    assert tree.evict(4) == [4, 5, 1, 6]
+
+
+def test_turns_of_a_conversation_are_evicted_least_recently_used_first() -> None:
+    tree = RadixTree(SIZE, "m", CAPACITY)
+    for length in range(1, 5):
+        tree.unlock(store(tree, "aabbccdd"[: length * SIZE], list(range(1, 1 + length))), 0)
+    tree.unlock(store(tree, "xx", [5]), 0)
+    assert tree.evict(4) == [4, 3, 2, 1]
+
+
 def test_locked_paths_are_not_evicted() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     kept = store(tree, "aabb", [1, 2])
     gone = store(tree, "aacc", [1, 3])
     tree.unlock(gone, 0)
@@ -108,7 +136,7 @@ def test_locked_paths_are_not_evicted() -> None:
 
 
 def test_a_lock_ends_behind_its_fence() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aabb", [1, 2])
     tree.complete(1)
     tree.unlock(node, 2)
@@ -118,7 +146,7 @@ def test_a_lock_ends_behind_its_fence() -> None:
 
 
 def test_a_match_counts_pages_nobody_has_locked() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     short = store(tree, "aa", [1])
     long = store(tree, "aabbcc", [1, 2, 3])
     tree.unlock(long, 0)
@@ -127,7 +155,7 @@ def test_a_match_counts_pages_nobody_has_locked() -> None:
 
 
 def test_events_tell_what_entered_and_left_in_chain_order() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aabb", [1, 2])
     node, _ = tree.insert(node, key("cc"), [3])
     chain = hashes("aabbcc")
@@ -139,14 +167,14 @@ def test_events_tell_what_entered_and_left_in_chain_order() -> None:
 
 
 def test_events_do_not_change_after_they_were_made() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aa", [1])
     tree.insert(node, key("bb"), [2])
     assert tree.take_events()[0] == BlockStored(hashes("aa"), None)
 
 
 def test_salts_share_nothing() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     store(tree, "aa", [1], salt="x")
     store(tree, "aa", [2], salt="y")
     assert cached(tree, "aa", salt="x") == [1]
@@ -155,7 +183,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_candidates_for_eviction_do_not_pile_up() -> None:
-    tree = RadixTree(SIZE, "m")
+    tree = RadixTree(SIZE, "m", CAPACITY)
     tree.unlock(store(tree, "aa", [1]), 0)
     for _ in range(1000):
         tree.unlock(tree.lock(tree.match(key("aa"), 1, "").node, ""), 0)
