@@ -1,0 +1,37 @@
+"""Docstrings name what they stand for, so that each can be read without the line above it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.support.sources import FLOORS, Source, sources
+
+RELATIONS = frozenset(
+    {
+        *("About", "Above", "After", "Against", "As", "At", "Before", "Behind", "Below", "Beside"),
+        *("Between", "By", "For", "From", "In", "Likewise", "Of", "On", "Per", "Since", "Than"),
+        *("These", "Those", "To", "Until", "Who", "Whom", "Whose", "With", "Within", "Without"),
+    }
+)
+"""First words that say how something relates to a thing, and not what it is."""
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    found = [
+        f"{source.path}:{line}: {text.splitlines()[0]}"
+        for source in sources(*FLOORS, "deploy")
+        for line, text in _docstrings(source)
+        if text.split(maxsplit=1)[0].strip(".,:;") in RELATIONS
+    ]
+    assert found == []
+
+
+def _docstrings(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and text of those of modules, classes, functions, and of fields behind their names."""
+    for node in ast.walk(source.tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))) if text.strip():
+                    yield statement.lineno, text
