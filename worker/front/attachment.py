@@ -170,6 +170,7 @@ def _extend(tail: TokenDelta, delta: TokenDelta) -> None:
     tail.ended_by_grammar = delta.ended_by_grammar
     tail.rejection = delta.rejection
     tail.num_rounds, tail.num_forwards = delta.num_rounds, delta.num_forwards
+    tail.draft = delta.draft
     if delta.num_cached_tokens >= 0:
         tail.num_cached_tokens = delta.num_cached_tokens
     if delta.logprobs is not None:

@@ -276,6 +276,26 @@ async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
     assert [scored.token_ids for scored in merged.prompt_logprobs or ()] == [[1]]
 
 
+@pytest.mark.parametrize("drafts", [[[7, -1], [7, 8]], [[7, 8], None], [None, [9, -1]]])
+async def test_of_blocks_that_pile_up_the_last_state_is_kept(
+    front: WorkerFrontend, engine: Engine, drafts: list[list[int] | None]
+) -> None:
+    gateway, probe = Gateway(front, "g0"), Gateway(front, "probe")
+    await gateway.next()
+    await probe.next()
+    for draft in drafts:
+        running = delta("a", 4)
+        running.draft = draft
+        await engine.step({"g0": [running]})
+    await engine.step({"probe": [delta("p", 0)]})
+    while not (isinstance(item := await probe.news(), WorkerUpdate) and item.deltas):
+        pass
+    update = await gateway.news()
+    assert isinstance(update, WorkerUpdate)
+    [merged] = update.deltas
+    assert merged.draft == drafts[-1]
+
+
 async def test_updates_count_without_gaps_and_come_when_idle(
     front: WorkerFrontend, engine: Engine
 ) -> None:
