@@ -37,7 +37,8 @@ class WorkerLatency:
         if shape.seq != self._last_seq:
             self._last_seq = shape.seq
             decodes = shape.decode_rows and not shape.prefill_tokens
-            (self.decode_step if decodes else self.prefill_step).observe(load.step_ms / 1e3)
+            if shape.seq:  # 0 until the first step of an epoch
+                (self.decode_step if decodes else self.prefill_step).observe(load.step_ms / 1e3)
         for deltas in report.deltas.values():
             for delta in deltas:
                 self.generation_tokens += len(delta.token_ids)

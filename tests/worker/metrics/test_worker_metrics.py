@@ -119,6 +119,15 @@ def test_a_worker_reports_how_long_its_steps_and_first_tokens_take() -> None:
         assert found["rayfleet_worker_step_seconds_count", kind] == 1
 
 
+def test_a_rebuilt_rank_group_counts_no_step_before_its_first() -> None:
+    latency = WorkerLatency()
+    latency.take(report(1, 12.0, StepShape(1, decode_rows=4)))
+    latency.take(report(1, 0.0, StepShape()))  # of the next epoch: a submit has come
+    assert sum(latency.prefill_step.counts) == 0
+    latency.take(report(2, 12.0, StepShape(1, decode_rows=4)))
+    assert sum(latency.decode_step.counts) == 2
+
+
 def test_a_worker_reports_what_it_has_loaded_and_what_that_took() -> None:
     info = msgspec.structs.replace(
         INFO,
