@@ -28,6 +28,9 @@ CREDIT_S = 1.0
 SLOW_S = 0.01
 """Seconds of its last token from which on a grammar is slow: steps do not wait for it, and the
 request is held until its next mask is made."""
+_PAUSE_TOKENS = 32
+"""Tokens without drafts after the first walk that took SLOW_S, and twice as many after each further
+one: a step waits for it, 10 ms per 32 tokens are 0.3 ms each."""
 
 
 class GrammarFollower:
@@ -61,8 +64,6 @@ class GrammarFollower:
         """Whether the grammar leaves nothing to draw but an end token, or not even that."""
         self.is_slow = False
         """Whether the last `advance` took so long that a step must not wait for the next."""
-        self.may_draft = True
-        """Whether the last `walk` was fast enough to make masks of drafts within a step."""
         self.mask = b""
         """Mask of the next draw: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
         self._matcher = matcher
@@ -76,10 +77,19 @@ class GrammarFollower:
         self._min_tokens = sampling.min_tokens
         self._ignore_eos = sampling.ignore_eos
         self._num_output = 0
+        self._pause_tokens = _PAUSE_TOKENS
+        """Tokens without drafts after the next slow walk."""
+        self._next_walk_at = 0
+        """Least number of output tokens at which drafts are walked again."""
         self._spent = 0.0
         for token_id in output:
             self._accept(token_id)
         self._fill()
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether masks of drafts are made fast enough, as far as walks so far tell."""
+        return self._num_output >= self._next_walk_at
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
         """Masks of the next draw and of the draw after each draft; the state does not change."""
@@ -101,7 +111,9 @@ class GrammarFollower:
                 self._matcher.rollback(num_taken)
             self.mask, self._num_output = state
             self.is_complete = False
-        self.may_draft = time.thread_time() - began <= SLOW_S
+        if time.thread_time() - began > SLOW_S:
+            self._next_walk_at = self._num_output + self._pause_tokens
+            self._pause_tokens *= 2
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> GrammarProblem | None:

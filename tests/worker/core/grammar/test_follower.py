@@ -53,6 +53,20 @@ def test_the_end_is_put_off_but_never_out_of_reach(
     assert short.is_complete
 
 
+def test_one_slow_walk_ends_drafts_for_some_tokens_only(
+    backend: GrammarBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = follow(backend, regex="a*")
+    for pause in (32, 64):  # each further one costs as much, so it comes later
+        with monkeypatch.context() as patch:
+            patch.setattr(follower_module, "SLOW_S", -1.0)
+            follower.walk([ord("a")])
+        for _ in range(pause):
+            assert not follower.may_draft
+            assert follower.advance(ord("a")) is None
+        assert follower.may_draft
+
+
 def test_tokens_of_an_earlier_attempt_are_taken_first(backend: GrammarBackend) -> None:
     follower = follow(backend, b"12", regex="[0-9]{3}x")
     assert allowed(follower) == {*range(ord("0"), ord("9") + 1)}
