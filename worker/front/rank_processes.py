@@ -13,6 +13,8 @@ _STOPPED, _AT_WORK = "T", "RD"
 """States of proc_pid_stat(5): stopped by a signal; and running or waiting for a core (R), or
 waiting for a disk (D)."""
 
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+
 
 class Glance(NamedTuple):
     """State of the processes at one moment."""
@@ -21,8 +23,9 @@ class Glance(NamedTuple):
     """Processes that a signal has stopped, by name and id."""
     at_work: bool
     """Whether any process runs, waits for a core, or waits for a disk."""
-    cpu_ticks: int
-    """CPU time of their main threads so far, in the system's clock ticks."""
+    cpu_ns: int
+    """Nanoseconds so far in which their main threads had a core or waited for one. The system's
+    clock ticks do not count a moment of work, such as each collective of a starved rank takes."""
 
 
 class RankProcesses:
@@ -42,16 +45,16 @@ class RankProcesses:
         """Present state of all processes; one that has ended is not at work."""
         stopped: list[str] = []
         seen: dict[int, str] = {}
-        ticks = 0
+        cpu_ns = 0
         for name, (root, _) in self._members.items():
             for pid in _family(root):
                 if pid in seen or not (stat := _stat(pid)):
                     continue
                 seen[pid] = stat[0]
-                ticks += int(stat[11]) + int(stat[12])
+                cpu_ns += _cpu_ns(pid, stat)
             if seen.get(root) == _STOPPED:
                 stopped.append(f"{name} (process {root}) is stopped")
-        return Glance(stopped, any(state in _AT_WORK for state in seen.values()), ticks)
+        return Glance(stopped, any(state in _AT_WORK for state in seen.values()), cpu_ns)
 
     def kill(self) -> None:
         """Kills all ranks by SIGKILL.
@@ -80,6 +83,15 @@ def _started(pid: int) -> str:
     it has ended."""
     stat = _stat(pid)
     return stat[19] if stat else ""
+
+
+def _cpu_ns(pid: int, stat: list[str]) -> int:
+    """Time of a main thread on a core and in a run queue; ticks where the kernel counts no more."""
+    try:
+        running, waiting, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return (int(stat[11]) + int(stat[12])) * _TICK_NS
+    return int(running) + int(waiting)
 
 
 def _stat(pid: int) -> list[str]:

@@ -36,8 +36,8 @@ class StepWatchdog:
         """Seconds since the last report, or since one is due."""
         self._asleep_s = 0.0
         """Seconds in which no rank was seen at work."""
-        self._ticks = -1
-        """CPU time of the ranks at the last glance, in clock ticks."""
+        self._cpu_ns = -1
+        """CPU time of the ranks at the last glance, in nanoseconds."""
         self._limits: dict[int, float] = {}
         """Limits, in seconds, of steps that may exceed the timeout, by number."""
 
@@ -68,9 +68,9 @@ class StepWatchdog:
         if self._waited_s <= self._timeout_s / 2:
             return None
         glance = self._glance()
-        is_idle = not glance.at_work and glance.cpu_ticks == self._ticks
+        is_idle = not glance.at_work and glance.cpu_ns == self._cpu_ns
         self._asleep_s = self._asleep_s + elapsed_s if is_idle else 0.0
-        self._ticks = glance.cpu_ticks
+        self._cpu_ns = glance.cpu_ns
         return self._verdict(glance)
 
     def _verdict(self, glance: Glance) -> str | None:

@@ -141,6 +141,24 @@ def test_limits_follow_the_predicted_time() -> None:
     assert limit_s(shape(404, 1001, 8)) >= 60.0
 
 
+async def test_moments_of_work_are_seen_that_no_clock_tick_counts() -> None:
+    """A rank on a loaded machine, whose collectives wait for threads that wait for a core."""
+    code = "import time; print(flush=True)\nwhile True: time.sleep(0.02)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        processes = RankProcesses({"rank 1": child.pid})
+        looks = []
+        for _ in range(4):
+            looks.append(processes.glance().cpu_ns)
+            await asyncio.sleep(0.1)
+        assert looks == sorted(set(looks)), "work between any two looks"
+    finally:
+        child.kill()
+        child.wait()
+
+
 async def test_processes_are_seen_and_ended_as_they_are() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
