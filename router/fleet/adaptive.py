@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from router.fleet.base import EstimatingPolicy, Terms
+from router.fleet.base import RoutingPolicy, Terms
 from router.fleet.congestion import Congestion
+from router.fleet.constants import TOLERANCE
 from router.fleet.popularity import PrefixPopularity
 from router.fleet.request import Estimate, RequestView
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import Floats, WorkerTable
 
 
-class AdaptivePolicy(EstimatingPolicy):
+class AdaptivePolicy(RoutingPolicy):
     """cost = queue + slot + compute + delays-anywhere + delays-worker - copy, in seconds.
 
     - queue: what others take of the worker's time before the prompt is done;
@@ -28,6 +29,8 @@ class AdaptivePolicy(EstimatingPolicy):
     Args:
         utilisation: of the workers.
     """
+
+    tolerance = TOLERANCE
 
     def __init__(self, utilisation: Utilisation) -> None:
         self._utilisation = utilisation

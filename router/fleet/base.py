@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from router.fleet.constants import TOLERANCE
 from router.fleet.request import Estimate, RequestView
 from router.fleet.workers import Floats, WorkerTable
 
@@ -26,10 +25,6 @@ class Decision:
     """The chosen worker's row."""
     terms: Terms
     """The terms of all workers' costs."""
-
-    def chosen_terms(self) -> dict[str, float]:
-        """The terms of the chosen worker's cost."""
-        return {name: values.item(self.row) for name, values in self.terms.items()}
 
 
 class RoutingPolicy(ABC):
@@ -55,12 +50,6 @@ class RoutingPolicy(ABC):
             now: the fleet's clock, in seconds.
         """
 
-    def costs(
-        self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
-    ) -> Floats:
-        """The sums of the terms, per row."""
-        return total(self.terms(request, estimate, workers, now))
-
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
         """The request was placed at a worker, which takes `work_s` to compute it."""
         return
@@ -79,12 +68,6 @@ class RoutingPolicy(ABC):
         if len(ties) > 1:
             row = break_tie(ties, request, workers)
         return Decision(row, terms)
-
-
-class EstimatingPolicy(RoutingPolicy):
-    """A policy whose costs are estimates of times."""
-
-    tolerance = TOLERANCE
 
 
 def total(terms: Terms) -> Floats:

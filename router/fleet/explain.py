@@ -42,7 +42,7 @@ class Explainer:
         return Explanation(
             min(hit, max(request.num_tokens - 1, 0)),
             max(times.item(decision.row) - best, 0.0),
-            decision.chosen_terms(),
+            {name: values.item(decision.row) for name, values in decision.terms.items()},
         )
 
 

@@ -51,8 +51,6 @@ class Choice(msgspec.Struct, frozen=True):
     """Expected time until it begins the prompt."""
     work_s: float
     """Expected time that it computes the prompt."""
-    cost: float
-    """Cost of the chosen worker, in the policy's own unit."""
     explanation: Explanation | None = None
     """The decision explained, where that is asked for."""
 
@@ -286,7 +284,6 @@ class Fleet:
             int(request.best_hit),
             expected.delay_s.item(row) + expected.slot_wait_s.item(row),
             work_s,
-            sum(decision.chosen_terms().values()),
             explanation,
         )
 

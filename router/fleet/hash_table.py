@@ -74,10 +74,6 @@ class HashTable:
                 return 0
             cell = (cell + 1) & mask
 
-    def at(self, cell: int) -> int:
-        """The value in a cell."""
-        return self._value_view[cell]
-
     def put(self, cell: int, value: int) -> None:
         """Sets the value in a cell."""
         self._value_view[cell] = value

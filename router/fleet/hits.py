@@ -12,7 +12,7 @@ from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.request import RequestView
-from router.fleet.workers import WorkerTable
+from router.fleet.workers import WorkerTable, grown
 
 Rows = NDArray[np.intp]
 
@@ -49,9 +49,7 @@ class HitFinder:
     def placed(self, slot: int, row: int) -> None:
         """A worker's cache, or its next generation, got this slot of the index."""
         if slot >= len(self._slot_rows):
-            grown = np.zeros(max(2 * len(self._slot_rows), slot + 1, 8), np.intp)
-            grown[: len(self._slot_rows)] = self._slot_rows
-            self._slot_rows = grown
+            self._slot_rows = grown(self._slot_rows, max(2 * len(self._slot_rows), slot + 1))
         self._slot_rows[slot] = row
         self._holders.clear()
 

@@ -13,7 +13,7 @@ from router.fleet.constants import (
     SAME_PACE,
     WINDOW_S,
 )
-from router.fleet.workers import Floats
+from router.fleet.workers import Floats, grown
 from worker.wire.messages import LoadSnapshot
 from worker.wire.step_time import StepCosts, StepTimeModel
 
@@ -120,12 +120,9 @@ class FleetPace:
         return len(rows)
 
     def _grow(self, size: int) -> None:
-        more = size - len(self._logs)
-        if more <= 0:
-            return
-        more = max(more, len(self._logs))
-        nothing = np.full(more, np.nan)
-        self._logs = np.concatenate([self._logs, nothing])
-        self._factors = np.concatenate([self._factors, nothing])
-        self._steps = np.concatenate([self._steps, np.zeros(more, np.int64)])
-        self._seen_at = np.concatenate([self._seen_at, np.zeros(more)])
+        if size > len(self._logs):
+            size = max(size, 2 * len(self._logs))
+            self._logs = grown(self._logs, size, np.nan)
+            self._factors = grown(self._factors, size, np.nan)
+            self._steps = grown(self._steps, size)
+            self._seen_at = grown(self._seen_at, size)

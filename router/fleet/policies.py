@@ -9,7 +9,8 @@ from xxhash import xxh3_64_intdigest
 
 from router.config import PolicyName, RoutingConfig
 from router.fleet.adaptive import AdaptivePolicy
-from router.fleet.base import EstimatingPolicy, RoutingPolicy, Terms, rendezvous
+from router.fleet.base import RoutingPolicy, Terms, rendezvous
+from router.fleet.constants import TOLERANCE
 from router.fleet.request import Estimate, RequestView
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import WorkerTable
@@ -62,8 +63,10 @@ class PrefixScorePolicy(RoutingPolicy):
         }
 
 
-class LeastLoadPolicy(EstimatingPolicy):
+class LeastLoadPolicy(RoutingPolicy):
     """cost = seconds of prompts before it, plus a step for a full batch."""
+
+    tolerance = TOLERANCE
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from router.fleet.workers import Floats
+from router.fleet.workers import Floats, grown
+
+_NONE = np.zeros(0)
 
 
 class QueueView(NamedTuple):
@@ -46,10 +48,10 @@ class QueueOrder:
 
     def add(self, priority: int, row: int, work_s: float, capacity: int) -> None:
         """A prompt was sent to the worker in `row`, one of `capacity` rows."""
-        seconds = self._seconds.get(priority)
-        if seconds is None or len(seconds) < capacity:
-            seconds = self._seconds[priority] = _grown(seconds, capacity)
-            self._numbers[priority] = _grown(self._numbers.get(priority), capacity)
+        seconds = self._seconds.get(priority, _NONE)
+        if len(seconds) < capacity:
+            seconds = self._seconds[priority] = grown(seconds, capacity)
+            self._numbers[priority] = grown(self._numbers.get(priority, _NONE), capacity)
         seconds[row] += work_s
         self._numbers[priority][row] += 1.0
         self._counts[priority] = self._counts.get(priority, 0) + 1
@@ -76,10 +78,3 @@ class QueueOrder:
                 numbers = self._numbers[other]
                 behind[: len(numbers)] += numbers
         return QueueView(ahead, sent, behind)
-
-
-def _grown(array: Floats | None, capacity: int) -> Floats:
-    grown = np.zeros(capacity)
-    if array is not None:
-        grown[: len(array)] = array
-    return grown

@@ -7,7 +7,7 @@ from math import exp
 import numpy as np
 
 from router.fleet.constants import UNKNOWN_S, WINDOW_S
-from router.fleet.workers import Floats
+from router.fleet.workers import Floats, grown
 
 
 class Utilisation:
@@ -46,9 +46,8 @@ class Utilisation:
         return parts
 
     def _grow(self, size: int) -> None:
-        more = size - len(self._at)
-        if more > 0:
-            more = max(more, len(self._at))
-            self._busy_s = np.concatenate([self._busy_s, np.zeros(more)])
-            self._seen_s = np.concatenate([self._seen_s, np.full(more, WINDOW_S)])
-            self._at = np.concatenate([self._at, np.zeros(more)])
+        if size > len(self._at):
+            size = max(size, 2 * len(self._at))
+            self._busy_s = grown(self._busy_s, size)
+            self._seen_s = grown(self._seen_s, size, WINDOW_S)
+            self._at = grown(self._at, size)

@@ -194,19 +194,19 @@ class WorkerTable:
 
     def _resize(self, capacity: int) -> None:
         for name in _FLOATS:
-            setattr(self, name, _grown(getattr(self, name, None), capacity, np.float64))
-        self.eligible = _grown(getattr(self, "eligible", None), capacity, np.bool_)
-        self.seeds = _grown(getattr(self, "seeds", None), capacity, np.uint64)
+            setattr(self, name, grown(getattr(self, name, np.zeros(0)), capacity))
+        self.eligible = grown(getattr(self, "eligible", np.zeros(0, np.bool_)), capacity)
+        self.seeds = grown(getattr(self, "seeds", np.zeros(0, np.uint64)), capacity)
         for name in ("page_size", "max_num_seqs", "chunk"):  # divisors
             array = getattr(self, name)
             array[array == 0.0] = 1.0
 
 
-def _grown(old: NDArray[Any] | None, capacity: int, dtype: type) -> NDArray[Any]:
-    new: NDArray[Any] = np.zeros(capacity, dtype)
-    if old is not None:
-        new[: len(old)] = old
-    return new
+def grown(array: NDArray[Any], size: int, fill: float = 0.0) -> NDArray[Any]:
+    """A copy of an array with entries of `fill` at its end, `size` entries in all."""
+    longer = np.full(size, fill, array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 _FLOATS = tuple(name for name in WorkerTable.__annotations__ if name not in ("eligible", "seeds"))

@@ -211,6 +211,7 @@ def test_prefix_score_follows_the_formula_and_its_weights() -> None:
         bench = PlayedFleet(
             "prefix-score",
             num_workers=1,
+            explain_routing=True,
             prefix_score_hit_weight=hit,
             prefix_score_utilisation_weight=utilisation,
             prefix_score_kv_free_weight=free,
@@ -222,8 +223,9 @@ def test_prefix_score_follows_the_formula_and_its_weights() -> None:
         assert choice is not None
         choice = bench.fleet.reserve("b", PromptBlocks(tokens(480).tobytes()))
         assert choice is not None
+        assert choice.explanation is not None
         expected = 160 * hit - utilisation * 4 / 32 + free * (50 - 320 / PAGE) + room * 28
-        assert -choice.cost == pytest.approx(expected)
+        assert -sum(choice.explanation.terms.values()) == pytest.approx(expected)
 
 
 def test_round_robin_goes_round_and_sessions_stay() -> None:
