@@ -52,7 +52,7 @@ class AdaptivePolicy(RoutingPolicy):
         utilisations = self._utilisation.of_workers(len(queue_s), now)
         # Not a dot product: BLAS would wake its threads for ten thousand workers.
         busy = np.add.reduce(utilisations, where=eligible).item() / members
-        shortest_s = float(np.min(queue_s, where=eligible, initial=np.inf))
+        shortest_s = np.minimum.reduce(queue_s, where=eligible, initial=np.inf).item()
         beta = self._congestion.anywhere(busy, members, shortest_s)
         delays_anywhere = beta * workers.relative_speed
         delays_worker = self._congestion.at_workers(utilisations, queue_s)

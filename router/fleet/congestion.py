@@ -9,6 +9,9 @@ import numpy as np
 from router.fleet.constants import BUSIEST, WINDOW_S
 from router.fleet.workers import Floats
 
+# Arrays: numpy converts any other number with each use.
+_ONE, _BUSIEST = np.array(1.0), np.array(BUSIEST)
+
 
 class Congestion:
     """Counts delayed requests from utilisations ρ, queues W and the mean work S of a request.
@@ -56,8 +59,8 @@ class Congestion:
     def at_workers(self, utilisations: Floats, queues_s: Floats) -> Floats:
         """Requests bound to each worker that a second of work there delays."""
         delayed = queues_s * self._rate
-        delayed += 1.0
-        delayed *= np.minimum(utilisations, BUSIEST)
+        delayed += _ONE
+        delayed *= np.minimum(utilisations, _BUSIEST)
         return delayed
 
     @property

@@ -244,7 +244,7 @@ class Fleet:
         rows = np.flatnonzero(table.eligible)
         if not len(rows):
             return np.inf
-        wait_s = table.waiting_s(self._clock()) + table.slot_waits_s(table.num_active)
+        wait_s = table.waiting_s(self._clock()) + table.slot_wait_s
         return float(wait_s[rows].min())
 
     def reserve(
@@ -265,6 +265,7 @@ class Fleet:
         table.last_chosen[row] = self._num_chosen
         hit = int(request.hit_tokens.item(row))
         work_s = expected.work_s.item(row)
+        waiting_s = expected.delay_s.item(row) + expected.slot_wait_s.item(row)
         explanation = None
         if self._explainer is not None:
             explanation = self._explainer.explain(request, expected, table, decision)
@@ -282,7 +283,7 @@ class Fleet:
             worker.info,
             hit,
             int(request.best_hit),
-            expected.delay_s.item(row) + expected.slot_wait_s.item(row),
+            waiting_s,
             work_s,
             explanation,
         )
@@ -350,7 +351,7 @@ class Fleet:
             table.reserved_first_chunks_s[row] += sign * booking.first_chunks_s
         else:
             table.reserved_s[row] = table.reserved_first_chunks_s[row] = 0.0
-        table.num_active[row] = worker.num_active
+        table.set_active(row, worker.num_active)
 
     def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
         """A worker became ready, no longer is (`before` says what it had loaded), or is another."""
@@ -374,7 +375,7 @@ class Fleet:
         table.free_pages[row] = load.num_free_pages
         table.total_pages[row] = load.num_total_pages
         price_load(table, row, load, info, self.pace.costs, self.pace.factor(row))
-        table.num_active[row] = worker.num_active
+        table.set_active(row, worker.num_active)
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:

@@ -93,12 +93,11 @@ class HitFinder:
         host_hits = coming = None
         if best > limit:
             best = limit
-            hits = np.minimum(hits, limit)
+            hits, cached = np.minimum(hits, limit), np.minimum(cached, limit)
         if on_device is not None:
             host_hits = np.maximum(hits - on_device, 0.0)
         if flying is not None:
             coming = hits - cached
-            np.maximum(coming, 0.0, out=coming)
         return RequestView(
             num_tokens=num_tokens,
             eligible=eligible,

@@ -22,12 +22,17 @@ class _Count(NamedTuple):
     since: float = 0.0
     """Seconds of the fleet's clock at which the first of this one came."""
 
+    def value_after(self, now: float) -> float:
+        """The `value` with a further use at this time; what belongs to the same burst is none."""
+        if now - self.at < BURST_S:
+            return self.value
+        return self.value * exp((self.at - now) / WINDOW_S) + 1.0
+
     def after(self, now: float) -> _Count:
         """The record with a further use at this time; what belongs to the same burst is none."""
         if now - self.at < BURST_S:
             return self
-        value = self.value * exp((self.at - now) / WINDOW_S) + 1.0
-        return self._replace(value=value, at=now)
+        return _Count(self.value_after(now), now, self.earlier, self.since)
 
 
 class Recurrence(NamedTuple):
@@ -70,8 +75,8 @@ class PrefixPopularity:
     def recurrence(self, block_hash: int, now: float) -> Recurrence:
         """The prefix as of now, with the request that asks."""
         known = self._known.get(block_hash)
-        if known is None or not (value := known.after(now).value):
+        if known is None or not (value := known.value_after(now)):
             return Recurrence(0.0, 0.0)  # unknown, or all so far are one burst
         earlier = known.earlier * exp((known.since - now) / WINDOW_S)
-        compared = self._all.after(now).value - earlier * (1.0 - UNKNOWN_S / WINDOW_S)
+        compared = self._all.value_after(now) - earlier * (1.0 - UNKNOWN_S / WINDOW_S)
         return Recurrence(value + 1.0, min((value + 1.0) / max(compared, 1.0), 1.0))

@@ -50,6 +50,7 @@ def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
     """Prices what was entered of all workers anew; `factors` has one per row."""
     work = Work(*(getattr(table, name) for name in _WORK))
     _price(table, slice(None), work, costs, factors)
+    table.slot_wait_s[:] = table.slot_waits_s(table.num_active)
 
 
 def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:

@@ -63,12 +63,12 @@ def estimate(request: RequestView, workers: WorkerTable, now: float) -> Estimate
     """The times that a request has to expect at each worker; `now` is the fleet's clock."""
     hits = request.hit_tokens
     uncached = request.num_tokens - hits
-    queue_s, num_active = workers.waiting_s(now), workers.num_active
+    queue_s, slot_wait_s = workers.waiting_s(now), workers.slot_wait_s
     if request.queue is not None:
         queue_s = request.queue.waiting_s(queue_s)
-        num_active = num_active - request.queue.num_behind
+        slot_wait_s = workers.slot_waits_s(workers.num_active - request.queue.num_behind)
     work_s = workers.compute_s(uncached, hits)
     delay_s = workers.delay_s(now, uncached, work_s, queue_s, request.coming_tokens)
     if request.host_hit_tokens is not None:
         work_s += request.host_hit_tokens * workers.prefill_token_s * HOST_COPY
-    return Estimate(queue_s, delay_s, workers.slot_waits_s(num_active), work_s)
+    return Estimate(queue_s, delay_s, slot_wait_s, work_s)

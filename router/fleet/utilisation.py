@@ -9,6 +9,9 @@ import numpy as np
 from router.fleet.constants import UNKNOWN_S, WINDOW_S
 from router.fleet.workers import Floats, grown
 
+# Arrays: numpy converts any other number with each use.
+_WINDOW, _ONE = np.array(WINDOW_S), np.array(1.0)
+
 
 class Utilisation:
     """Seconds spent on prompts per second of each worker: means in which older times weigh less.
@@ -39,10 +42,16 @@ class Utilisation:
     def of_workers(self, size: int, now: float) -> Floats:
         """The utilisation of each of the first `size` rows, 0 to 1; 0 of free rows."""
         known = min(size, len(self._at))
-        kept = np.exp((self._at[:known] - now) / WINDOW_S)
-        seen_s = WINDOW_S + (self._seen_s[:known] - WINDOW_S) * kept
+        kept = self._at[:known] - now
+        kept /= _WINDOW
+        np.exp(kept, out=kept)
+        seen_s = self._seen_s[:known] - _WINDOW
+        seen_s *= kept
+        seen_s += _WINDOW
+        kept *= self._busy_s[:known]
+        kept /= seen_s
         parts = np.zeros(size)
-        np.minimum(self._busy_s[:known] * kept / seen_s, 1.0, out=parts[:known])
+        np.minimum(kept, _ONE, out=parts[:known])
         return parts
 
     def _grow(self, size: int) -> None:

@@ -80,6 +80,8 @@ class WorkerTable:
     """Requests running, waiting, and on their way."""
     max_num_seqs: Floats
     """Requests that can run at once."""
+    slot_wait_s: Floats
+    """Seconds until there is a slot in the batch behind its `num_active` requests."""
     free_pages: Floats
     """Pages of its KV cache that are free or evictable."""
     total_pages: Floats
@@ -171,6 +173,13 @@ class WorkerTable:
         over *= OUTPUT_STEPS
         over *= self.step_s
         return over
+
+    def set_active(self, row: int, num_active: int) -> None:
+        """Enters how many requests a worker has, and the `slot_wait_s` behind them."""
+        self.num_active[row] = num_active
+        most = self.max_num_seqs.item(row)
+        over = max(num_active + 1.0 - most, 0.0)
+        self.slot_wait_s[row] = over / most * OUTPUT_STEPS * self.step_s.item(row) if over else 0.0
 
     def date(self, rows: int | slice) -> None:
         """Enters until when the queues of workers last, as they were reported and priced."""
