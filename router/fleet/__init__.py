@@ -1,4 +1,4 @@
-"""Which worker serves a request: prefix index, load, routing policies."""
+"""Routing decisions of one model: prefix index, load of workers, routing policies."""
 
 from router.fleet.base import Decision, RoutingPolicy
 from router.fleet.batch_window import BatchWindow

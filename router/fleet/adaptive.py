@@ -1,4 +1,4 @@
-"""The default policy: seconds, with recomputing dearer the longer the queues."""
+"""AdaptivePolicy, the default: costs in seconds that the request and others wait."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from router.fleet.workers import Floats, WorkerTable
 class AdaptivePolicy(RoutingPolicy):
     """cost = queue + slot + compute + delays-anywhere + delays-worker - copy, in seconds.
 
-    - queue: what others take of the worker's time before the prompt is done;
-    - slot: until there is a slot in the batch;
-    - compute: the request's own work, see Estimate;
-    - delays-anywhere: the work again for each request that it delays, wherever it is done (see
-      Congestion), on a fast worker more of them than on a slow one;
-    - delays-worker: the work again for each request bound to this worker that it delays;
-    - copy: a prefix that keeps coming back is expected as often as it came lately, and each time it
-      would wait that much less with a further copy. This is what a copy saves, at most what it
-      costs, while the prefix has fewer copies than its part of all requests deserves.
+    - queue: seconds that other prompts delay the request's prefill, `Estimate.delay_s`;
+    - slot: seconds until a slot of the batch is free;
+    - compute: seconds that the worker computes the prompt, `Estimate.work_s`;
+    - delays-anywhere: seconds that the work delays requests that could go to any worker (see
+      Congestion); a fast worker delays more of them in the same time than a slow one;
+    - delays-worker: seconds that the work delays requests that come to this worker for its cache;
+    - copy: seconds that later requests of a popular prefix save if this worker has a copy of it,
+      too. The prefix is expected as often as it came lately, and each time waits for the shortest
+      queue of a holder. At most the cost of making the copy, and none once the prefix has as many
+      copies as its share of all requests deserves.
 
     Args:
-        utilisation: of the workers.
+        utilisation: utilisation of the workers.
     """
 
     tolerance = TOLERANCE
@@ -38,7 +39,7 @@ class AdaptivePolicy(RoutingPolicy):
         self._popularity = PrefixPopularity()
 
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
-        """Learns the work of requests and how often prefixes return; see RoutingPolicy.observe."""
+        """Counts the request's work and the use of its prefix; see RoutingPolicy.observe."""
         self._congestion.placed(work_s, now)
         if request.best_hit >= request.page_size:
             self._popularity.observe(_shared_block(request), now)
@@ -46,7 +47,7 @@ class AdaptivePolicy(RoutingPolicy):
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """Seconds by worker; see RoutingPolicy.terms."""
+        """The terms in seconds; see RoutingPolicy.terms."""
         eligible, queue_s, work_s = request.eligible, estimate.queue_s, estimate.work_s
         members = int(np.count_nonzero(eligible)) or 1
         utilisations = self._utilisation.of_workers(len(queue_s), now)
@@ -68,16 +69,19 @@ class AdaptivePolicy(RoutingPolicy):
     def _copy_saving(
         self, request: RequestView, queue_s: Floats, members: int, now: float
     ) -> Floats | None:
-        """Seconds that later requests save where another worker has the shared prefix, too."""
+        """Seconds that later requests save if a worker has the shared prefix too, per row.
+
+        None if there is nothing to save.
+        """
         if request.best_hit < request.page_size:
             return None
         times, share = self._popularity.recurrence(_shared_block(request), now)
         if not times:
             return None
-        # Who has half of it is a holder: most of a copy is there.
+        # A worker with half of the prefix counts as a holder: most of a copy is there.
         holders = request.eligible & (request.hit_tokens >= 0.5 * request.best_hit)
         num_holders = np.count_nonzero(holders)
-        if not num_holders or num_holders + 0.5 > share * members:  # as near as whole copies come
+        if not num_holders or num_holders + 0.5 > share * members:  # rounded
             return None
         shorter = np.maximum(queue_s[holders].min() - queue_s, 0.0)
         saving: Floats = shorter * (times / (num_holders + 1))
@@ -85,12 +89,12 @@ class AdaptivePolicy(RoutingPolicy):
 
 
 def _shared_block(request: RequestView) -> int:
-    """Hash of the last block of the longest prefix that some worker has."""
+    """Hash of the last block of the request's longest prefix that some worker holds."""
     return request.hashes.item(int(request.best_hit) // request.page_size - 1)
 
 
 def _copy_s(request: RequestView, workers: WorkerTable) -> Floats:
-    """Seconds to compute the part of the shared prefix that a worker lacks, per worker."""
+    """Seconds to compute the part of the shared prefix that the worker lacks, per row."""
     hits = request.hit_tokens
     copied = np.maximum(request.best_hit - hits, 0.0)
     seconds: Floats = 0.5 * copied

@@ -1,4 +1,4 @@
-"""The rule that chooses one of the workers."""
+"""RoutingPolicy: the base of all policies, which choose the worker of a request by costs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from router.fleet.request import Estimate, RequestView
 from router.fleet.workers import Floats, WorkerTable
 
 Terms = Mapping[str, Floats]
-"""The terms of workers' costs by name, per row of the WorkerTable."""
+"""Terms of the workers' costs by name; each array has one entry per row of the WorkerTable."""
 
 
 @dataclass(slots=True)
 class Decision:
-    """A policy's answer to a request: the worker, and why."""
+    """The worker that a policy has chosen for a request, and the costs it was chosen by."""
 
     row: int
-    """The chosen worker's row."""
+    """Row of the chosen worker."""
     terms: Terms
-    """The terms of all workers' costs."""
+    """Terms of the costs of all workers."""
 
 
 class RoutingPolicy(ABC):
-    """Rates workers for one request; the lowest cost wins.
+    """A policy gives each worker a cost for a request; the worker of the lowest cost is chosen.
 
-    Rating is pure: it reads no clock and learns nothing, so that asking twice gives the same answer
-    and a decision can be explained afterwards. What a policy learns, it learns in `observe`.
+    Computing costs is pure: it reads no clock and changes no state, so that a decision can be
+    repeated and explained afterwards. Policies with a state update it in `observe` only.
     """
 
     tolerance: ClassVar[float] = 0.0
-    """Costs that differ by less than this part count as equal."""
+    """Relative difference below which two costs count as equal."""
 
     @abstractmethod
     def terms(
@@ -44,20 +44,20 @@ class RoutingPolicy(ABC):
         """The cost of giving the request to each worker, as a sum of terms.
 
         Args:
-            request: to be placed.
-            estimate: its first token at each worker.
-            workers: all of them; those that may not take the request may get any number.
-            now: the fleet's clock, in seconds.
+            request: the request to place.
+            estimate: the request's expected times at each worker.
+            workers: all workers; terms of those that are not eligible are ignored.
+            now: time on the fleet's clock, in seconds.
         """
 
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
-        """The request was placed at a worker, which takes `work_s` to compute it."""
+        """Notes that a request was placed; its worker computes the prompt for `work_s` seconds."""
         return
 
     def choose(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Decision | None:
-        """The cheapest eligible worker; None if there is none."""
+        """The eligible worker of the lowest cost; None if there is none."""
         terms = self.terms(request, estimate, workers, now)
         costs = np.where(request.eligible, total(terms), np.inf)
         row = int(costs.argmin())
@@ -80,11 +80,11 @@ def total(terms: Terms) -> Floats:
 
 
 def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable) -> int:
-    """One of equally good workers, in the long run each as often.
+    """The row of one of several workers of equal cost.
 
-    By rendezvous hashing of the first block that the request would bring into a cache: several
-    gateways send requests that share a prefix to one worker and others to different ones, without
-    asking each other. A request that brings nothing new goes to the worker that has waited longest.
+    Rendezvous hashing of the first block that the request adds to a cache chooses it: all gateways
+    send requests that share a prefix to the same worker, and other requests to others, without
+    communication. A request that adds no block goes to the least recently chosen worker.
     """
     place = int(request.hit_tokens.item(rows[0])) // request.page_size
     if place >= len(request.hashes):
@@ -94,7 +94,7 @@ def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable
 
 
 def rendezvous(seeds: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """A number per seed, as good as random but always the same for one key."""
+    """Weights of rendezvous hashing: a hash of each seed with `key`."""
     values = seeds ^ np.uint64(key)
     values *= np.uint64(0x9E3779B97F4A7C15)
     values ^= values >> np.uint64(32)

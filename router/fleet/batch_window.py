@@ -1,4 +1,4 @@
-"""Requests that arrive within one iteration of the event loop are placed together."""
+"""BatchWindow: places the requests of one iteration of the event loop together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _Waiting(NamedTuple):
 
 
 class BatchWindow:
-    """Collects what arrives until the event loop comes round, which takes no time when it is idle.
+    """Collects requests until the event loop's next iteration, which begins at once if it is idle.
 
     Args:
-        fleet: places the requests.
+        fleet: the fleet to place them in.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -31,7 +31,7 @@ class BatchWindow:
     async def place(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
     ) -> Choice | None:
-        """Books a request with those that arrive meanwhile; None where no worker can take it."""
+        """`Fleet.reserve`, together with other requests that arrive meanwhile."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Choice | None] = loop.create_future()
         if not self._waiting:
@@ -40,7 +40,7 @@ class BatchWindow:
         try:
             return await answer
         except asyncio.CancelledError:
-            # It may have been placed in the very iteration in which its client left.
+            # The request may have been placed in the iteration in which its client left.
             if answer.done() and not answer.cancelled() and (choice := answer.result()):
                 self._fleet.release(choice.worker_id, request_id)
             raise

@@ -1,4 +1,4 @@
-"""A prompt as routing sees it: full blocks, by hash."""
+"""PromptBlocks: a prompt with the hashes of its full blocks, by which it is routed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker.wire.messages import DEFAULT_PRIORITY, EngineInfo
 
 
 class BlockKey(msgspec.Struct, frozen=True):
-    """The inputs of block hashes besides the prompt."""
+    """Parameters of an engine that block hashes depend on, besides the prompt."""
 
     page_size: int
     block_hash_salt: str
@@ -35,12 +35,12 @@ class PromptBlocks:
     """Prompt tokens with their block hashes, computed once per kind of engine.
 
     Args:
-        token_ids: little-endian int32.
-        cache_salt: separates the prefix caches of clients.
-        adapter: of the model, if one is used: its key-value pairs differ.
-        tenant: whose cache it is, where tenants share none.
-        session: what a client calls its conversation; only policies that ask for it use it.
-        memo: hashes of earlier prompts.
+        token_ids: the prompt's tokens as little-endian int32.
+        cache_salt: salt that the client gives to share no prefix cache with others.
+        adapter: name of the LoRA adapter, empty for none: key-value pairs depend on it.
+        tenant: tenant whose prefix cache it is, where tenants share none; else empty.
+        session: the client's name of the conversation, for the session policy; empty for none.
+        memo: block hashes of earlier prompts; None computes all.
     """
 
     __slots__ = (
@@ -65,18 +65,18 @@ class PromptBlocks:
     ) -> None:
         self.token_ids = token_ids
         self.largest_token = largest_token(token_ids)
-        """Largest token id, seen as unsigned: a negative one is beyond every vocabulary."""
+        """Largest token id as unsigned: negative ones are beyond every vocabulary."""
         self.cache_salt = cache_scope(cache_salt, adapter, tenant)
-        """Scope of the cache, from salt, adapter and tenant; what a Submit carries."""
+        """Cache salt of the request's Submit: salt, adapter and tenant in one."""
         self.session = session
         self.priority = DEFAULT_PRIORITY
-        """Priority of the request that it belongs to."""
+        """Priority of the request."""
         self._memo = memo
         self._hashes: dict[BlockKey, BlockHashes] = {}
 
     @property
     def num_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of tokens."""
         return len(self.token_ids) // TOKEN_BYTES
 
     def followed_by(self, token_ids: Sequence[int]) -> PromptBlocks:
@@ -93,7 +93,7 @@ class PromptBlocks:
         return longer
 
     def hashes(self, key: BlockKey) -> BlockHashes:
-        """Chained hashes of the full blocks."""
+        """Block hashes of the full pages, as engines with these parameters compute them."""
         known = self._hashes.get(key)
         if known is None:
             root = root_hash(key.block_hash_salt, self.cache_salt)

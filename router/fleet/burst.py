@@ -1,4 +1,4 @@
-"""The order in which requests that arrive together are placed."""
+"""`group_order`: the order in which requests that arrive together are placed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from router.fleet.blocks import BlockKey, PromptBlocks
 
 
 def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> list[int]:
-    """Requests that share a prefix next to each other, the group with the most tokens first.
+    """Indices of `prompts`, grouped by their first block, the group with most tokens first.
 
-    Placed one by one in this order, each finds the prefix that the first of its group will leave,
-    while large amounts of work are spread before small ones fill the gaps.
+    Within a group, prompts that share a longer prefix follow each other. Placed in this order, each
+    request finds the blocks in flight of its group's first, and large groups are spread over the
+    workers before small ones fill the gaps.
     """
     if not keys:
         return list(range(len(prompts)))
@@ -31,7 +32,8 @@ def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> li
 
 
 def _path(prompt: PromptBlocks, key: BlockKey) -> tuple[int, ...]:
-    """Hashes of the 1st, 2nd, 4th, 8th … block: what shares a long prefix sorts together."""
+    """Hashes of the 1st, 2nd, 4th, 8th … block, by which prompts with a long common prefix sort
+    together."""
     hashes = prompt.hashes(key)
     path = []
     length = 1

@@ -1,4 +1,4 @@
-"""A decision term by term, beside the best worker for this request alone, and one pooled cache."""
+"""Explanation of a routing decision: its terms, its regret, and the hits of one pooled cache."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from worker.wire.blocks import BlockHashes
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A decision beside what could have been."""
+    """A decision compared with the fastest worker for the request, and with an ideal cache."""
 
     pooled_hit_tokens: int
-    """Prompt tokens that one cache as large as all workers' together would have had."""
+    """Prompt tokens that one cache of the size of all workers' caches together would have had."""
     regret_s: float
-    """Expected time to the first token, over that at the worker where it is shortest: what the
-    request waits for the sake of others."""
+    """Expected seconds to the first token, less those at the worker where they are fewest: so long
+    the request waits for the sake of others."""
     terms: dict[str, float]
-    """Terms of the chosen worker's cost, in the policy's own unit."""
+    """Terms of the chosen worker's cost, in the unit of the policy."""
 
 
 class Explainer:
-    """Explains decisions of one fleet. Costs a decision about 0.2 ms per thousand blocks."""
+    """Explains the decisions of one fleet; takes about 0.2 ms per thousand blocks of a prompt."""
 
     def __init__(self) -> None:
         self._pooled = PooledCache()
@@ -34,7 +34,7 @@ class Explainer:
     def explain(
         self, request: RequestView, estimate: Estimate, table: WorkerTable, decision: Decision
     ) -> Explanation:
-        """The explanation of a decision, before the request is booked."""
+        """The explanation of a decision. Must precede the booking, which changes `table`."""
         times = estimate.first_token_s
         best = float(np.where(request.eligible, times, np.inf).min())
         pages = table.total_pages[table.eligible].sum()
@@ -47,17 +47,22 @@ class Explainer:
 
 
 class PooledCache:
-    """Blocks that one cache with least-recently-used eviction would hold."""
+    """A simulated prefix cache with least-recently-used eviction."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def take(self, hashes: BlockHashes, capacity: int) -> int:
-        """Takes a prompt in; how many of its leading blocks were there."""
+        """Adds a prompt's blocks; returns how many of its leading ones were there.
+
+        Args:
+            hashes: block hashes of the prompt.
+            capacity: most blocks that stay.
+        """
         blocks = self._blocks
         values = hashes.tolist()
         found = next((n for n, value in enumerate(values) if value not in blocks), len(values))
-        for value in reversed(values):  # leaves are evicted before what they follow
+        for value in reversed(values):  # so that leaves are evicted first
             blocks[value] = None
             blocks.move_to_end(value)
         while len(blocks) > capacity:

@@ -1,4 +1,4 @@
-"""Whether a request can run at all, asked before anything is booked for it."""
+"""Feasibility: checks that some worker can run a request, before anything is booked for it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
 _MAX_GRAMMARS = 1024
-"""Messages have 1 KiB at most (worker.core.grammar.base), so all of them 1 MiB."""
+"""Most refused grammars that are remembered: at 1 KiB per message (worker.core.grammar.base) 1
+MiB."""
 
 
 class Feasibility:
-    """Holds a request against the limits of workers, of which there is one kind as a rule.
+    """Compares a request with the limits of workers, which are of one kind as a rule.
 
-    Parameters are looked through once per kind, however many completions they are for.
+    Sampling parameters are checked once per kind of worker, not for each completion.
 
     Args:
-        sampling: what all completions of the request are asked for.
-        names: the client's names of fields that are called otherwise here.
+        sampling: sampling parameters of all completions of the request.
+        names: the client's name of each field that has another name here.
     """
 
     __slots__ = ("_known", "_names", "sampling")
@@ -40,27 +41,29 @@ class Feasibility:
         self._known: dict[Limits, Problem | None] = {}
 
     def amended(self, **changes: object) -> Feasibility:
-        """The same for sampling parameters with other values, on which no limit depends."""
+        """A copy with some sampling parameters changed."""
         return Feasibility(self.sampling.amended(**changes), self._names)
 
     def param(self, field: str) -> str | None:
-        """The client's name of a field; None for no field."""
+        """The client's name of a field; None for the empty name."""
         return self._names.get(field, field) or None
 
     def parameters(self, kinds: Collection[Limits]) -> Problem | None:
-        """Why none of these kinds of worker can do it, whatever the prompt; None where one can."""
+        """Why no kind of worker takes the sampling parameters, whatever the prompt; None if one
+        does."""
         return self._of_all([self._parameters(kind) for kind in kinds])
 
     def prompt(self, kinds: Collection[Limits], num_tokens: int) -> Problem | None:
-        """Why none of these kinds can do it for a prompt of so many tokens; None where one can."""
+        """Why no kind of worker takes a prompt of `num_tokens`; None if one does."""
         return self._of_all([self._length(kind, num_tokens) for kind in kinds])
 
     def characters(
         self, kinds: Collection[Limits], num_characters: int, longest_token: int
     ) -> Problem | None:
-        """Why no kind can do it for a text, before there are tokens, each `longest_token` at most.
+        """Why no kind of worker takes a text of `num_characters`; None if one may.
 
-        Texts that cannot fit are found by this alone: a tokenizer would take seconds for them.
+        The text is not tokenized yet: that would take seconds for texts far too long. A token has
+        `longest_token` characters at most.
         """
         most = max((kind.max_tokens - 1 for kind in kinds), default=None)
         if most is None or num_characters <= most * longest_token:
@@ -72,12 +75,12 @@ class Feasibility:
         return self._of_all([Problem("prompt", message)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
-        """Why no worker of this kind can continue after `prompt`; None where one can.
+        """Why no worker of one kind can continue the completion after `prompt`; None if it can.
 
         Args:
-            kind: of worker.
-            prompt: with the tokens so far at its end.
-            num_resumed: how many these are.
+            kind: limits of the worker.
+            prompt: the prompt, followed by the completion's tokens so far.
+            num_resumed: number of these tokens.
         """
         problem = (
             self._parameters(kind)
@@ -105,25 +108,25 @@ class Feasibility:
 
 
 class RefusedGrammars:
-    """Grammars that workers have refused for good, until a worker joins that may know better.
+    """Grammars that a worker could not compile, with its messages; cleared when a worker joins.
 
-    Whoever sends such a grammar again gets the message before anything is booked, and costs no
-    worker anything. Grammars are kept by their hashes: their texts may be large.
+    A request with such a grammar is refused before anything is booked. Grammars are kept by their
+    hashes, since their texts may be large.
     """
 
     def __init__(self) -> None:
         self._messages: LRUCache[int, str] = LRUCache(_MAX_GRAMMARS)
 
     def add(self, params: StructuredOutputsParams, message: str) -> None:
-        """A worker refuses a grammar with this message, and would refuse it again."""
+        """Remembers that a worker has refused a grammar with this message, for good."""
         self._messages[hash(params)] = message
 
     def find(self, params: StructuredOutputsParams | None) -> str | None:
-        """Why a grammar was refused; None where nothing is known against it."""
+        """The message that a grammar was refused with; None if it was not."""
         if params is None or not self._messages:
             return None
         return self._messages.get(hash(params))
 
     def clear(self) -> None:
-        """A worker has come, perhaps with another backend or vocabulary."""
+        """Forgets all: a worker has joined, perhaps with another grammar backend or vocabulary."""
         self._messages.clear()

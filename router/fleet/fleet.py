@@ -1,4 +1,4 @@
-"""The workers of one model: what they hold, how busy they are, who takes the next request."""
+"""Fleet: all that a gateway knows of the workers of one model, and its routing decisions."""
 
 from __future__ import annotations
 
@@ -31,48 +31,49 @@ from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, Worke
 logger = logging.getLogger(__name__)
 
 _MOST_UNPRICED = 16
-"""Reports, of 5 us each, that may wait to be priced with the next decision, which takes as long."""
+"""Most reports that wait to be priced until the next decision: 5 us each, as long as a decision."""
 
 Parity = Callable[[EngineInfo], "str | None"]
-"""The flaw in a worker's way to write, tokenize and hash prompts; None if there is none."""
+"""A check that returns why a worker writes, tokenizes or hashes prompts differently from this
+gateway; None if it does not."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The worker that was chosen, and for what."""
+    """The worker that a request was booked at, and the times and hits that are expected there."""
 
     worker_id: str
     epoch: int
     info: EngineInfo
     hit_tokens: int
-    """Prompt tokens that its prefix cache should have."""
+    """Prompt tokens expected in the worker's prefix cache."""
     best_hit_tokens: int
-    """Prompt tokens that the cache of some worker has."""
+    """Prompt tokens expected in the prefix cache of the worker with the longest hit."""
     waiting_s: float
-    """Expected time until it begins the prompt."""
+    """Expected seconds until the worker begins the prompt."""
     work_s: float
-    """Expected time that it computes the prompt."""
+    """Expected seconds for which the worker computes the prompt."""
     explanation: Explanation | None = None
-    """The decision explained, where that is asked for."""
+    """Explanation of the decision; None unless RoutingConfig asks for one."""
 
     @property
     def first_token_s(self) -> float:
-        """Expected time to the first token."""
+        """Expected seconds to the first token."""
         return self.waiting_s + self.work_s
 
 
 class Fleet:
-    """Chooses among the workers of one model. Pure but for its clock: usable without a gateway.
+    """The workers of one model, and the choice among them. Does no I/O, and runs without a gateway.
 
     `reserve` chooses and books in one step without an await in between, so that requests that
-    arrive together see each other. A booking ends with the very report whose load contains the
-    request, so that it is neither counted twice nor missed: workers number their submits, and say
-    with each load how many of them it contains, those of other gateways included. Its blocks count
-    as held from the booking until the request has been computed, when they are in the events.
+    arrive together see each other. A booking ends with the report whose load contains the request,
+    so that the request is neither counted twice nor missed: workers number their submits, those of
+    other gateways too, and each report says how many of them it contains. The request's blocks
+    count as held from the booking until it has been computed; from then on block events tell.
 
     Args:
-        config: policy and its weights.
-        clock: seconds from some fixed moment.
-        parity: checks what a worker reports of itself.
+        config: routing policy and its weights.
+        clock: time in seconds from some fixed moment.
+        parity: checks the EngineInfo of each worker that attaches.
     """
 
     def __init__(
@@ -95,12 +96,12 @@ class Fleet:
         self._parity = parity
         self._workers: dict[str, WorkerState] = {}
         self._queue_order = QueueOrder()
-        self._hits = HitFinder(self.index, self.in_flight, self._table)
+        self._hits = HitFinder(self.index, self.in_flight)
         self._priced_with = self.pace.costs
         self._members = Members()
         self._num_chosen = 0
         self._unpriced: dict[str, WorkerState] = {}
-        """Workers whose last report is not in the table yet."""
+        """Workers whose last report is not in the table yet, by id."""
 
     @property
     def workers(self) -> Iterable[WorkerState]:
@@ -108,15 +109,15 @@ class Fleet:
         return self._workers.values()
 
     def worker(self, worker_id: str) -> WorkerState:
-        """An attached worker."""
+        """The attached worker of this id. Raises KeyError if there is none."""
         return self._workers[worker_id]
 
     @property
     def table(self) -> WorkerTable:
-        """All workers as they reported last.
+        """The WorkerTable, with all reports in it.
 
-        Reports come with each step, and some are priced when somebody looks: a step that no
-        decision follows costs nothing here.
+        Workers report each step. Some reports are priced only when the table is read: steps that no
+        decision follows cost nothing.
         """
         if self._unpriced:
             for worker in self._unpriced.values():
@@ -131,21 +132,21 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo | None:
-        """The engine's limits of some worker; None while none is up."""
+        """EngineInfo of some worker; None while no worker has loaded."""
         infos = (worker.info for worker in self._workers.values() if worker.info is not None)
         return next(infos, None)
 
     @property
     def limits(self) -> Collection[Limits]:
-        """Limits of workers that are ready, one of a kind; empty while none is."""
+        """Distinct limits of the ready workers; empty while none is ready."""
         return self._members.limits
 
     def block_keys(self) -> list[BlockKey]:
-        """Keys that prompts should be hashed with before they are routed."""
+        """Distinct block-hash parameters of the ready workers; prompts are hashed with each."""
         return list(self._members.keys)
 
     def attach(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """Takes a worker in as it stands, in place of all that was known of it."""
+        """Adds a worker, or replaces all that was known of it, with its snapshot."""
         info = snapshot.info
         problem = self._parity(info) if self._parity and info is not None else None
         if problem is not None:
@@ -173,7 +174,7 @@ class Fleet:
         self._tabulate(worker)
 
     def update(self, worker_id: str, update: WorkerUpdate) -> None:
-        """Takes the news of one engine step."""
+        """Takes a worker's report of one engine step: block events, load and step time."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.info is None:
             return
@@ -192,13 +193,13 @@ class Fleet:
         else:
             self._tabulate(worker)
         if self.pace.costs is not self._priced_with:
-            # All at once: workers are compared, and must not differ by when they last reported.
+            # All workers at once: their prices are compared, so they must come from the same costs.
             self._priced_with = self.pace.costs
             price_all(self._table, self.pace.costs, self.pace.factors(self._table.capacity))
             self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
-        """The worker's rank group or the worker itself is gone, and its cache with it."""
+        """Notes that a worker has lost its rank group, and its cache with it."""
         self.index.drop(worker_id)
         worker = self._workers.get(worker_id)
         if worker is not None:
@@ -209,7 +210,7 @@ class Fleet:
             self._member_changed(worker, before)
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
-        """A draining worker finishes what it has and takes nothing new."""
+        """Sets whether a worker is draining: it finishes its requests and takes no new ones."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             before = worker.info if worker.ready else None
@@ -217,7 +218,7 @@ class Fleet:
             self._member_changed(worker, before)
 
     def remove(self, worker_id: str) -> None:
-        """Forgets a worker."""
+        """Removes a worker that has left."""
         self.lose(worker_id)
         worker = self._workers.pop(worker_id, None)
         self._unpriced.pop(worker_id, None)  # its row may be another's
@@ -227,7 +228,7 @@ class Fleet:
             self._table.remove(worker.row)
 
     def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:
-        """The prompt as policies see it."""
+        """The prompt as policies see it; workers in `excluded` are not eligible."""
         eligible = self.table.eligible
         if excluded:
             eligible = eligible.copy()
@@ -239,7 +240,7 @@ class Fleet:
         return view
 
     def expected_wait_s(self) -> float:
-        """How long the next request would wait before a worker begins it; infinite without any."""
+        """Seconds until some ready worker would begin a new request; infinite if none is ready."""
         table = self.table
         rows = np.flatnonzero(table.eligible)
         if not len(rows):
@@ -250,7 +251,16 @@ class Fleet:
     def reserve(
         self, request_id: str, prompt: PromptBlocks, excluded: Collection[str] = ()
     ) -> Choice | None:
-        """Chooses a worker and books the request there; None if none can take it."""
+        """Chooses a worker and books the request there.
+
+        Args:
+            request_id: the request's id, by which it is released.
+            prompt: the request's prompt.
+            excluded: ids of workers that may not take it.
+
+        Returns:
+            None if no worker can take the request.
+        """
         now = self._clock()
         table = self.table
         request = self.view(prompt, excluded)
@@ -291,9 +301,13 @@ class Fleet:
     def reserve_group(
         self, requests: Sequence[tuple[str, PromptBlocks, Collection[str]]]
     ) -> list[Choice | None]:
-        """Places requests that arrived together, those of one prefix in a row, large groups first.
+        """Reserves for requests that arrived together, in the order of `group_order`.
 
-        Answers are in the order of the requests.
+        Args:
+            requests: the arguments of `reserve` for each request.
+
+        Returns:
+            The choices, in the order of `requests`.
         """
         if len(requests) == 1:
             return [self.reserve(*requests[0])]
@@ -303,10 +317,11 @@ class Fleet:
         return choices
 
     def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """The worker has the request: loads of this epoch that count `ordinal` submits contain it.
+        """Notes that a worker took a booked request as submit number `ordinal` of `epoch`.
 
-        Answer and reports travel apart, so such a load may be here already, or the epoch's first
-        snapshot may still be on its way.
+        The booking ends with a report of that epoch that counts as many submits. Answers and
+        reports travel apart: the report may be here already, or the epoch's first snapshot may be
+        still to come.
         """
         worker = self._workers.get(worker_id)
         booking = worker.reservations.get(request_id) if worker is not None else None
@@ -317,7 +332,7 @@ class Fleet:
             self._unbook(worker, request_id)
 
     def release(self, worker_id: str, request_id: str) -> None:
-        """The request has been computed, or never will be there. Nothing happens a second time."""
+        """Ends a request's booking: its prompt is computed, or will not be there. Idempotent."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -354,7 +369,7 @@ class Fleet:
         table.set_active(row, worker.num_active)
 
     def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
-        """A worker became ready, no longer is (`before` says what it had loaded), or is another."""
+        """Updates the sets of ready workers; `before` is this one's engine if it was ready."""
         self._table.eligible[worker.row] = worker.ready
         self._members.change(before, worker.info if worker.ready else None)
         self._compare_speeds()
@@ -379,7 +394,8 @@ class Fleet:
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
-    """The booking of a request that takes `work_s` alone: those behind it share its last step."""
+    """Booking of a request of `work_s` seconds, less the part of its last step that prompts behind
+    it can share."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)
     first_chunks_s = work_s * min(1.0, table.first_chunk_tokens.item(row) / max(uncached, 1))

@@ -1,4 +1,4 @@
-"""The index's table: grows and sheds what is stale a part at a time, never all at once."""
+"""GrowingTable: the hash table of the prefix index, which is resized and cleaned incrementally."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["GrowingTable", "Keys"]
 
 _MIN_CAPACITY = 1024
 _PART = 2048
-"""Cells that move at least with each call of `work`."""
+"""Fewest cells that a call of `work` moves."""
 _MAX_DEAD = 32
-"""Slots that may wait for a sweep, of few: sets grow by their bits."""
+"""Most dead slots before a sweep, in small fleets: their bits make sets longer."""
 _DEAD_PART = 8
-"""Part of the slots that may wait as dead where there are many: one in so many."""
+"""Slots per dead slot that may wait for a sweep, in large fleets."""
 _CELLS_PER_KEY = 6
-"""Cells that move per new key: the old table is empty long before the new one is full."""
+"""Cells that move per new key, so that the old table is empty before the new one is full."""
 
 
 class GrowingTable:
-    """Block hash → number of a worker set.
+    """Block hash → number of a worker set (see WorkerSets).
 
-    When the table is full of keys, a new one of the right size takes over. The old one is emptied
-    into it part by part; until then a key may be in either, but never with a value in both.
-    What moves leaves behind the bits of slots that have died.
+    When the table is full, a new one of the right size replaces it. The old one is moved into it by
+    parts; until then a key may be in either, but never with a value in both. Values that move lose
+    the bits of slots that are dead, that is dropped from the index.
 
     Args:
-        sets: what the numbers mean; is notified of every change.
+        sets: the sets that the numbers stand for; counts the blocks of each.
     """
 
     def __init__(self, sets: WorkerSets) -> None:
@@ -40,37 +40,40 @@ class GrowingTable:
         self._num_emptied = 0
         """Leading cells of the old table that have moved."""
         self._size = 0
+        """Number of keys with a value."""
         self._owed = 0
         """Cells to move for keys that came since the last call of `work`."""
         self._dead: list[int] = []
-        """Slots that have died since the old table began to move."""
+        """Slots dropped since the old table began to move."""
         self._dying: list[int] = []
-        """Slots that had died by then; when it has moved, nothing remembers them."""
+        """Slots dropped before; no value has their bits once the old table has moved."""
         self._dying_bits = 0
+        """Bits of the `_dying` slots."""
         self._num_stale = 0
+        """Blocks that the `_dead` slots held."""
 
     def __len__(self) -> int:
         return self._size
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cells, and of the old ones while they move."""
+        """Bytes of all cells, those of the old table included."""
         tables = [self._table] if self._old is None else [self._table, self._old]
         return sum(table.keys.nbytes + table.values.nbytes for table in tables)
 
     def get(self, key: int) -> int:
-        """The number under a key, 0 if there is none."""
+        """The set number of a key, 0 if it has none."""
         value = self._table.get(key)
         if not value and self._old is not None:
             return self._old.get(key)
         return value
 
     def reader(self) -> Callable[[int], int]:
-        """`get`, by the shortest way there is until the next change."""
+        """A function like `get`, as fast as possible; valid until the table changes."""
         return self._table.get if self._old is None else self.get
 
     def change(self, key: int, add: int, remove: int) -> bool:
-        """Adds and removes bits of one block's set; whether that made it another set."""
+        """Adds and removes bits of one block's set; returns whether the set changed."""
         if add:
             self._make_room(1)
         if self._old is not None and (value := self._old.take(key)):
@@ -90,7 +93,7 @@ class GrowingTable:
         return True
 
     def change_many(self, keys: Keys, add: int, remove: int) -> int:
-        """Adds and removes bits for many keys, none twice; returns how many sets became others."""
+        """`change` for many keys, all different; returns the number of sets that changed."""
         self._make_room(len(keys))
         if self._old is not None:
             self._pull(keys)
@@ -107,14 +110,14 @@ class GrowingTable:
         return num_moved
 
     def sweep_later(self, slot: int, num_blocks: int) -> None:
-        """A slot with so many blocks has died; its bits are ignored by whoever reads."""
+        """Notes a dropped slot that held `num_blocks`; readers must mask its bits from now on."""
         self._dead.append(slot)
         self._num_stale += num_blocks
         if self._old is None:
             self._sweep_if_due()
 
     def work(self) -> list[int]:
-        """Moves a part of the old table; returns slots that no block remembers any more."""
+        """Moves a part of the old table; returns dropped slots that may be used again."""
         if self._old is None:
             return []
         self._move_cells(max(_PART, self._owed))
@@ -135,7 +138,7 @@ class GrowingTable:
         self._owed += _CELLS_PER_KEY * count
         if 3 * (self._table.used + count) <= 2 * self._table.capacity:
             return
-        if self._old is not None:  # many new keys in one go
+        if self._old is not None:  # many keys came at once: the last move is not done
             self._move_cells(self._old.capacity)
             if 3 * (self._table.used + count) <= 2 * self._table.capacity:
                 return
@@ -163,7 +166,7 @@ class GrowingTable:
         self._num_emptied = end
 
     def _pull(self, keys: Keys) -> None:
-        """Moves these keys ahead of the others."""
+        """Moves these keys from the old table now."""
         assert self._old is not None
         cells = self._old.find_many(keys)
         there = np.flatnonzero(cells >= 0)
@@ -174,7 +177,7 @@ class GrowingTable:
         self._move(keys[there], values)
 
     def _move(self, keys: Keys, values: Values) -> None:
-        """Enters into the new table what has left the old one, less the bits of dying slots."""
+        """Enters keys of the old table into the new one, without the bits of dying slots."""
         if not len(keys):
             return
         if self._dying_bits:

@@ -1,4 +1,4 @@
-"""A table from 64-bit block hashes to small numbers: 12 bytes per cell, in two flat arrays."""
+"""HashTable: from 64-bit block hashes to 32-bit numbers, 12 bytes per cell in two numpy arrays."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Cells = NDArray[np.int64]
 
 
 class HashTable:
-    """Open addressing with linear probing, of fixed capacity.
+    """Hash table of fixed capacity: open addressing with linear probing.
 
-    Single keys go through memory views, which plain Python reads several times faster than
-    arrays; many keys at once go through numpy. Key 0 marks a free cell. A cell once taken keeps its
-    key, so that probes pass over it; value 0 says that nothing is stored under it.
+    Methods for a single key use memory views, whose items Python reads several times faster than
+    arrays'; methods for many keys use numpy. Key 0 marks a free cell. A cell keeps its key for
+    ever, so that probes pass over it; value 0 stands for no value.
 
     Args:
         capacity: number of cells, a power of two.
@@ -29,13 +29,13 @@ class HashTable:
         self.keys: Keys = np.zeros(capacity, np.uint64)
         self.values: Values = np.zeros(capacity, np.uint32)
         self.used = 0
-        """Cells that hold a key."""
+        """Number of cells that have a key."""
         self._key_view = self.keys.data
         self._value_view = self.values.data
         self._mask = capacity - 1
 
     def get(self, key: int) -> int:
-        """The value under `key`, 0 if there is none."""
+        """The value of `key`, 0 if it has none."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:
@@ -47,7 +47,7 @@ class HashTable:
             cell = (cell + 1) & mask
 
     def claim(self, key: int) -> int:
-        """The cell of `key`, which from now on has one."""
+        """Index of the cell of `key`, which is given one if it has none."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:
@@ -61,7 +61,7 @@ class HashTable:
             cell = (cell + 1) & mask
 
     def take(self, key: int) -> int:
-        """The value under `key`, which is then 0."""
+        """Removes the value of `key` and returns it."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:
@@ -75,11 +75,11 @@ class HashTable:
             cell = (cell + 1) & mask
 
     def put(self, cell: int, value: int) -> None:
-        """Sets the value in a cell."""
+        """Sets the value of a cell."""
         self._value_view[cell] = value
 
     def find_many(self, keys: Keys) -> Cells:
-        """The cell of each key, -1 for those that have none."""
+        """Index of each key's cell, -1 for keys without one."""
         mask = np.uint64(self._mask)
         cells = (keys & mask).astype(np.int64)
         result = np.full(len(keys), -1, np.int64)
@@ -94,7 +94,7 @@ class HashTable:
         return result
 
     def claim_many(self, keys: Keys) -> Cells:
-        """The cell of each key; no key may occur twice."""
+        """`claim` for many keys, none of which occurs twice."""
         mask = np.uint64(self._mask)
         cells = (keys & mask).astype(np.int64)
         result = np.empty(len(keys), np.int64)

@@ -1,4 +1,4 @@
-"""How much of a prompt each worker holds, or will."""
+"""HitFinder: prefix-cache hits of a prompt at each worker, blocks in flight included."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.in_flight import InFlight
 from router.fleet.index import PrefixIndex
 from router.fleet.request import RequestView
-from router.fleet.workers import WorkerTable, grown
+from router.fleet.workers import grown
 
 Rows = NDArray[np.intp]
 
 _MAX_KNOWN = 4096
+"""Sets of workers whose rows are remembered; when there are more, all are forgotten."""
 
 
 class _Holders(NamedTuple):
-    """Rows of a set of workers."""
+    """Rows of the workers that hold a block."""
 
     any: Rows
-    """Rows that hold the blocks in any tier."""
+    """Rows of workers that hold it in any tier."""
     device: Rows | None
-    """Rows that hold them on the device; None where these are the same."""
+    """Rows of workers that hold it on the device; None where these are the same."""
 
 
 class HitFinder:
-    """Joins the index of what is cached with the tree of what is in flight.
+    """Finds hits in the index of cached blocks and in the tree of prompts in flight.
 
     Args:
-        index: what workers hold.
-        in_flight: what they will hold.
-        table: whose rows the answers are in.
+        index: blocks that workers hold.
+        in_flight: prompts whose blocks they will hold.
     """
 
-    def __init__(self, index: PrefixIndex, in_flight: InFlight, table: WorkerTable) -> None:
+    def __init__(self, index: PrefixIndex, in_flight: InFlight) -> None:
         self._index = index
         self._in_flight = in_flight
-        self._table = table
         self._slot_rows: Rows = np.zeros(0, np.intp)
+        """Row of the worker, by slot of the index."""
         # Sets of holders recur; their bits are turned into rows once.
         self._holders: dict[int, _Holders] = {}
         self._flying: dict[int, Rows] = {}
 
     def placed(self, slot: int, row: int) -> None:
-        """A worker's cache, or its next generation, got this slot of the index."""
+        """Notes that the cache of the worker in `row` has this slot of the index from now on."""
         if slot >= len(self._slot_rows):
             self._slot_rows = grown(self._slot_rows, max(2 * len(self._slot_rows), slot + 1))
         self._slot_rows[slot] = row
@@ -56,7 +56,13 @@ class HitFinder:
     def view(
         self, prompt: PromptBlocks, keys: Sequence[BlockKey], eligible: NDArray[np.bool_]
     ) -> RequestView:
-        """The prompt as policies see it."""
+        """The prompt as policies see it.
+
+        Args:
+            prompt: the prompt.
+            keys: distinct block-hash parameters of the ready workers.
+            eligible: workers that may take it, per row.
+        """
         size = len(eligible)
         num_tokens = prompt.num_tokens
         hits = np.zeros(size)
@@ -80,7 +86,7 @@ class HitFinder:
                 if flying is None:
                     flying = np.zeros(size)
                 longest = max(longest, prefixes[-1][1])
-                for bits, length, _ in prefixes:  # ever fewer rows, ever longer
+                for bits, length, _ in prefixes:  # longer prefixes have fewer rows and come later
                     flying[self._rows_of(bits)] = length * page
             best = max(best, longest * page)
         cached = hits
@@ -133,6 +139,6 @@ class HitFinder:
 
 
 def _places(bits: int) -> Rows:
-    """The places of the ones in a mask."""
+    """Indices of the bits that are set."""
     data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(data, bitorder="little"))

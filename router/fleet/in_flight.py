@@ -1,4 +1,4 @@
-"""The prompts in flight: of requests that workers were sent and have not computed yet."""
+"""InFlight: a tree of the prompts that workers were sent and have not computed yet."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from worker.wire.blocks import BlockHashes
 
 
 class PrefixNode:
-    """A run of blocks that some requests in flight share; the root has none.
-
-    The root's children begin with a first block, a node's children with the block after its last.
-    """
+    """A run of blocks that some prompts in flight share; the root's is empty."""
 
     __slots__ = ("children", "counts", "end", "hashes", "mask", "parent", "start", "total")
 
@@ -18,24 +15,25 @@ class PrefixNode:
     ) -> None:
         self.parent = parent
         self.hashes = hashes
-        """Hashes of a whole prompt; the node is the part from `start` to `end`."""
+        """Block hashes of a whole prompt; the node's run is `hashes[start:end]`."""
         self.start = start
         self.end = end
         self.children: dict[int, PrefixNode] = {}
+        """Nodes of the runs that follow, by the hash of their first block."""
         self.counts: dict[int, int] = {}
-        """Requests by row of their worker, this node's and those below it."""
+        """Number of requests whose prompts have this run, by row of their worker."""
         self.mask = 0
-        """The rows in `counts`, as bits."""
+        """Rows in `counts` as a bit set."""
         self.total = 0
-        """Requests in `counts`."""
+        """Sum of `counts`."""
 
 
 class InFlight:
-    """A path-compressed tree of chained hashes: requests of a burst find each other in it.
+    """A radix tree over block hashes, by which requests of a burst find their common prefixes.
 
-    Its blocks are distinguished by position as well as by hash, so equal prefixes end where two
-    hashes first differ: by bisection, O(log n) per branch, and none of a prompt's blocks is
-    entered one by one.
+    Hashes are chained: two prompts have equal hashes up to the end of their common prefix and not
+    after it, so that end is found by bisection, in O(log n) per node; no block is entered by
+    itself.
     """
 
     def __init__(self) -> None:
@@ -45,7 +43,12 @@ class InFlight:
         return self._root.total
 
     def match(self, hashes: BlockHashes) -> list[tuple[int, int, int]]:
-        """(rows as bits, leading blocks, requests) of those that share a prefix; lengths rise."""
+        """Prefixes that `hashes` shares with prompts in flight, the longest last.
+
+        Returns:
+            For each prefix: the rows of workers as a bit set, its length in blocks, and the number
+            of requests.
+        """
         node, at, count = self._root, 0, len(hashes)
         found: list[tuple[int, int, int]] = []
         while at < count:
@@ -60,7 +63,7 @@ class InFlight:
         return found
 
     def add(self, hashes: BlockHashes, row: int) -> PrefixNode:
-        """A request is sent to the worker in `row`; returns what `remove` takes."""
+        """Adds the prompt of a request sent to the worker in `row`; returns its last node."""
         node, at, count = self._root, 0, len(hashes)
         _count(node, row, 1)
         while at < count:
@@ -78,7 +81,7 @@ class InFlight:
         return node
 
     def remove(self, node: PrefixNode, row: int) -> None:
-        """The worker has computed the request, or never will."""
+        """Removes a prompt by what `add` has returned, and its row."""
         _count(node, row, -1)
         while (parent := node.parent) is not None:
             if not node.total:
@@ -88,8 +91,8 @@ class InFlight:
             _count(node, row, -1)
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Cuts a node before block `at`; returns the upper part. The lower one stays the object
-        that requests ended in."""
+        """Splits a node before block `at`; returns the upper part. The lower part stays the same
+        object, which prompts that end there refer to."""
         assert node.parent is not None
         assert node.hashes is not None
         upper = PrefixNode(node.parent, node.hashes, node.start, at)
@@ -102,8 +105,8 @@ class InFlight:
 
 
 def _common(node: PrefixNode, hashes: BlockHashes, end: int) -> int:
-    """The place at which `hashes`, which agree with the node's first block, first differ from
-    it."""
+    """Index of the first block before `end` at which `hashes` differ from the node's; `end` if
+    there is none. The node's first block must be equal."""
     mine = node.hashes
     assert mine is not None
     if mine.item(end - 1) == hashes.item(end - 1):

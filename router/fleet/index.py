@@ -1,4 +1,4 @@
-"""Which worker holds which block of tokens, exactly as the workers' events tell."""
+"""PrefixIndex: which workers hold which blocks in their prefix caches, from their block events."""
 
 from __future__ import annotations
 
@@ -12,63 +12,68 @@ from worker.wire.blocks import BlockHashes
 from worker.wire.messages import BlockEvent, BlockStored, Tier
 
 Reach = tuple[int, int]
-"""Slots as the bits of a number (see WorkerSets.reaches), and to how many leading blocks they
-hold."""
+"""A set of slots (bits as in WorkerSets.reaches) and the number of leading blocks they hold."""
 
 _MANY = 192
-"""Number of blocks from which on arrays are faster than single steps."""
+"""Blocks of an event from which on numpy is faster than a loop over the blocks."""
 _MANY_SLOTS = 1024
-"""Sets of so many slots make single steps slower, by as much again each time."""
+"""Slots per which the loop gets slower by its initial time: `_MANY` falls, down to `_FEW`."""
 _FEW = 32
+"""Fewest blocks that numpy is used for."""
 _ZERO = 2**64 - 1
-"""Stands in for hash 0, which the table keeps for itself."""
+"""Key of hash 0, which marks free cells of the table."""
 
 
 class PrefixIndex:
     """Block hash → set of workers that hold the block, per tier.
 
-    Hashes are chained, so one flat table suffices; caches evict from the leaves, so whoever holds a
-    block holds all before it, and the end of a match is found by bisection.
+    Hashes are chained, so a flat table stands for a tree; caches evict leaves first, so a worker
+    that holds a block holds all blocks before it, and the end of a hit is found by bisection.
 
-    Each generation of a worker's cache has a slot of its own: to forget one is to take its bits
-    out of every answer. Its blocks leave the table later, a part with each call of `apply`.
+    A slot is one generation of a worker's cache. To drop a worker masks its slot in all answers;
+    its blocks leave the table later, a few with each call of `apply`.
     """
 
     def __init__(self) -> None:
         self._sets = WorkerSets()
         self._table = GrowingTable(self._sets)
         self._slots: dict[str, int] = {}
+        """Current slot by worker id."""
         self._live = 0
-        """Both bits of every slot in use."""
+        """Both bits of each current slot."""
         self._held: list[list[int]] = []
-        """Blocks that each tier holds, per slot."""
+        """Number of blocks on the device and in host memory, by slot."""
         self._free: list[int] = []
+        """Slots that no block in the table has a bit of."""
 
     def __len__(self) -> int:
-        """Blocks in the table, those of forgotten workers that are still to leave it included."""
+        """Number of blocks in the table, with those of dropped workers that are still there."""
         return len(self._table)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the table."""
+        """Bytes of the table."""
         return self._table.num_bytes
 
     def slot(self, worker_id: str) -> int | None:
-        """The worker's slot: bit 2·slot stands for its device, 2·slot + 1 for any tier."""
+        """The worker's slot, None for an unknown worker.
+
+        In a Reach bit 2·slot stands for the device, bit 2·slot + 1 for any tier.
+        """
         return self._slots.get(worker_id)
 
     def num_blocks(self, worker_id: str, tier: Tier = "device") -> int:
-        """Blocks that one worker holds in a tier."""
+        """Number of blocks that a worker holds in a tier."""
         slot = self._slots.get(worker_id)
         return 0 if slot is None else self._held[slot][tier == "host"]
 
     def replace(self, worker_id: str, stored: Iterable[BlockStored]) -> None:
-        """Forgets what the worker held; `stored` is its whole cache now."""
+        """Replaces all blocks of a worker by `stored`."""
         self.drop(worker_id)
         self.apply(worker_id, stored)
 
     def apply(self, worker_id: str, events: Iterable[BlockEvent]) -> None:
-        """Takes blocks that entered or left the worker's cache, in order."""
+        """Applies events of blocks stored in or removed from a worker's cache, in their order."""
         slot = self._slots.get(worker_id)
         if slot is None:
             slot = self._new_slot(worker_id)
@@ -81,7 +86,7 @@ class PrefixIndex:
         self._free += self._table.work()
 
     def drop(self, worker_id: str) -> None:
-        """Forgets a worker; costs nothing per block."""
+        """Drops all blocks of a worker, in O(1)."""
         slot = self._slots.pop(worker_id, None)
         if slot is None:
             return
@@ -93,9 +98,10 @@ class PrefixIndex:
             self._free.append(slot)
 
     def match(self, hashes: BlockHashes) -> list[Reach]:
-        """The holders of leading blocks: falling sets, rising lengths, the last the longest.
+        """Hits of a prompt: sets of slots, each with the number of leading blocks that they hold.
 
-        A slot's length is the last one whose set has its bit. O(log n) look-ups per set.
+        Sets shrink and lengths grow; the hit of a slot is the last entry whose set contains it.
+        O(log n) look-ups per entry.
         """
         count = len(hashes)
         if not count:
@@ -112,8 +118,8 @@ class PrefixIndex:
             low, holders, high, fewer = spans.pop()
             while high - low > 1 and holders != fewer:
                 middle = (low + high) // 2
-                # The bounds hold where caches evict leaves first; they keep a stray hash from
-                # breaking the search.
+                # Where caches evict leaves first `& holders | fewer` changes nothing; a block that
+                # is held without those before it must not break the search.
                 between = reaches[get(item(middle) or _ZERO)] & holders | fewer
                 if between == holders:
                     low = middle
@@ -140,7 +146,7 @@ class PrefixIndex:
         return slot
 
     def _change(self, hashes: Sequence[int], add: int, remove: int) -> int:
-        """Adds or removes one bit for each block; returns for how many that was news."""
+        """Adds or removes a bit in the sets of blocks; returns the number of sets that changed."""
         if len(hashes) >= max(_MANY // (1 + len(self._held) // _MANY_SLOTS), _FEW):
             keys: Keys = np.unique(np.array(hashes, np.uint64))
             if not keys[0]:

@@ -1,4 +1,5 @@
-"""Hashes of segments of prompts seen before: a conversation is hashed once, not with each turn."""
+"""HashMemo: block hashes of earlier prompts, so that a conversation is not hashed with each
+turn."""
 
 from __future__ import annotations
 
@@ -12,16 +13,19 @@ from xxhash import xxh3_64_intdigest
 from worker.wire.blocks import TOKEN_BYTES, BlockHashes, block_hash_array
 
 _SEGMENT = 256
-"""Blocks that are remembered together."""
+"""Blocks of a segment, which is remembered as one."""
 _MAX_SEGMENTS = 16_384
-"""Most segments that are remembered: about 35 MB, and 67 million tokens at pages of 16."""
+"""Most segments that are remembered: about 35 MB; 67 million tokens with pages of 16."""
 
 
 class HashMemo:
-    """Finds a prompt's leading blocks by what they contain; no session need be named.
+    """LRU cache of the block hashes of prompt prefixes, found by their tokens.
 
-    A segment is looked up by a digest over it and all before it, at memory speed: some thirty times
-    faster than its block hashes are computed. Safe to use from several threads.
+    A segment of a prompt is looked up by a digest of it and all before it, which is some thirty
+    times faster than to compute its block hashes. Safe to use from several threads.
+
+    Args:
+        max_segments: most segments that are remembered.
     """
 
     def __init__(self, max_segments: int = _MAX_SEGMENTS) -> None:
@@ -30,7 +34,7 @@ class HashMemo:
         self._lock = threading.Lock()
 
     def hashes(self, token_ids: bytes, page_size: int, root: int) -> BlockHashes:
-        """Same as `block_hash_array(token_ids, page_size, root)`."""
+        """`block_hash_array(token_ids, page_size, root)`, from memory as far as possible."""
         width = _SEGMENT * page_size * TOKEN_BYTES
         end = len(token_ids) - len(token_ids) % width
         if not end:

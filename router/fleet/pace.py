@@ -1,4 +1,4 @@
-"""How fast the workers of a fleet compute: one step-time model, and a speed for each worker."""
+"""FleetPace: a step-time model for the fleet, and a speed factor for each worker."""
 
 from __future__ import annotations
 
@@ -18,48 +18,49 @@ from worker.wire.messages import LoadSnapshot
 from worker.wire.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
-"""Coefficients of a step's time, those of drafts aside: as many observations, and later as many of
-each worker, are there to solve for them anew."""
+"""Coefficients of the step-time model, those of drafts aside. The model is solved after as many
+observations, and later after as many per worker."""
 
 
 class FleetPace:
-    """Learns from all workers' steps together, so that a new worker need not be learned anew.
+    """Learns step times from the reports of all workers, and how much slower each worker is.
 
-    What is particular to a worker is a factor on all its times, which heterogeneous fleets need.
-    Workers are distinguished by their rows in the WorkerTable.
+    The model is shared, so that a new worker's times are known; fleets of unlike GPUs need the
+    factor on all times of a worker. Workers are identified by their rows in the WorkerTable.
     """
 
     def __init__(self) -> None:
         self.costs: StepCosts
-        """Step times of a worker of speed 1."""
+        """Coefficients of step times of a worker of factor 1."""
         self._model = StepTimeModel()
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS
-        """Observations at which `costs` is computed again."""
+        """Number of observations at which `costs` is computed next."""
         self._usual = 1.0
-        # By row.
+        """Factor of a worker that was not observed yet."""
+        # Arrays by row.
         self._logs = np.zeros(0)
-        """Logarithm of its times over those of speed 1; NaN before it was observed."""
+        """Logarithm of the worker's factor as last observed; NaN before."""
         self._factors = np.zeros(0)
-        """NaN before there is one."""
+        """Factor that is used for the worker; NaN before there is one."""
         self._steps = np.zeros(0, np.int64)
-        """The last step that was observed."""
+        """Number of the last step observed."""
         self._seen_at = np.zeros(0)
-        """Seconds of the fleet's clock at which that was."""
+        """Time on the fleet's clock of the last observation."""
 
     def factor(self, row: int) -> float:
-        """The worker's times over those of `costs`; of a new one, what is usual in the fleet."""
+        """The worker's step times over those of `costs`; a new worker's is the fleet's mean."""
         factor = self._factors.item(row) if row < len(self._factors) else np.nan
         return self._usual if np.isnan(factor) else factor
 
     def factors(self, size: int) -> Floats:
-        """The workers' times over those of `costs`, of the first `size` rows."""
+        """`factor` of the first `size` rows."""
         self._grow(size)
         factors = self._factors[:size]
         return np.where(np.isnan(factors), self._usual, factors)
 
     def observe(self, row: int, load: LoadSnapshot, now: float) -> None:
-        """Takes the last step that a report tells of, if it is a new one."""
+        """Learns from the last step in a report, if that is new."""
         self._grow(row + 1)
         shape = load.step_shape
         last = self._steps.item(row)
@@ -75,7 +76,7 @@ class FleetPace:
             value = log(self._usual)
         self._model.observe(shape, seconds / exp(value))
         expected = self.costs.step(shape)
-        # With no coefficient below zero, all those of a step may be zero: it says nothing then.
+        # All coefficients of a step may be zero, since none is negative: it says nothing then.
         error = log(seconds / expected) - value if expected > 0.0 else 0.0
         self._logs[row] = value + PACE_GAIN * min(max(error, -PACE_BOUND), PACE_BOUND)
         if self._model.num_observations >= self._due:
@@ -84,28 +85,28 @@ class FleetPace:
             self._due += max(_NUM_COEFFICIENTS, min(self._due // 4, _NUM_COEFFICIENTS * known))
 
     def forget(self, row: int) -> None:
-        """The worker is gone, or is another one under the old name."""
+        """Forgets a worker that has left, or whose rank group is lost."""
         if row < len(self._logs):
             self._logs[row] = self._factors[row] = np.nan
             self._steps[row] = 0
 
     def busy_s(self, row: int, load: LoadSnapshot) -> float:
-        """Seconds of the last step that its prompts took."""
+        """Seconds of the last step that prefills took."""
         if not load.step_shape.prefill_tokens:
             return 0.0
         decodes = self.costs.decodes(load.step_shape)
         return max(load.step_ms / 1000.0 - decodes * self.factor(row), 0.0)
 
     def _group(self, now: float) -> int:
-        """Makes factors of logarithms: one for each group of about equal workers, so that none is
-        favoured for a lucky estimate.
+        """Computes factors from logarithms: one per group of workers of about equal speed, so that
+        no worker is favoured for the noise of its estimate.
 
-        Returns how many workers there are.
+        Returns the number of workers that were observed.
         """
         rows = np.flatnonzero(~np.isnan(self._logs))
         logs = self._logs[rows]
-        # One that looked slow, perhaps because something disturbed it, and has had no step since
-        # gets a chance to show otherwise: its difference from the others fades.
+        # A worker that looked slow gets few requests, thus few observations: its difference from
+        # the others fades with time, so that it is tried again.
         fresh = np.exp((self._seen_at[rows] - now) / WINDOW_S)
         usual = float(np.average(logs, weights=fresh))
         values = usual + (logs - usual) * fresh

@@ -1,4 +1,4 @@
-"""All routing policies but the default one, and each of them by name."""
+"""The routing policies besides AdaptivePolicy, and `create_policy`, which knows all by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.fleet.workers import WorkerTable
 
 
 def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPolicy:
-    """The routing policy that `config` names. Raises ValueError with the known names."""
+    """The routing policy that `config` names. Raises ValueError, with known names, for others."""
     policies: dict[PolicyName, Callable[[], RoutingPolicy]] = {
         "adaptive": lambda: AdaptivePolicy(utilisation),
         "prefix-score": lambda: PrefixScorePolicy(config),
@@ -37,10 +37,13 @@ class PrefixScorePolicy(RoutingPolicy):
     """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5, at stock weights.
 
     - hit_tokens: leading prompt tokens in the worker's prefix cache;
-    - utilisation: requests there (running, waiting, on their way) per place in its batch; 1 is a
-      full batch, more means that requests wait;
-    - kv_free: percent of KV pages free or evictable, less what requests on their way will need;
-    - batch_room: places free in the batch.
+    - utilisation: requests at the worker (running, waiting, sent) per slot of its batch; above 1
+      requests wait;
+    - kv_free: percent of KV pages free or evictable, less those that requests sent will need;
+    - batch_room: free slots of the batch.
+
+    Args:
+        config: the four weights.
     """
 
     def __init__(self, config: RoutingConfig) -> None:
@@ -49,7 +52,7 @@ class PrefixScorePolicy(RoutingPolicy):
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """The score's terms with their signs turned; see RoutingPolicy.terms."""
+        """The terms of the negative score; see RoutingPolicy.terms."""
         config = self._config
         free = workers.free_pages - workers.reserved_tokens / workers.page_size
         kv_free = 100.0 * np.maximum(free, 0.0) / np.maximum(workers.total_pages, 1.0)
@@ -64,35 +67,35 @@ class PrefixScorePolicy(RoutingPolicy):
 
 
 class LeastLoadPolicy(RoutingPolicy):
-    """cost = seconds of prompts before it, plus a step for a full batch."""
+    """cost = seconds to compute the prompts ahead + (active requests / batch slots)·step time."""
 
     tolerance = TOLERANCE
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """Seconds by worker; see RoutingPolicy.terms."""
+        """The terms in seconds; see RoutingPolicy.terms."""
         batch_s = workers.step_s * workers.num_active / workers.max_num_seqs
         return {"queue": workers.waiting_s(now), "batch": batch_s}
 
 
 class PowerOfTwoPolicy(LeastLoadPolicy):
-    """Mitzenmacher's two choices: by load, but blind to all workers except two.
+    """The less loaded of two workers drawn at random (Mitzenmacher 2001, The power of two choices).
 
-    Gateways that decide on the same stale view do not all run to the same worker.
+    Gateways that decide by the same stale reports do not all choose the same worker.
     """
 
     def __init__(self) -> None:
         self._num_placed = 0
 
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
-        """The next request draws anew; see RoutingPolicy.observe."""
+        """Has the next request draw other workers; see RoutingPolicy.observe."""
         self._num_placed += 1
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """Seconds by worker, infinite for those not drawn; see RoutingPolicy.terms."""
+        """The terms in seconds, infinite for workers not drawn; see RoutingPolicy.terms."""
         terms = super().terms(request, estimate, workers, now)
         rows = np.flatnonzero(request.eligible)
         if len(rows) <= 2:
@@ -105,26 +108,26 @@ class PowerOfTwoPolicy(LeastLoadPolicy):
 
 
 class RoundRobinPolicy(RoutingPolicy):
-    """The worker that has waited longest for a request."""
+    """The least recently chosen worker."""
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """Ranks of workers by when they were chosen last; see RoutingPolicy.terms."""
-        # Ranks rather than counts, which grow: equal costs are a matter of proportion.
+        """Ranks of workers by their last choice, the oldest 0; see RoutingPolicy.terms."""
+        # Ranks, since workers that were never chosen are to be taken by row, not as ties.
         return {"rank": workers.last_chosen.argsort(kind="stable").argsort().astype(np.float64)}
 
 
 class SessionPolicy(RoundRobinPolicy):
-    """Rendezvous hashing of the session's name: a worker that leaves moves its sessions only.
+    """Rendezvous hashing of the session's name: only sessions of a worker that leaves move.
 
-    Requests without a session go to the worker that has waited longest.
+    Requests without a session go to the least recently chosen worker.
     """
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """Ranks of workers for the session; see RoutingPolicy.terms."""
+        """Ranks of workers by their hash with the session; see RoutingPolicy.terms."""
         if not request.session:
             return super().terms(request, estimate, workers, now)
         values = rendezvous(workers.seeds, xxh3_64_intdigest(request.session.encode()))

@@ -1,4 +1,4 @@
-"""How popular prefixes are: how often each is asked for again, and its part of all requests."""
+"""PrefixPopularity: how often requests share a prefix, and its share of all such requests."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ from typing import NamedTuple
 from router.fleet.constants import BURST_S, UNKNOWN_S, WINDOW_S
 
 _MAX_KNOWN = 8192
-"""Prefixes that are remembered, about 1 MB."""
+"""Most prefixes that are counted, about 1 MB."""
 
 
 class _Count(NamedTuple):
-    """Recurrences, older ones weighing less."""
+    """A number of uses that decays exponentially, with time constant WINDOW_S."""
 
     value: float
+    """The decayed number at time `at`."""
     at: float
-    """Seconds of the fleet's clock at which they were so many."""
+    """Time on the fleet's clock of the last use."""
     earlier: float = 0.0
-    """Recurrences of all prefixes that had come before the first of this one, as counted then."""
+    """The decayed number of uses of all prefixes when this one was first used."""
     since: float = 0.0
-    """Seconds of the fleet's clock at which the first of this one came."""
+    """Time on the fleet's clock of the first use."""
 
     def value_after(self, now: float) -> float:
-        """The `value` with a further use at this time; what belongs to the same burst is none."""
+        """`value` with a use at time `now`; uses within a burst count once."""
         if now - self.at < BURST_S:
             return self.value
         return self.value * exp((self.at - now) / WINDOW_S) + 1.0
 
     def after(self, now: float) -> _Count:
-        """The record with a further use at this time; what belongs to the same burst is none."""
+        """The count with a use at time `now`; uses within a burst count once."""
         if now - self.at < BURST_S:
             return self
         return _Count(self.value_after(now), now, self.earlier, self.since)
 
 
 class Recurrence(NamedTuple):
-    """How often one prefix came back."""
+    """Popularity of one prefix."""
 
     times: float
-    """How often it was asked for lately, which is also how often it may be expected to be again;
-    0 where that was all at once."""
+    """Number of its uses lately, and so the number to be expected again; 0 after a single burst."""
     share: float
-    """The prefix's part of all that came lately, 0 to 1."""
+    """Fraction of its uses among those of all prefixes lately, 0 to 1."""
 
 
 class PrefixPopularity:
-    """Counts recurrences of prefixes, by the hashes of the blocks that they end with.
+    """Counts uses of prefixes, each identified by the hash of its last block.
 
-    A prefix's part is one of what came since it was first seen, and of UNKNOWN_S before: what came
-    earlier tells nothing of it, or the first copies of a prefix that suddenly everybody asks for
-    would be made one by one, over WINDOW_S, while other workers idle. The time before keeps a burst
-    that is read over a tenth of a second from looking like all of the traffic. Reading changes
-    nothing.
+    The share of a prefix is taken of the uses since it was first seen, and of UNKNOWN_S before.
+    Were it taken of all, the first copies of a prefix that suddenly every request has would be made
+    one by one, over WINDOW_S, while other workers idle; without UNKNOWN_S a burst that arrives over
+    a tenth of a second would look like all of the traffic. Reading changes nothing.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, _Count] = {}
-        """The least recently observed first."""
+        """Counts by hash, the least recently used first."""
         self._all = _Count(0.0, 0.0)
+        """Count of the uses of all prefixes."""
 
     def observe(self, block_hash: int, now: float) -> None:
-        """A request that shares the prefix was placed."""
+        """Counts a placed request that shares the prefix."""
         known = self._known.pop(block_hash, None)
         if known is None:
             if len(self._known) >= _MAX_KNOWN:
@@ -73,7 +73,7 @@ class PrefixPopularity:
         self._all = self._all.after(now)
 
     def recurrence(self, block_hash: int, now: float) -> Recurrence:
-        """The prefix as of now, with the request that asks."""
+        """Popularity of a prefix, with a request that is to be placed now."""
         known = self._known.get(block_hash)
         if known is None or not (value := known.value_after(now)):
             return Recurrence(0.0, 0.0)  # unknown, or all so far are one burst

@@ -1,4 +1,4 @@
-"""The order of a worker's queue: a more urgent prompt goes before those that are there."""
+"""QueueOrder: prompts in flight by priority, since urgent requests overtake others in a queue."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _NONE = np.zeros(0)
 
 
 class QueueView(NamedTuple):
-    """A worker's queue as one request finds it, per row of the WorkerTable."""
+    """This gateway's prompts in flight as one request finds them, per row of the WorkerTable."""
 
     ahead: Floats
-    """Seconds to compute prompts in flight from this gateway that are as urgent, or more."""
+    """Seconds to compute the prompts of at least the request's priority, which go ahead of it."""
     sent: Floats
-    """Seconds to compute all prompts in flight from this gateway."""
+    """Seconds to compute all the prompts."""
     num_behind: Floats
-    """Prompts in flight from this gateway that are less urgent."""
+    """Number of prompts of lower priority."""
 
     def waiting_s(self, waiting: Floats) -> Floats:
-        """Seconds that the request waits, of those that all of the queue takes, per row.
+        """Seconds that the request waits, per row, if it would wait `waiting` behind all prompts.
 
-        What this gateway has not sent is other gateways', of unknown urgency, and goes ahead.
+        Prompts of other gateways have unknown priorities and count as ahead of it.
         """
         others = np.maximum(waiting - self.sent, 0.0)
         others += self.ahead
@@ -33,21 +33,22 @@ class QueueView(NamedTuple):
 
 
 class QueueOrder:
-    """Prompts in flight from this gateway, by priority and worker.
+    """Seconds and numbers of this gateway's prompts in flight, by priority and worker.
 
-    Without it an urgent request would avoid a worker for a queue that it goes before, and join one
-    whose short queue is as urgent as itself.
+    They keep an urgent request from avoiding a long queue that it overtakes, in favour of a short
+    queue of its own priority.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, Floats] = {}
-        """Seconds to compute the prompts, by priority, per row."""
+        """Seconds to compute the prompts: by priority, an array per row."""
         self._numbers: dict[int, Floats] = {}
-        """Number of prompts, by priority, per row."""
+        """Number of prompts: by priority, an array per row."""
         self._counts: dict[int, int] = {}
+        """Number of prompts over all rows, by priority."""
 
     def add(self, priority: int, row: int, work_s: float, capacity: int) -> None:
-        """A prompt was sent to the worker in `row`, one of `capacity` rows."""
+        """Adds a prompt sent to the worker in `row`, one of `capacity` rows."""
         seconds = self._seconds.get(priority, _NONE)
         if len(seconds) < capacity:
             seconds = self._seconds[priority] = grown(seconds, capacity)
@@ -57,16 +58,16 @@ class QueueOrder:
         self._counts[priority] = self._counts.get(priority, 0) + 1
 
     def remove(self, priority: int, row: int, work_s: float) -> None:
-        """A prompt is computed, or never will be there."""
+        """Removes a prompt by what it was added with."""
         self._counts[priority] -= 1
         if self._counts[priority]:
             self._seconds[priority][row] -= work_s
             self._numbers[priority][row] -= 1.0
-        else:  # sums of what came and went drift
+        else:  # sums drift by rounding, so they begin anew
             del self._counts[priority], self._seconds[priority], self._numbers[priority]
 
     def view(self, priority: int, capacity: int) -> QueueView | None:
-        """The queues as a request of this priority finds them; None where it is before nothing."""
+        """The prompts as a request of this priority finds them; None if it overtakes none."""
         if not self._counts or min(self._counts) >= priority:
             return None
         ahead, sent, behind = np.zeros(capacity), np.zeros(capacity), np.zeros(capacity)

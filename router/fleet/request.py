@@ -1,4 +1,4 @@
-"""A request that is to be placed: what is known of it, and when each worker would serve it."""
+"""RequestView: a request with its cache hits at all workers. Estimate: its expected times there."""
 
 from __future__ import annotations
 
@@ -19,48 +19,51 @@ class RequestView:
     """A request as policies see it. Arrays have one entry per row of the WorkerTable."""
 
     num_tokens: int
-    """Tokens of its prompt."""
+    """Tokens of the prompt."""
     eligible: NDArray[np.bool_]
-    """Workers that may take it."""
+    """Whether the worker may take the request."""
     hit_tokens: Floats
-    """Leading tokens that the worker's cache holds, or will by the time it gets to them."""
+    """Leading prompt tokens that the worker's prefix cache holds, or will hold when the requests
+    in flight there are computed."""
     host_hit_tokens: Floats | None
-    """The part of `hit_tokens` that must be fetched from host memory; None where none must."""
+    """Tokens of `hit_tokens` that only host memory holds; None if there are none anywhere."""
     coming_tokens: Floats | None
-    """The part of `hit_tokens` that other requests are about to compute; None where none are."""
+    """Tokens of `hit_tokens` that requests in flight compute first; None if there are none
+    anywhere."""
     best_hit: float
-    """The most of `hit_tokens`, eligible or not."""
+    """Largest of `hit_tokens`, of workers that are not eligible too."""
     hashes: BlockHashes
-    """Hashes of its full blocks."""
+    """Block hashes of the prompt's full pages."""
     page_size: int
-    """Tokens per block of `hashes`."""
+    """Tokens per page that `hashes` was computed with."""
     session: str
-    """Name of the conversation, where the client gave one."""
+    """The client's name of the conversation; empty if it gave none."""
     queue: QueueView | None = None
-    """The workers' queues as it finds them; None where it goes before no other prompt."""
+    """Prompts in flight at the workers by priority; None if the request overtakes none of them."""
 
 
 class Estimate(NamedTuple):
-    """Seconds, one per row of the WorkerTable."""
+    """Expected times of a request at each worker: seconds, one per row of the WorkerTable."""
 
     queue_s: Floats
-    """Time to compute the prompts that go before it, where they are done one by one."""
+    """Seconds to compute all prompts ahead of the request."""
     delay_s: Floats
-    """Seconds that others take until its prompt is done: less than `queue_s` where a short prompt
-    passes long ones under way."""
+    """Seconds that other prompts delay the request's prefill: less than `queue_s` where a short
+    prompt overtakes long ones by chunked prefill."""
     slot_wait_s: Floats
-    """Time until there is a slot in the batch."""
+    """Seconds until a slot of the batch is free."""
     work_s: Floats
-    """Time to compute what the worker's cache lacks, and to fetch what host memory alone has."""
+    """Seconds to compute the tokens that the worker's prefix cache lacks, and to load those that
+    only host memory holds."""
 
     @property
     def first_token_s(self) -> Floats:
-        """Time to the first token: the sum of delay, slot wait and work."""
+        """Seconds to the first token: delay, slot wait and work."""
         return self.delay_s + self.slot_wait_s + self.work_s
 
 
 def estimate(request: RequestView, workers: WorkerTable, now: float) -> Estimate:
-    """The times that a request has to expect at each worker; `now` is the fleet's clock."""
+    """Expected times of a request at each worker; `now` is the time on the fleet's clock."""
     hits = request.hit_tokens
     uncached = request.num_tokens - hits
     queue_s, slot_wait_s = workers.waiting_s(now), workers.slot_wait_s

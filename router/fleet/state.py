@@ -1,4 +1,4 @@
-"""The state of each worker that a gateway knows, and of all that are ready."""
+"""State of a worker as a gateway knows it, and the kinds of workers that are ready."""
 
 from __future__ import annotations
 
@@ -15,67 +15,73 @@ Kind = TypeVar("Kind", BlockKey, Limits)
 
 @dataclass(slots=True)
 class Reservation:
-    """A request that was sent to a worker and is not yet part of the load it reports."""
+    """Booking of a request that a worker was sent, until a report of the worker contains it."""
 
     uncached_tokens: int
-    """Prompt tokens that its prefix cache does not have."""
+    """Prompt tokens that the worker's prefix cache lacks."""
     work_s: float = 0.0
-    """Seconds to compute these."""
+    """Seconds to compute `uncached_tokens`."""
     first_chunks_s: float = 0.0
-    """The first chunk's part of `work_s`, computed though other prompts are under way."""
+    """Seconds of `work_s` for the prompt's first chunk, see WorkerTable."""
     epoch: int = 0
-    """Epoch of the worker that took it; 0 before the worker has answered."""
+    """Epoch of the worker in which it took the request; 0 before it has answered."""
     ordinal: int = 0
-    """Its number among that epoch's submits; loads that count as many contain it."""
+    """Number of the submit within `epoch`; a LoadSnapshot that counts as many contains it."""
 
 
 class SentPrompt(NamedTuple):
-    """A prompt that a worker was sent and that is not known to be computed."""
+    """A prompt that a worker was sent and has not computed, as far as this gateway knows."""
 
     node: PrefixNode
-    """Node of the tree InFlight, which `InFlight.remove` takes."""
+    """Last node of the prompt in the tree InFlight."""
     priority: int
+    """Priority of the request: greater ones go first."""
     work_s: float
-    """Seconds to compute what the worker's prefix cache does not have."""
+    """Seconds to compute the tokens that the worker's prefix cache lacks."""
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """One worker as it reported last, plus what this gateway has sent there since."""
+    """One worker: its last report, and the requests that this gateway has sent there."""
 
     worker_id: str
     row: int
     """Row of the WorkerTable."""
     epoch: int
+    """Number of the rank group's current start; ordinals of submits begin anew in each."""
     info: EngineInfo | None
+    """Limits of the engine; None while the worker has no rank group, or is refused."""
     load: LoadSnapshot
+    """The last report."""
     key: BlockKey | None = None
-    """How the engine hashes that it has, or had before its ranks were lost; None for none yet."""
+    """Block-hash parameters of the engine, the last one's after its ranks were lost; None before
+    the first."""
     reported_at: float = 0.0
-    """Seconds of the fleet's clock at the last report."""
+    """Time on the fleet's clock of the last report."""
     draining: bool = False
+    """Whether the worker finishes its requests and takes no new ones."""
     reservations: dict[str, Reservation] = field(default_factory=dict)
-    """Bookings by request id."""
+    """Requests that no report contains yet, by request id."""
     reserved_tokens: int = 0
-    """Sum of the reservations' uncached tokens."""
+    """Sum of `uncached_tokens` of the reservations."""
     in_flight: dict[str, SentPrompt] = field(default_factory=dict)
-    """Prompts sent there that are not known to be computed, by request id."""
+    """Prompts that the worker has not computed yet, by request id."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can take requests."""
+        """Whether the worker can take requests."""
         return self.info is not None and not self.draining
 
     @property
     def num_active(self) -> int:
-        """Requests there: running, waiting, and on their way."""
+        """Requests at the worker: running, waiting, and sent since the report."""
         load = self.load
         return load.num_running + load.num_waiting + load.num_reserved + len(self.reservations)
 
     def contains(self, booking: Reservation) -> bool:
-        """Whether the load contains the booking, or the epoch that took it is over.
+        """Whether the last report contains the booked request, or its epoch is over.
 
-        One that was not answered yet stays: the next epoch may be the one that takes it.
+        A booking without an answer of the worker is never contained: the next epoch may take it.
         """
         if not booking.epoch or booking.epoch > self.epoch:
             return False
@@ -84,21 +90,21 @@ class WorkerState:
 
 
 class Members:
-    """Counts the ready workers by kind, so that a request is looked at once per kind of worker."""
+    """Ready workers counted by kind, so that a request is checked once per kind of worker."""
 
     def __init__(self) -> None:
         self.keys: dict[BlockKey, int] = {}
-        """Keys with which they hash blocks, with the number of workers that do."""
+        """Number of ready workers by block-hash parameters."""
         self.limits: dict[Limits, int] = {}
-        """Limits of the workers that are ready, with the number of each kind."""
+        """Number of ready workers by limits on requests."""
 
     @property
     def number(self) -> int:
-        """Workers that are ready."""
+        """Number of ready workers."""
         return sum(self.keys.values())
 
     def change(self, before: EngineInfo | None, after: EngineInfo | None) -> None:
-        """A worker had loaded `before` and now has `after`; None for one that is not ready."""
+        """Recounts a worker whose engine was `before` and now is `after`; None for not ready."""
         if after is not None:
             _count(self.keys, BlockKey.of(after), 1)
             _count(self.limits, Limits.of(after), 1)

@@ -1,4 +1,4 @@
-"""How busy each worker is with prompts, smoothed."""
+"""Utilisation: fraction of time that each worker spends on prefills, smoothed."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ _WINDOW, _ONE = np.array(WINDOW_S), np.array(1.0)
 
 
 class Utilisation:
-    """Seconds spent on prompts per second of each worker: means in which older times weigh less.
+    """Exponential moving averages of the seconds per second that workers spend on prefills.
 
-    Workers are distinguished by their rows in the WorkerTable. Reading changes nothing.
+    The time constant is WINDOW_S. Workers are identified by their rows in the WorkerTable. Reading
+    changes nothing.
     """
 
     def __init__(self) -> None:
-        # By row, sums of seconds, older ones weighing less, as they stood at `_at`.
+        # Arrays by row.
         self._busy_s = np.zeros(0)
+        """Seconds spent on prefills, decaying with WINDOW_S, as of `_at`."""
         self._seen_s = np.zeros(0)
-        """Time that was observed, whether busy or idle."""
+        """Seconds observed, busy or idle, decaying likewise: WINDOW_S in the long run."""
         self._at = np.zeros(0)
-        """Seconds of the fleet's clock."""
+        """Time on the fleet's clock of the last report."""
 
     def begin(self, row: int, now: float) -> None:
-        """The row is a new worker's, of which nothing is known."""
+        """Begins a new worker's average at 1/2, with the weight of UNKNOWN_S."""
         self._grow(row + 1)
         self._busy_s[row], self._seen_s[row], self._at[row] = UNKNOWN_S / 2.0, UNKNOWN_S, now
 
     def add(self, row: int, busy_s: float, now: float) -> None:
-        """A worker spent so long on prompts."""
+        """Adds the seconds that a worker has spent on prefills in a step."""
         kept = exp((self._at.item(row) - now) / WINDOW_S)
         self._busy_s[row] = self._busy_s.item(row) * kept + busy_s
         self._seen_s[row] = WINDOW_S + (self._seen_s.item(row) - WINDOW_S) * kept
         self._at[row] = now
 
     def of_workers(self, size: int, now: float) -> Floats:
-        """The utilisation of each of the first `size` rows, 0 to 1; 0 of free rows."""
+        """Utilisation of each of the first `size` rows, 0 to 1; rows without a worker tend to 0."""
         known = min(size, len(self._at))
         kept = self._at[:known] - now
         kept /= _WINDOW

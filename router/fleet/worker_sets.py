@@ -1,4 +1,4 @@
-"""Sets of cache slots, each with a small number, as long as some block is held by exactly it."""
+"""WorkerSets: numbers for the distinct sets of cache slots that hold some block."""
 
 from __future__ import annotations
 
@@ -7,35 +7,41 @@ from numpy.typing import NDArray
 
 
 class WorkerSets:
-    """Numbers for sets; a set is the bits of an integer. Number 0 is the empty set.
+    """Interned bit sets: a set has a number while some block is held by exactly its members.
 
-    A slot is one generation of a worker's cache. It has two bits, one per tier: 2·slot for blocks
-    on the device, 2·slot + 1 for blocks in host memory.
+    A slot is one generation of a worker's cache. It has two bits in a set, one per tier: 2·slot for
+    the device, 2·slot + 1 for host memory. Number 0 is the empty set.
     """
 
     def __init__(self) -> None:
         self.masks: list[int] = [0]
+        """Bits of each set, by its number."""
         self.reaches: list[int] = [0]
-        """Masks per set: bit 2·slot where the device holds the block and 2·slot + 1 where any tier
-        does: along a chain both only ever go from held to not held, whatever tiers hold the
-        parts."""
+        """Bits of each set, by its number, with bit 2·slot for the device and 2·slot + 1 for any
+        tier. Along a prompt both only ever change from set to clear, whichever tier holds a part
+        of the prefix."""
         self._ids: dict[int, int] = {0: 0}
+        """Number of each set, by its bits."""
         self._counts: list[int] = [0]
+        """Number of blocks held by exactly the set, by its number."""
         self._free: list[int] = []
+        """Numbers that no set has."""
         self._device_bits = 0
+        """Bits 2·slot of all slots."""
         self.num_slots = 0
-        """Slots that were made known."""
+        """Number of slots added."""
 
     def __len__(self) -> int:
         return len(self._ids) - 1
 
     def add_slot(self, slot: int) -> None:
-        """Makes the bits of a slot known; before any block of it is."""
+        """Adds a slot; must precede its first block."""
         self._device_bits |= 1 << 2 * slot
         self.num_slots += 1
 
     def move(self, before: int, mask: int, count: int = 1) -> int:
-        """`count` blocks go from set number `before` to the set `mask`; returns its number."""
+        """Moves `count` blocks from set number `before` to the set of bits `mask`; returns the
+        latter's number."""
         after = self._ids.get(mask)
         if after is None:
             after = self._new(mask)
@@ -49,9 +55,15 @@ class WorkerSets:
     def move_many(
         self, before: NDArray[np.uint32], add: int, remove: int
     ) -> tuple[NDArray[np.uint32], int]:
-        """Adds and removes bits in the sets of many blocks.
+        """Adds bits to the sets of many blocks, and removes others.
 
-        Returns the new numbers, and how many blocks are in another set than before.
+        Args:
+            before: set number of each block.
+            add: bits to add.
+            remove: bits to remove.
+
+        Returns:
+            The new set number of each block, and how many of them have changed.
         """
         numbers, inverse, counts = np.unique(before, return_inverse=True, return_counts=True)
         after = np.empty(len(numbers), np.uint32)

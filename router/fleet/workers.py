@@ -1,4 +1,4 @@
-"""All workers of a model side by side, in arrays: what policies compute with."""
+"""The WorkerTable: load, capacity and speed of all workers of a model, in numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,82 +18,87 @@ _ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
 
 
 class WorkerTable:
-    """One row per worker; rows of workers that are gone are not eligible, and are used again.
+    """Arrays with one entry (row) per worker, of which policies compute costs for all at once.
 
-    Times are seconds as the step-time model of the fleet prices them for this very worker.
+    Rows of workers that are gone are not eligible, and are used again. Times are in seconds, as the
+    fleet's step-time model predicts them for the worker (see pricing); the clock is the fleet's.
+    The report is the LoadSnapshot that the worker has sent last. A first chunk is the part of a
+    waiting prompt that fits into its first step beside prefills under way (chunked prefill).
     """
 
     eligible: NDArray[np.bool_]
-    """Attached, loaded and not draining."""
+    """Whether the worker takes requests: it is attached, has loaded, and is not draining."""
     work_tokens: Floats
-    """Prompt tokens in its last report, not computed yet."""
+    """Uncomputed prompt tokens of the requests in the report."""
     work_attended: Floats
-    """Pairs of a prompt token in its last report and a position that this attends to."""
+    """Pairs of one of the `work_tokens` and a position that it attends to."""
     work_steps: Floats
-    """Steps that these prompt tokens take; half of one where only decodes run."""
+    """Steps that prefill `work_tokens`; half a step where only decodes run."""
     work_first_chunks: Floats
-    """Part of these prompt tokens that are in first chunks, see `first_chunks_s`."""
+    """Fraction of `work_tokens` that is in first chunks, 0 to 1."""
     work_burst: Floats
-    """Prompt tokens in its last report that fit into one step."""
+    """Tokens among `work_tokens` that one step computes."""
     work_rows: Floats
-    """Running requests."""
+    """Running requests in the report."""
     work_context: Floats
-    """Positions that its running requests attend to."""
+    """Positions that a decode step of all running requests attends to."""
     queue_s: Floats
-    """Seconds to compute the prompts in its last report."""
+    """Seconds to prefill `work_tokens`."""
     reported_at: Floats
-    """Seconds of the fleet's clock at the last report."""
+    """Time on the clock of the report."""
     first_chunks_s: Floats
-    """Part of `queue_s` for the first chunks of prompts that wait: what a step computes of a new
-    prompt though others are under way."""
+    """Seconds of `queue_s` that go into first chunks."""
     drain_s: Floats
-    """Most seconds of `queue_s` that can have passed since the report: those of one step."""
+    """Seconds of one step: at most so much of `queue_s` is done before the next report."""
     queue_until: Floats
-    """Seconds of the fleet's clock at which `queue_s` has passed since the report."""
+    """Time on the clock at which `queue_s` has passed since the report."""
     first_chunks_until: Floats
-    """Seconds of the fleet's clock at which `first_chunks_s` has passed since the report."""
+    """Time on the clock at which `first_chunks_s` has passed since the report."""
     left_s: Floats
-    """Part of `queue_s` that is left when the step of `drain_s` has ended."""
+    """Seconds of `queue_s` beyond `drain_s`: so much is left until the next report."""
     reserved_s: Floats
-    """Seconds to compute what this gateway has sent there since the report."""
+    """Seconds to prefill the requests that this gateway has sent since the report."""
     reserved_first_chunks_s: Floats
-    """Part of `reserved_s` for first chunks."""
+    """Seconds of `reserved_s` that go into first chunks."""
     reserved_tokens: Floats
-    """Uncached prompt tokens of what this gateway has sent there since the report."""
+    """Uncached prompt tokens of the requests that this gateway has sent since the report."""
     prefill_token_s: Floats
-    """Seconds per prompt token."""
+    """Seconds per prompt token, attention aside."""
     attended_s: Floats
     """Seconds per pair of a prompt token and a position that it attends to."""
     relative_speed: Floats
-    """Speed of the worker over the mean of the workers that are ready."""
+    """Speed of the worker over the mean speed of the workers that are ready."""
     step_s: Floats
-    """Seconds of a step without prompts, as its running requests are."""
+    """Seconds of a decode step of the running requests in the report."""
     chunk: Floats
-    """Most prompt tokens of one step."""
+    """Most prompt tokens of one step (max_num_batched_tokens)."""
     first_chunk_tokens: Floats
-    """Most tokens of such a first chunk; 0 where prompts under way leave nothing."""
+    """Most tokens of a first chunk; 0 where prefills under way leave no room."""
     chunk_slowdown: Floats
-    """Factor on the time of a first chunk while prompts under way take the rest of each step."""
+    """`chunk` over `first_chunk_tokens`: factor on the time of a first chunk, since prefills under
+    way take the rest of each step; 1 where no first chunk fits."""
     extra_slowdown: Floats
-    """`chunk_slowdown` less 1."""
+    """`chunk_slowdown` minus 1."""
     num_active: Floats
-    """Requests running, waiting, and on their way."""
+    """Requests running, waiting, and sent since the report."""
     max_num_seqs: Floats
-    """Requests that can run at once."""
+    """Most requests that run at once (slots of the batch)."""
     slot_wait_s: Floats
-    """Seconds until there is a slot in the batch behind its `num_active` requests."""
+    """Seconds that a request behind the `num_active` ones waits for a slot of the batch."""
     free_pages: Floats
-    """Pages of its KV cache that are free or evictable."""
+    """Pages of the KV cache that are free or evictable."""
     total_pages: Floats
+    """Pages of the KV cache."""
     page_size: Floats
+    """Tokens per page."""
     last_chosen: Floats
-    """Number of the decision that chose it last."""
+    """Number of the last decision that chose the worker; 0 before the first."""
     seeds: NDArray[np.uint64]
-    """A random number of the worker's own, the same in every gateway."""
+    """Hash of the worker's id for rendezvous hashing: the same in every gateway."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        """Workers' ids by row; empty where the row is free."""
+        """Worker ids by row; empty for free rows."""
         self._free: list[int] = []
         self._resize(_FIRST_CAPACITY)
 
@@ -102,11 +107,11 @@ class WorkerTable:
 
     @property
     def capacity(self) -> int:
-        """Rows that the arrays have."""
+        """Number of rows, free ones included."""
         return len(self.eligible)
 
     def add(self, worker_id: str) -> int:
-        """A row for a worker, all zero."""
+        """Gives a worker a row, zero but for divisors and seed; returns the row."""
         if self._free:
             row = self._free.pop()
             self.ids[row] = worker_id
@@ -128,7 +133,7 @@ class WorkerTable:
         self._free.append(row)
 
     def waiting_s(self, now: float) -> Floats:
-        """Seconds until a new request's prompt is begun, per row."""
+        """Seconds until all prompts ahead of a new request are prefilled, per row."""
         waiting = self.queue_until - now
         np.maximum(waiting, self.left_s, out=waiting)
         waiting += self.reserved_s
@@ -142,17 +147,18 @@ class WorkerTable:
         waiting: Floats,
         coming: Floats | None,
     ) -> Floats:
-        """Seconds that others take until a prompt with so much to compute is done, per row.
+        """Seconds that a prompt's prefill is delayed by other prompts, per row.
 
-        One that is a single chunk need not wait for those under way: while it and the first chunks
-        before it are computed, those get the rest of each step only.
+        A prompt that is a single first chunk does not wait for prefills under way: while it and the
+        first chunks ahead of it are computed, those get the rest of each step only.
 
         Args:
-            now: the clock.
-            num_tokens: to compute, per row.
-            work_s: what that takes.
-            waiting: `waiting_s`.
-            coming: tokens that it waits for others to compute; None for none.
+            now: time on the clock.
+            num_tokens: tokens of the prompt to compute, per row.
+            work_s: seconds to compute them, per row.
+            waiting: `waiting_s`, per row.
+            coming: tokens of the prompt's prefix that requests ahead of it compute, per row; None
+                for none anywhere.
         """
         first = self.first_chunks_until - now
         np.maximum(first, _ZERO, out=first)
@@ -167,7 +173,7 @@ class WorkerTable:
         return result
 
     def slot_waits_s(self, num_active: Floats) -> Floats:
-        """Seconds until there is a slot in the batch behind `num_active` requests, per row."""
+        """Seconds until a slot of the batch is free behind `num_active` requests, per row."""
         over: Floats = np.maximum(num_active + 1.0 - self.max_num_seqs, 0.0)
         over /= self.max_num_seqs
         over *= OUTPUT_STEPS
@@ -175,21 +181,21 @@ class WorkerTable:
         return over
 
     def set_active(self, row: int, num_active: int) -> None:
-        """Enters how many requests a worker has, and the `slot_wait_s` behind them."""
+        """Sets a worker's `num_active`, and `slot_wait_s` with it."""
         self.num_active[row] = num_active
         most = self.max_num_seqs.item(row)
         over = max(num_active + 1.0 - most, 0.0)
         self.slot_wait_s[row] = over / most * OUTPUT_STEPS * self.step_s.item(row) if over else 0.0
 
     def date(self, rows: int | slice) -> None:
-        """Enters until when the queues of workers last, as they were reported and priced."""
+        """Computes when the queues of workers end, from their reports and prices."""
         reported_at, queue_s = self.reported_at[rows], self.queue_s[rows]
         self.queue_until[rows] = reported_at + queue_s
         self.first_chunks_until[rows] = reported_at + self.first_chunks_s[rows]
         self.left_s[rows] = np.maximum(queue_s - self.drain_s[rows], 0.0)
 
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
-        """Seconds to compute so many tokens of a prompt after so many cached ones, per row."""
+        """Seconds to prefill `num_tokens` of a prompt behind `num_cached` ones, per row."""
         seconds = _HALF * num_tokens
         seconds += num_cached
         seconds *= self.attended_s
