@@ -1,4 +1,4 @@
-"""One channel per worker: an attach stream coming in, coalesced submits going out."""
+"""Channels to workers: each has an attach stream coming in and batched submits going out."""
 
 from router.channel.channel import WorkerChannel
 from router.channel.link import WorkerLink

@@ -1,11 +1,11 @@
-"""The channel between this gateway and one worker.
+"""WorkerChannel: the channel between this gateway and one worker.
 
     gateway ──SubmitBatch (one call in flight)──> worker
     gateway <──WorkerItem (one per step)───────── worker
 
-An ordered, reliable stream makes the gateway's picture of the worker exact up to one step. A gap
-in its numbers, silence or a broken stream means that the worker is lost; it is then attached anew
-for as long as it is in the set.
+The stream is ordered and reliable, so the gateway's view of the worker is at most one step old. A
+gap in the numbers of its items, silence or a broken stream means that the worker is lost; the
+channel then attaches again for as long as the worker is in the set.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ from worker.wire.messages import (
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
+"""Seconds from the end of an attach stream to the next; doubled while attaching fails."""
 LAST_BACKOFF_S = 2.0
+"""Most seconds between two tries to attach."""
 
 
 class _InFlight:
-    """A request on this channel."""
+    """A request that was submitted on this channel and has not ended."""
 
     __slots__ = ("ack", "attempt", "epoch", "receiver")
 
@@ -54,18 +56,19 @@ class _InFlight:
         self.receiver = receiver
         self.attempt = attempt
         self.ack = ack
+        """Done when the worker has answered the submit."""
         self.epoch: int | None = None
-        """Epoch of the worker that took it; None before the worker has answered."""
+        """Epoch of the worker in which it took the request; None before it has answered."""
 
 
 class WorkerChannel:
     """Attach stream and submit queue of one worker.
 
     Args:
-        worker_id: as the transport names it.
-        gateway_id: this gateway.
+        worker_id: the worker's id for the transport.
+        gateway_id: id of this gateway.
         transport: reaches the worker.
-        listener: is notified of the worker's state.
+        listener: notified of the worker's state.
     """
 
     def __init__(
@@ -82,39 +85,41 @@ class WorkerChannel:
         self._submit_queue = SubmitQueue(worker_id, transport, self._on_reply, self._on_failure)
         self._in_flight: dict[str, _InFlight] = {}
         self._orphaned: dict[str, int] = {}
-        """Attempts by request id that were aborted and whose end has not been reported yet."""
+        """Aborted attempts whose end the worker has not reported yet, by request id."""
         self.leaving = False
         """Whether the worker has left the set: it finishes its requests, then the stream ends."""
         self._epoch: int | None = None
-        """Epoch in the last snapshot; None while not attached."""
+        """Epoch of the last snapshot; None while not attached."""
         self._oldest_epoch = 0
-        """Everything older is known to be gone."""
+        """Oldest epoch whose rank group may still exist."""
         self._seq = 0
+        """Number of the stream's last WorkerUpdate."""
         self._silence = Silence(lambda: transport.pulse(worker_id))
         self._task: asyncio.Task[None] | None = None
         self._decoder: msgspec.msgpack.Decoder[WorkerItem] = msgspec.msgpack.Decoder(WorkerItem)
 
     def start(self) -> None:
-        """Attaches, and again after each loss, until the worker leaves or `close`."""
+        """Begins to attach, and attaches again after each loss until the worker leaves or
+        `close`."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Detaches; requests still here are lost."""
+        """Detaches; open requests are lost."""
         self._lose("the gateway is shutting down")
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def serves_others(self, prefix: str) -> bool:
-        """Whether it has a request whose id does not begin like this."""
+        """Whether there is an open request whose id does not begin with `prefix`."""
         return any(not request_id.startswith(prefix) for request_id in self._in_flight)
 
     async def submit(self, submit: Submit, receiver: Receiver) -> None:
-        """Hands a request over; returns when the worker has it.
+        """Submits a request; returns when the worker has taken it.
 
         Raises:
-            WorkerUnreachable: the worker did not get it.
-            Refused: the worker will not serve it.
+            WorkerUnreachable: the worker did not get the request, or was lost with it.
+            Refused: the worker has refused the request.
         """
         if self._epoch is None:
             raise WorkerUnreachable(f"worker {self.worker_id} is not attached")
@@ -125,11 +130,11 @@ class WorkerChannel:
         try:
             await ack
         finally:
-            # A refusal's traceback holds this frame: a cycle of all that the request is.
+            # The exception's traceback refers to this frame: a cycle that would keep the request.
             del ack, request
 
     def abort(self, request_id: str) -> None:
-        """Ends a request; its receiver gets nothing more. Unknown ids are ignored."""
+        """Aborts a request; its receiver is not called any more. Unknown ids are ignored."""
         request = self._in_flight.pop(request_id, None)
         if request is None:
             return
@@ -140,13 +145,13 @@ class WorkerChannel:
         self._submit_queue.abort(request_id, request.attempt)
 
     def set_admission(self, change: AdmissionChange) -> bool:
-        """Sends the worker new rules of admission; False if it is not attached."""
+        """Sends the worker changed admission rules; False if it is not attached."""
         if self._epoch is None:
             return False
         self._submit_queue.set_admission(change)
         return True
 
-    # The stream coming in.
+    # The attach stream.
 
     async def _run(self) -> None:
         backoff = FIRST_BACKOFF_S
@@ -155,7 +160,7 @@ class WorkerChannel:
                 reason = await self._attach_once()
                 if self._epoch is not None:
                     backoff = FIRST_BACKOFF_S
-                elif backoff == FIRST_BACKOFF_S:  # said once, not with each further try
+                elif backoff == FIRST_BACKOFF_S:  # logged once, not with each try
                     extra = {"worker_id": self.worker_id}
                     logger.warning("cannot attach to the worker: %s", reason, extra=extra)
                 self._lose(reason)
@@ -175,7 +180,7 @@ class WorkerChannel:
         try:
             while True:
                 done, _ = await asyncio.wait([pump], timeout=TICK_S)
-                if pump.cancelled():  # by its transport: nobody here has
+                if pump.cancelled():  # by the transport: nothing here cancels it
                     return "the stream was cancelled"
                 if done:
                     error = pump.exception()
@@ -214,7 +219,7 @@ class WorkerChannel:
         if update.seq != self._seq:
             raise ConnectionError(f"item {update.seq} came in place of {self._seq}")
         if update.epoch != self._epoch:
-            return  # of a rank group that is gone
+            return  # a report of a rank group that is gone
         self._listener.on_update(self.worker_id, update)
         in_flight = self._in_flight
         for delta in update.deltas:
@@ -229,7 +234,7 @@ class WorkerChannel:
             try:
                 request.receiver.deliver(delta, now)
             except Exception:
-                # One request's trouble is not to take the worker's other requests along.
+                # An error of one request must not end the stream, and with it all others.
                 logger.exception(
                     "a delta could not be taken", extra={"request_id": delta.request_id}
                 )
@@ -237,10 +242,10 @@ class WorkerChannel:
                 request.receiver.fail("internal error: its tokens could not be processed")
 
     def _on_orphaned(self, delta: TokenDelta) -> None:
-        """Tokens that nobody waits for: of a request that was aborted or given up.
+        """Handles tokens of a request that is not open: it was aborted or given up.
 
-        Where the submit's answer got lost, or the submit arrived after its abort, the worker would
-        generate to the end; it is notified once.
+        Aborts it at the worker, once: if the answer to its submit was lost, or the submit arrived
+        after its abort, the worker would generate it to the end.
         """
         request_id, attempt = delta.request_id, delta.attempt
         if delta.finish_reason is not None:
@@ -267,7 +272,7 @@ class WorkerChannel:
             self._lose_in_flight(down.reason, before=self._oldest_epoch)
             self._listener.on_lost(self.worker_id, down.reason)
 
-    # What became of submits.
+    # Answers to submits.
 
     def _on_reply(self, submits: list[Submit], reply: SubmitReply) -> None:
         rejections = {rejection.request_id: rejection for rejection in reply.rejections}
@@ -291,7 +296,8 @@ class WorkerChannel:
 
     def _on_failure(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
         if is_lost and self._epoch is not None:
-            # Whether the worker is lost, which would be of note, the stream tells in a moment.
+            # Wait for the stream, which tells in a moment whether the worker is lost: a request
+            # that was lost with its worker is suspected of that.
             asyncio.get_running_loop().call_later(TICK_S, self._fail, submits, reason)
         else:
             self._fail(submits, reason)
@@ -303,14 +309,14 @@ class WorkerChannel:
                 continue
             del self._in_flight[submit.request_id]
             request.ack.set_exception(WorkerUnreachable(reason))
-            # It may have arrived all the same, with only the answer lost.
+            # The submit may have arrived, and only its answer be lost.
             self._submit_queue.abort(submit.request_id, submit.attempt)
 
     def _accept(self, request: _InFlight, epoch: int) -> None:
         request.epoch = epoch
         request.ack.set_result(None)
 
-    # Losing the worker.
+    # Loss of the worker.
 
     def _lose(self, reason: str) -> None:
         unsent = self._submit_queue.clear()
@@ -322,10 +328,16 @@ class WorkerChannel:
     def _lose_in_flight(
         self, reason: str, before: int | None, unsent: Collection[str] = ()
     ) -> None:
-        """Ends the requests of epochs older than `before`; None ends all of them."""
+        """Ends open requests of epochs before `before`, or all of them if that is None.
+
+        Args:
+            reason: reason of the loss.
+            before: first epoch that is not lost.
+            unsent: ids of requests that were never sent to the worker.
+        """
         for request_id, request in list(self._in_flight.items()):
             if before is not None and (request.epoch is None or request.epoch >= before):
-                continue  # its answer is still on the way, or it is in the new rank group
+                continue  # its submit has no answer yet, or the new rank group has taken it
             del self._in_flight[request_id]
             if request.ack.done():
                 request.receiver.lose(f"worker {self.worker_id} was lost: {reason}")

@@ -1,4 +1,4 @@
-"""The gateway's end of the stream socket to a worker on the same node (`worker.wire.frames`)."""
+"""WorkerLink: the gateway's end of a Unix socket to a worker on the same node."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from worker.wire.frames import (
 
 
 class WorkerLink(asyncio.Protocol):
-    """One worker's attach stream, and calls on the same connection.
+    """A worker's attach stream, and submits on the same connection, in `worker.wire.frames`.
 
-    It ends with the connection, which the worker's death ends at once.
+    The kernel closes the connection when the worker's process ends, and so ends the link at once.
 
     Args:
-        on_item: called with each WorkerItem from the very read that brings it; what it raises
-            ends the link.
+        on_item: called with each encoded WorkerItem as soon as it is read; an exception that it
+            raises ends the link.
     """
 
     def __init__(self, on_item: Callable[[bytes], None]) -> None:
@@ -38,9 +38,10 @@ class WorkerLink(asyncio.Protocol):
         self._decode = msgspec.msgpack.Decoder(ToGateway).decode
         self._transport: asyncio.Transport
         self._calls: dict[int, asyncio.Future[bytes]] = {}
+        """Answers that are waited for, by number of the call."""
         self._numbers = itertools.count(1)
         self._end: str | None = None
-        """Why no more items will come."""
+        """Reason of the link's end; None before."""
         self._ended = asyncio.Event()
 
     @classmethod
@@ -52,23 +53,23 @@ class WorkerLink(asyncio.Protocol):
         return link
 
     async def wait_ended(self) -> str:
-        """Waits for the end of the connection; says why it ended."""
+        """Waits for the end of the link; returns its reason."""
         await self._ended.wait()
         assert self._end is not None
         return self._end
 
     async def call(self, payload: bytes) -> bytes:
-        """Sends a SubmitBatch, returns the SubmitReply.
+        """Sends an encoded SubmitBatch, returns the encoded SubmitReply.
 
         Raises:
-            ConnectionError: the connection is gone, or the worker could not take it.
+            ConnectionError: the link has ended, or the worker could not take the batch.
         """
         if self._end is not None:
             raise ConnectionError(self._end)
         number = next(self._numbers)
         message = msgspec.msgpack.encode(Call(number, payload))
         if len(message) > MAX_PAYLOAD_BYTES:
-            # The worker would take such a frame for a broken stream, and drop all requests here.
+            # HAZARD: the worker takes such a frame for a broken stream, and drops all requests.
             raise ConnectionError(f"a batch of {len(payload)} bytes is too long to submit")
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
@@ -79,17 +80,17 @@ class WorkerLink(asyncio.Protocol):
             del self._calls[number]
 
     def close(self, reason: str = "the connection was closed here") -> None:
-        """Detaches: the worker aborts what this gateway has there."""
+        """Ends the link: the worker aborts all requests of this gateway."""
         self._finish(reason)
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
+        """Keeps the transport of the open connection; see asyncio.Protocol."""
         # Not an assertion: uvloop's transports are no subclasses.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come: hands on items, and answers to calls."""
+        """Hands on the items and answers in received bytes; see asyncio.Protocol."""
         try:
             for payload in self._reader.feed(data):
                 if self._end is not None:
@@ -103,13 +104,13 @@ class WorkerLink(asyncio.Protocol):
             self.close(f"what the worker sent could not be taken: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed: ends the link and all calls."""
+        """Ends the link and all calls; see asyncio.Protocol."""
         self._finish("the worker closed the connection" if exc is None else str(exc))
 
     def _take_answer(self, answer: Reply | CallFailure) -> None:
         reply = self._calls.get(answer.number)
         if reply is None or reply.done():
-            return  # nobody waits for it any more
+            return  # the caller was cancelled
         if isinstance(answer, Reply):
             reply.set_result(answer.payload)
         else:

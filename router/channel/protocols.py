@@ -1,4 +1,4 @@
-"""Protocols of a channel: what carries it, and whom it notifies of what."""
+"""Interfaces of a channel: its transport, its listener, and the receivers of requests."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from worker.wire.messages import AttachSnapshot, Rejection, TokenDelta, WorkerUp
 
 
 class WorkerTransport(Protocol):
-    """Reaches the workers of one model, each by its id. All payloads are msgpack (worker/wire)."""
+    """Connections to the workers of one model, each by its id. Payloads are msgpack
+    (worker/wire)."""
 
     async def attach(
         self, worker_id: str, gateway_id: str, on_item: Callable[[bytes], None]
     ) -> None:
-        """Hands each item of the worker's stream of WorkerItems for this gateway to `on_item`.
+        """Attaches to a worker, and calls `on_item` with each encoded WorkerItem.
 
-        Returns or raises when the worker is gone, or with what `on_item` raises. Cancelling
+        Returns or raises when the worker is gone, and raises what `on_item` raises. To cancel it
         detaches.
         """
         ...
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
-        """Sends one SubmitBatch, returns the SubmitReply. Raises ConnectionError if unreachable."""
+        """Sends a SubmitBatch, returns the SubmitReply. Raises ConnectionError if unreachable."""
         ...
 
     async def pulse(self, worker_id: str) -> bytes | None:
-        """The last sign of life of a worker whose event loop is late, None where it gave none.
+        """The last sign of life of a worker, which changes while its process runs; None for none.
 
-        It comes on a way that this loop has no part in. Raises Exception if that is not known.
+        It does not depend on the worker's event loop. Raises Exception if it cannot be read.
         """
         ...
 
@@ -41,11 +42,11 @@ class WorkerTransport(Protocol):
 
 
 class WorkerUnreachable(ConnectionError):
-    """The worker does not answer for the request; another may.
+    """A submit failed because the worker cannot be reached; another worker may take the request.
 
     Args:
-        reason: what happened.
-        had_it: whether the worker was lost, and may have been at this very request.
+        reason: the error.
+        had_it: whether the worker was lost, and may have had the request.
     """
 
     def __init__(self, reason: str, *, had_it: bool = False) -> None:
@@ -54,7 +55,11 @@ class WorkerUnreachable(ConnectionError):
 
 
 class Refused(Exception):
-    """The worker got the request and will not serve it."""
+    """The worker has refused the request.
+
+    Args:
+        rejection: the worker's answer.
+    """
 
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)
@@ -62,14 +67,14 @@ class Refused(Exception):
 
 
 class Receiver(Protocol):
-    """One request's end of a channel."""
+    """Receiver of a request's tokens from a channel."""
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
-        """Takes what a step did for the request; `now` is the event loop's time."""
+        """Takes the request's delta of an engine step; `now` is the event loop's time."""
         ...
 
     def lose(self, reason: str) -> None:
-        """The worker is gone; nothing more will come from there."""
+        """The worker is lost; no more deltas will come from it."""
         ...
 
     def fail(self, message: str) -> None:
@@ -78,22 +83,23 @@ class Receiver(Protocol):
 
 
 class ChannelListener(Protocol):
-    """Is notified of the worker itself."""
+    """Listener to the state of a worker."""
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """The worker as it stands now; older state is void."""
+        """The worker has attached, or was rebuilt: its state is the snapshot's, older state is
+        void."""
         ...
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
-        """One step's block events and load. Called before its deltas are delivered."""
+        """The worker has reported an engine step. Called before its deltas are delivered."""
         ...
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """The worker took a request in `epoch`, as its submit number `ordinal`."""
+        """The worker has taken a request as submit number `ordinal` of `epoch`."""
         ...
 
     def on_lost(self, worker_id: str, reason: str) -> None:
-        """The rank group or the worker is gone."""
+        """The worker has lost its rank group, or is lost itself."""
         ...
 
     def on_closed(self, worker_id: str) -> None:

@@ -1,4 +1,4 @@
-"""How long a worker that says nothing is waited for."""
+"""Silence: decides when a worker whose stream brings no items counts as lost."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 TICK_S = 0.25
+"""Seconds per tick. Ticks are counted, not time: a stall of this process is no silence of the
+worker."""
 SILENT_TICKS = 8
-"""An item comes every 250 ms; two seconds without one mean lost. Ticks are counted rather than
-time measured, so that a stall of this process is not taken for one of the worker."""
+"""Ticks without an item or sign of life after which a worker is lost. Items come every 250 ms."""
 SILENT_TICKS_AT_FIRST = 40
-"""Opening a stream may take longer."""
+"""Ticks without an item after which a worker is lost that has not attached yet, which takes
+longer."""
 ASK_TICKS = 4
-"""Ticks without an item after which a worker is asked for signs of life. One whose event loop is
-late gives them: it is busy, and its requests continue in a moment. One that is stopped or gone
-gives none."""
+"""Ticks without an item after which signs of life are read. A worker whose event loop is late has
+them, and will continue its requests in a moment; one that is stopped or gone has none."""
 BUSY_TICKS = 120
-"""Ticks that a busy worker is waited for: after half a minute clients do better elsewhere."""
+"""Ticks without an item after which a worker with signs of life is lost, too: half a minute."""
 
 
 class Silence:
-    """Counts ticks without an item, of one attach stream.
+    """Counts ticks without an item on an attach stream.
 
     Args:
-        pulse: reads the worker's last sign of life, None where there was none; may raise, where
-            that cannot be found out.
+        pulse: reads the worker's last sign of life, see WorkerTransport.pulse.
     """
 
     def __init__(self, pulse: Callable[[], Awaitable[bytes | None]]) -> None:
@@ -34,20 +34,22 @@ class Silence:
         self._num_lifeless = 0
         """Ticks since the last item or sign of life."""
         self._last: bytes | None = None
-        """Sign of life."""
+        """The last sign of life that was read."""
         self._has_last = False
-        """Whether a sign of life that differs from the last is a new one."""
+        """Whether `_last` was read during this silence, so that another sign of life is a new
+        one."""
         self._question: asyncio.Task[bytes | None] | None = None
+        """Call of `pulse`."""
 
     def received(self) -> None:
-        """An item has come."""
+        """Ends the silence: an item has come."""
         self._num_ticks = self._num_lifeless = 0
 
     def tick(self, *, is_attached: bool) -> str | None:
-        """Time has passed; why the worker counts as lost, if it does."""
+        """Counts a tick; returns the reason why the worker is lost, None if it is not."""
         if not self._num_ticks:
             self.close()
-            self._has_last = False  # there may have been signs since that nobody has read
+            self._has_last = False  # signs since then were not read
         self._num_ticks += 1
         self._num_lifeless += 1
         if not is_attached:
@@ -63,7 +65,7 @@ class Silence:
         return None
 
     def close(self) -> None:
-        """Asks no more."""
+        """Cancels a call of `pulse`."""
         if self._question is not None:
             self._question.cancel()
             self._question = None

@@ -1,4 +1,4 @@
-"""Coalesced submits: one call in flight per worker; what arrives meanwhile rides on the next."""
+"""SubmitQueue: batches submits and aborts to a worker, one call in flight at a time."""
 
 from __future__ import annotations
 
@@ -18,32 +18,38 @@ from worker.wire.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 10.0
-"""A worker that streams but answers no submit for this long counts as not having got it."""
+"""Seconds after which a call without an answer has failed."""
 
 ABORT_RETRY_S = 1.0
-"""Aborts that did not arrive ride on the next call, or on one of their own after this time."""
+"""Seconds until aborts of a call that failed are sent again, if no other call is made before."""
 
 MAX_KNOWN_GRAMMARS = 64
-"""A worker keeps many more. If it has dropped one after all, a batch waits while it compiles."""
+"""Grammars that are taken to be compiled at the worker, which keeps many more. If it has dropped
+one all the same, a batch waits while it compiles."""
 
 
 class OnFailure(Protocol):
-    """Callback for submits that had no answer."""
+    """Callback for submits of calls that failed."""
 
     def __call__(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
-        """Called once with these submits."""
+        """Called with the submits of a call.
+
+        Args:
+            submits: submits that may not have arrived.
+            reason: the error.
+            is_lost: whether the connection broke, so that the worker may be lost.
+        """
         ...
 
 
 class SubmitQueue:
-    """The queue of what this gateway sends to one worker.
+    """Queue of submits, aborts and changed admission rules for one worker.
 
     Args:
-        worker_id: whose.
+        worker_id: the worker.
         transport: carries the batches.
-        on_reply: called with each batch that arrived, and the worker's answer.
-        on_failure: called with the submits of a batch that did not arrive, why, and whether that
-            is since the worker is lost.
+        on_reply: called with the submits of each batch that arrived, and the worker's answer.
+        on_failure: called with the submits of each batch that failed.
     """
 
     def __init__(
@@ -62,19 +68,19 @@ class SubmitQueue:
         self._admission: AdmissionChange | None = None
         self._sender: asyncio.Task[None] | None = None
         self._alone: dict[asyncio.Task[None], None] = {}
-        """Calls with submits of one grammar, which the worker may have to compile."""
+        """Calls in flight whose submits need one grammar, which the worker may have to compile."""
         self._followers: dict[StructuredOutputsParams, dict[str, Submit]] = {}
-        """Further submits that need a grammar which is on its way to the worker, by grammar."""
+        """Submits that wait for the answer to another one with the same grammar, by grammar."""
         self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
-        """Hashes of those that the worker has compiled lately: their texts may be large. Were two
-        the same, a batch would wait while the worker compiles."""
+        """Hashes of the grammars that the worker has compiled lately, whose texts may be large. If
+        two were equal, a batch would wait while the worker compiles, no more."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SubmitReply)
 
     def submit(self, submit: Submit) -> None:
-        """Sends with the next call; or, where the worker must compile a grammar first, alone.
+        """Sends a submit with the next call, or alone if the worker must compile its grammar.
 
-        Its answer then comes later, and would hold up the other submits of a call. Further ones
+        The answer to such a call comes late, and would hold up other submits in it. Further submits
         with the same grammar wait for it.
         """
         params = submit.sampling.structured_outputs
@@ -87,21 +93,21 @@ class SubmitQueue:
             self._call_alone([submit], params)
 
     def abort(self, request_id: str, attempt: int) -> None:
-        """Sends with the next call; a submit that is still here just does not go."""
+        """Sends an abort with the next call, or drops the submit if it was not sent yet."""
         waiting = (self._submits, *self._followers.values())
         if all(submits.pop(request_id, None) is None for submits in waiting):
             self._aborts.append(Abort(request_id=request_id, attempt=attempt))
             self._kick()
 
     def set_admission(self, change: AdmissionChange) -> None:
-        """Sends new rules of admission with the next call."""
+        """Sends changed admission rules with the next call."""
         self._admission = change if self._admission is None else self._admission.then(change)
         self._kick()
 
     def clear(self) -> list[str]:
-        """Drops everything, the call in flight included: the worker is gone.
+        """Drops all and cancels calls in flight: the worker is lost.
 
-        Returns the ids of submits that were still here.
+        Returns the ids of submits that were not sent.
         """
         unsent = [*self._submits, *(i for waiting in self._followers.values() for i in waiting)]
         self._submits.clear()
@@ -121,8 +127,8 @@ class SubmitQueue:
             self._sender = asyncio.create_task(self._send_all())
 
     async def _send_all(self) -> None:
-        # Requests that came together are a step of the event loop apart: they are one call, and the
-        # worker can compute their prompts in one step.
+        # Requests that arrive together are read within an iteration of the event loop: in one call
+        # they can be prefilled in one engine step.
         await asyncio.sleep(0)
         while self._submits or self._aborts or self._admission:
             submits, aborts = list(self._submits.values()), self._aborts
@@ -131,7 +137,7 @@ class SubmitQueue:
             try:
                 payload = self._encoder.encode(share_sampling(batch))
             except Exception as error:
-                # HAZARD: kept for the next call, it would end that one too, and all that follow.
+                # HAZARD: if it were kept for the next call, that would fail too, and all after it.
                 logger.exception("a batch cannot be encoded", extra={"worker_id": self._worker_id})
                 self._on_failure(submits, _text(error), is_lost=False)
                 if submits or batch.admission:
@@ -140,8 +146,8 @@ class SubmitQueue:
             try:
                 reply = await self._send(payload)
             except (Exception, asyncio.CancelledError) as error:
-                # Whatever it was, nobody may wait forever. A transport's own call may be cancelled
-                # from below: that is not for this task.
+                # Any error must be answered, or the submits' callers wait for ever. CancelledError
+                # may also come from the transport's own call, while this task is not cancelled.
                 if _is_cancelled():
                     raise
                 logger.warning(
@@ -158,7 +164,7 @@ class SubmitQueue:
         self._sender = None
 
     def _keep(self, change: AdmissionChange | None) -> None:
-        """A change that did not arrive goes before later ones."""
+        """Puts a change of a failed call before later ones."""
         if change is not None:
             later = self._admission
             self._admission = change if later is None else change.then(later)
@@ -188,11 +194,11 @@ class SubmitQueue:
             message = reply.rejections[0].message
             self._on_failure(list(followers.values()), message, is_lost=False)
         elif any(rejection.param == "structured_outputs" for rejection in reply.rejections):
-            # The worker may not have kept that, and compiles it again for the others.
+            # The worker may not keep a grammar that it refuses, and compiles it for each call.
             if followers:
                 self._call_alone(list(followers.values()), params)
         else:
-            # From now on the worker answers at once where a submit needs this grammar.
+            # From now on the worker answers submits with this grammar at once.
             self._known_grammars[hash(params)] = None
             self._submits.update(followers)
             self._kick()
@@ -209,7 +215,7 @@ def _is_cancelled() -> bool:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Whether the connection broke; a worker that takes its time is there."""
+    """Whether the connection broke; after a timeout the worker is still there."""
     return isinstance(error, ConnectionError)
 
 

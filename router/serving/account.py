@@ -1,4 +1,4 @@
-"""Accounts of routing decisions: counters, response headers, lines of the decision log."""
+"""Routing decisions as counters, as response headers and as lines of the decision log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.serving.generation import Generation
 
 
 def count_choice(stats: ModelStats, choice: Choice) -> None:
-    """Adds a decision to the counters."""
+    """Adds the expected hits and the regret of a decision to the counters."""
     stats.hit_tokens += choice.hit_tokens
     stats.achievable_hit_tokens += choice.best_hit_tokens
     if choice.explanation is not None:
@@ -21,9 +21,10 @@ def count_choice(stats: ModelStats, choice: Choice) -> None:
 
 
 def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
-    """Headers on the first completion of a response; none where nothing was explained.
+    """Headers that explain the routing decision of a response's first completion.
 
-    What came of the decision is known where the response was not streamed.
+    Empty unless decisions are explained. Cached tokens and the time to first token are known, and
+    among them, only if the response is not streamed.
     """
     if not generation.explain:
         return []
@@ -55,7 +56,7 @@ def cost_headers(explanation: Explanation) -> dict[str, str]:
 
 
 def decision_line(completion: Completion) -> Decided | None:
-    """The line of a completion that has ended; None if it never got to a worker."""
+    """The decision-log line of a completion that has ended; None if it never got to a worker."""
     choice, spec = completion.choice, completion.spec
     if choice is None or choice.explanation is None:
         return None

@@ -1,4 +1,4 @@
-"""Rules of admission that were changed by hand: the same at all gateways, also after a restart."""
+"""AdmissionRules: workers' admission rules that an operator has changed, shared by all gateways."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from worker.wire.admission import AdmissionChange
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
-"""Seconds until a gateway knows what was changed at another: an operator who watches can wait, and
-each time is a call to Ray."""
+"""Seconds between two reads of the store, each a call to Ray: so late a gateway may learn of a
+change at another."""
 TIMEOUT_S = 5.0
-"""Seconds for one call to the store, which may be on a node that is gone."""
+"""Timeout in seconds of a call to the store, which may be on a node that is gone."""
 
 
 class SettingsStore(Protocol):
-    """Small values that the gateways of one model share, and that outlive each of them."""
+    """Key-value store that the gateways of one model share, and that outlives them."""
 
     async def read(self) -> dict[str, bytes]:
-        """All values by name. Raises Exception where the store cannot be reached."""
+        """All values by name. Raises Exception if the store cannot be reached."""
         ...
 
     async def write(self, values: Mapping[str, bytes]) -> None:
-        """Adds values, or replaces them. Raises Exception where they may not be kept."""
+        """Adds or replaces values. Raises Exception if they are not kept for sure."""
         ...
 
 
 class AdmissionRules:
-    """The rules of admission that this gateway sends its workers.
+    """Changes to the workers' admission rules, which this gateway sends to its workers.
 
-    The store is right: each rule is a value of its own there, so changes at several gateways at a
-    time do not undo each other. Without a store this gateway is the only one.
+    The store is authoritative. Each rule is a value of its own there, so that concurrent changes of
+    different rules at several gateways do not undo each other.
 
     Args:
-        store: shared with the other gateways of the model.
-        notify: hands a change to the workers that are there; returns their ids.
+        store: store of the model's gateways; None if this gateway is the only one.
+        notify: sends a change to all attached workers; returns their ids.
     """
 
     def __init__(
         self, store: SettingsStore | None, notify: Callable[[AdmissionChange], list[str]]
     ) -> None:
         self.change = AdmissionChange()
-        """All that differs from the workers' flags; those that come are sent it."""
+        """All rules that differ from the workers' flags; sent to each worker that attaches."""
         self._store = store
         self._notify = notify
         self._lock = asyncio.Lock()
@@ -57,10 +57,10 @@ class AdmissionRules:
         self._reachable = True
 
     async def set(self, change: AdmissionChange) -> list[str]:
-        """Keeps a change, then notifies the workers; returns their ids.
+        """Stores a change, then sends it to the workers; returns their ids.
 
         Raises:
-            ApiError: 503, the change cannot be kept; no worker has been notified.
+            ApiError: 503 if the change could not be stored; no worker has it then.
         """
         encode = msgspec.msgpack.encode
         values = {name: encode(value) for name, value in change.given.items()}
@@ -76,13 +76,13 @@ class AdmissionRules:
             return self._notify(change)
 
     async def start(self) -> None:
-        """Takes over what was changed before; from now on follows the other gateways."""
+        """Reads the stored changes, and follows those of other gateways until `close`."""
         if self._store is not None:
             await self._read(self._store)
             self._follower = asyncio.create_task(self._follow(self._store))
 
     async def close(self) -> None:
-        """Follows no more."""
+        """Stops following other gateways."""
         if self._follower is not None:
             self._follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -99,14 +99,14 @@ class AdmissionRules:
                 async with asyncio.timeout(TIMEOUT_S):
                     values = await store.read()
             except Exception as error:
-                if self._reachable:  # said once, not with each further try
+                if self._reachable:  # logged once, not with each further read
                     logger.warning("rules of admission stay as they are: %r", error)
                 self._reachable = False
                 return
             self._reachable = True
             known = self.change
             for name, value in values.items():
-                # What another release has left there is not for this one.
+                # Values that another release has stored may be unknown to this one.
                 with contextlib.suppress(ValueError):
                     rule = {name: msgspec.msgpack.decode(value)}
                     known = known.then(AdmissionChange(rule))

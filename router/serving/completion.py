@@ -1,4 +1,4 @@
-"""One completion under way, from its prompt to its last character."""
+"""Completion: a completion from its prompt to its last character, on one worker after another."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from worker.wire.messages import FinishReason, Rejection, Submit, TokenDelta, To
 from worker.wire.slo import SloOutcome
 
 TOKEN_BYTES = 64
-"""An id in a list, and its text."""
+"""Memory of a generated token: its id in a list, and its text."""
 LOGPROBS_BYTES = 160
+"""Memory of a token's TokenLogprobs besides its entries: CPython's headers of the objects, and a
+place in a list."""
 LOGPROB_BYTES = 8
-"""Four bytes of an id and four of a float; CPython's heads of the two, of their struct and of a
-rank, and its place in a list, are the 160 of a token."""
+"""Memory of one entry of TokenLogprobs: 4 bytes each for an id and a float."""
 
 
 class CompletionOwner(Protocol):
-    """Is notified of what becomes of a completion."""
+    """Listener to the first tokens, losses and end of a completion."""
 
     def begun(self, completion: Completion) -> None:
-        """A worker's reports show a token of it for the first time, in each attempt."""
+        """The first token of an attempt has come from the worker."""
         ...
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """Its worker is gone: the owner has it continue elsewhere, or ends it."""
+        """The worker is lost: the owner must have the completion continue elsewhere, or end it."""
         ...
 
     def ended(self, completion: Completion) -> None:
-        """Called once when it has ended, in whatever way."""
+        """The completion has ended, in whatever way; called once."""
         ...
 
 
 class Completion:
-    """A channel's receiver: turns token deltas into text that the response takes.
+    """Receiver of a worker channel that turns token deltas into text, which the response takes.
 
-    It owns everything another worker needs to continue: the prompt and the tokens so far. What it
-    tells the client is the same as if one worker had done all of it.
+    It owns all that another worker needs to continue: the prompt and the tokens so far. The client
+    sees the same as if one worker had generated all of them.
 
     Args:
-        spec: what is asked for.
-        text: fresh detokenizer and stop strings.
-        mailbox: of the response; gets this completion whenever it has news.
+        spec: the request of this completion.
+        text: a new detokenizer with stop strings.
+        mailbox: the response's mailbox, which gets this completion whenever it has news.
         stream: whether tokens are news, or only the end.
-        times: fresh, from the request's arrival on.
-        owner: notified of its first tokens, losses and end.
+        times: a new clock, begun at the request's arrival.
+        owner: listener to first tokens, losses and end.
     """
 
     __slots__ = (
@@ -99,62 +100,72 @@ class Completion:
         self.spec = spec
         self.times = times
         self.attempt = 0
+        """Number of the current attempt, from 0; deltas of others are ignored."""
         self.num_losses = 0
-        """Workers that were lost with it."""
+        """Workers that were lost while they had the request."""
         self.num_suspected = 0
-        """Losses of which it may be the reason: the worker had brought no token of that attempt."""
+        """Losses that the request may have caused: the worker had sent no token of that attempt."""
         self.prompt = spec.prompt
-        """Prompt of the next attempt: the prompt, and the tokens so far."""
+        """Prompt of the current attempt: the client's prompt and the tokens before it."""
         self.worker_id = ""
+        """Worker of the last submit; empty before the first."""
         self.choice: Choice | None = None
-        """The decision that led to its first token, or the last one where there is none yet."""
+        """The routing decision that led to the first token, or the last decision before it."""
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache by the worker of the first token."""
         self.num_rounds = 0
+        """Forward passes of a block-diffusion model that decided tokens."""
         self.num_forwards = 0
+        """Forward passes of a block-diffusion model; 0 for an autoregressive one."""
         self.draft: list[int] | None = None
-        """How the running block stands, -1 where undecided, until a response has taken it; of
-        streams that ask for it."""
+        """Token ids of the running block (block diffusion), -1 for undecided ones, until the
+        response takes it; None if it has not changed, or the stream does not ask for it."""
         self.logprobs: list[TokenLogprobs] = []
-        """One per token where asked for, else empty."""
+        """Log-probabilities of each token; empty unless asked for."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
+        """Log-probabilities of the prompt's tokens; None unless asked for."""
         self.rejection: Rejection | None = None
-        """Refusal by a worker whose queue is full, while no other has taken it; or by one for which
-        the request contradicts itself."""
+        """The last worker's refusal: its queue is full and no other worker has taken the request
+        since, or the request contradicts itself."""
         self.slo: SloOutcome | None = None
-        """Whether the times it was asked for were met; None before the end, and where none were."""
+        """Whether the SLO was met; None before the end, and without an SLO."""
         self._text = text
         self._mailbox = mailbox
         self._stream = stream
         self._owner = owner
         self._channel: WorkerChannel | None = None
         self._new_text: list[str] = []
+        """Text that `take` has not returned yet."""
         self.num_taken = 0
-        """Tokens that `take` has returned."""
+        """Number of tokens that `take` has returned."""
         self._logprobs_taken = 0
+        """Number of tokens whose log-probabilities `take_logprobs` has returned."""
         self._dirty = False
+        """Whether the mailbox has this completion already."""
         self._awaited = True
         """Whether this attempt has brought no token yet."""
         self._earlier_rounds = 0
-        """Rounds of lost attempts; so are the forwards."""
+        """`num_rounds` of earlier attempts."""
         self._earlier_forwards = 0
+        """`num_forwards` of earlier attempts."""
 
     @property
     def family(self) -> str:
-        """How the ids of all completions of its client's request begin."""
+        """Prefix of the ids of all completions of the same client's request."""
         return self.spec.request_id.rpartition(".")[0] + "."
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the completion has ended."""
         return self.finish_reason is not None
 
     @property
     def num_unread_bytes(self) -> int:
-        """Memory of what no response has taken, within a factor of two."""
+        """Memory of tokens that the response has not taken yet, within a factor of two."""
         num_unread = len(self.token_ids) - self.num_taken
         if not num_unread or not self.logprobs:
             return num_unread * TOKEN_BYTES
@@ -162,7 +173,7 @@ class Completion:
         return num_unread * (TOKEN_BYTES + LOGPROBS_BYTES + num_likeliest * LOGPROB_BYTES)
 
     def submit_to(self, channel: WorkerChannel, now: float) -> Submit:
-        """Binds the completion to a worker; the message to send there, at time `now`."""
+        """Binds the completion to a worker at time `now`; returns the message to send there."""
         self._channel = channel
         waited_s = self.times.submitted(now)
         self.worker_id = channel.worker_id
@@ -184,14 +195,15 @@ class Completion:
         )
 
     def begin_again(self) -> None:
-        """The next attempt continues from here: what is still on its way counts no more."""
+        """Begins the next attempt, after the tokens so far; later deltas of earlier ones are
+        void."""
         self.attempt += 1
         self.prompt = self.spec.prompt.followed_by(self.token_ids)
         self._awaited = True
         self._earlier_rounds, self._earlier_forwards = self.num_rounds, self.num_forwards
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
-        """Takes one step's tokens."""
+        """Takes the delta of one engine step, which has come at time `now`."""
         if self.finish_reason is not None:
             return
         if delta.num_cached_tokens >= 0 and not self.token_ids:
@@ -221,21 +233,21 @@ class Completion:
             self._notify()
 
     def lose(self, reason: str) -> None:
-        """The worker is gone; the completion can continue elsewhere."""
+        """Notes that the worker is lost; the owner decides whether the completion continues."""
         if self.finish_reason is None:
             self.num_losses += 1
             self.num_suspected += self._awaited
             self._owner.lost(self, reason)
 
     def fail(self, message: str) -> None:
-        """Ends with an error that the client sees."""
+        """Ends the completion with an error, which the client sees."""
         if self.finish_reason is None:
             self.error = message
             self._end("error", self.times.last_token_at)
             self._notify()
 
     def abort(self) -> None:
-        """Ends at the client's wish; the worker is notified at once."""
+        """Ends the completion because its client has left, and aborts it at the worker."""
         if self.finish_reason is None:
             self._abort_worker()
             self._end("abort", self.times.last_token_at)
@@ -251,12 +263,12 @@ class Completion:
         return text, token_ids
 
     def take_draft(self) -> list[int] | None:
-        """How the running block stands, if that is news."""
+        """The running block, if it has changed since the last call (see `draft`)."""
         draft, self.draft = self.draft, None
         return draft
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Log-probabilities since the last call, of tokens that `take` has returned."""
+        """Log-probabilities of tokens that `take` has returned since the last call of this."""
         start, self._logprobs_taken = self._logprobs_taken, self.num_taken
         return self.logprobs[start : self.num_taken]
 

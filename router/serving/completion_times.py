@@ -1,4 +1,5 @@
-"""The request of one completion, and what it took: times and tokens, for metrics and its SLO."""
+"""CompletionSpec: the request of one completion. CompletionTimes: its clock, for metrics and
+SLOs."""
 
 from __future__ import annotations
 
@@ -13,19 +14,20 @@ from worker.wire.times import FirstTokenTimes
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The specification of one completion; with it, any worker can begin or continue."""
+    """The request of one completion, from which it can begin at any worker."""
 
     request_id: str
     index: int
     """Number of the choice in the response."""
     prompt: PromptBlocks
     sampling: SamplingParams
-    """Sampling parameters, with n = 1; shared by all completions of the request."""
+    """Sampling parameters with n = 1, shared by all completions of the client's request."""
     seed: int
-    """Seed of this completion alone."""
+    """Seed of this completion, another than those of its siblings."""
     feasibility: Feasibility
-    """Limits that its request is held against."""
+    """Check of the client's request against limits of workers."""
     priority: int
+    """Priority of the client's request: greater ones go first."""
     gateway_id: str
     slo: Slo | None = None
     tenant: str = ""
@@ -34,12 +36,12 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTimes:
-    """The clock of one completion: notes when things happen, and counts them in the model's stats.
+    """Times of one completion's events, which it also counts in the model's stats.
 
     Args:
-        spec: what is asked for.
-        stats: where times and tokens are counted.
-        now: the request's arrival; all times are seconds on the event loop's clock.
+        spec: the request of the completion.
+        stats: counters of the model.
+        now: time of the request's arrival; all times are seconds on the event loop's clock.
     """
 
     __slots__ = (
@@ -64,27 +66,29 @@ class CompletionTimes:
         self._submitted_at = now
         self._first_token_at = 0.0
         self.last_token_at = 0.0
-        """When the last token came; 0 where there is none."""
+        """Time of the last token; 0 before the first."""
         self._from_worker: FirstTokenTimes | None = None
-        """The worker's part of the time to the first token."""
+        """Parts of the time to first token that the worker reports; None if it has reported
+        none."""
 
     @property
     def first_token_s(self) -> float:
-        """Seconds from arrival to the first token; negative while there is none."""
+        """Seconds from arrival to the first token; -1 before it."""
         return self._first_token_at - self.arrived_at if self._first_token_at else -1.0
 
     @property
     def at_worker_s(self) -> float:
-        """Seconds from the submit to the worker that served it to the first token, if any."""
+        """Seconds from the last submit to the first token; meaningless before it."""
         return self._first_token_at - self._submitted_at
 
     def submitted(self, now: float) -> float:
-        """Notes that it is sent to a worker; the seconds since its arrival."""
+        """Notes that the request is sent to a worker; returns the seconds since its arrival."""
         self._submitted_at = now
         return now - self.arrived_at
 
     def took_tokens(self, number: int, now: float, from_worker: FirstTokenTimes | None) -> None:
-        """Tokens have come; with the first ones the worker may report its part of the time."""
+        """Counts new tokens; with the first ones the worker may report parts of the time to
+        them."""
         self._stats.generation_tokens += number
         if self._first_token_at:
             self._latency.inter_token.observe((now - self.last_token_at) / number, number)
@@ -96,7 +100,7 @@ class CompletionTimes:
         self.last_token_at = now
 
     def flushed(self, now: float) -> bool:
-        """The first text has been written to the client; False where it has none yet."""
+        """Notes that text is written to the client; False if this completion has no token yet."""
         if not self._first_token_at:
             return False
         if self._from_worker is not None:
@@ -105,15 +109,24 @@ class CompletionTimes:
         return True
 
     def refused(self) -> None:
-        """The queues of all workers are full."""
+        """Counts a refusal because the queues of all workers are full."""
         self._stats.refused += 1
         self._tenant.refused += 1
 
     def ended(
         self, reason: FinishReason, now: float, num_tokens: int, num_cached: int
     ) -> SloOutcome | None:
-        """Notes that it has ended; whether the times it was asked for were met, None where none
-        were."""
+        """Counts the end of the completion.
+
+        Args:
+            reason: reason of the end.
+            now: time of the end.
+            num_tokens: number of tokens generated.
+            num_cached: number of prompt tokens found in the prefix cache.
+
+        Returns:
+            Whether the SLO was met; None without an SLO, and for an aborted completion.
+        """
         spec, stats = self._spec, self._stats
         stats.finished[reason] += 1
         stats.cached_tokens += num_cached

@@ -1,4 +1,4 @@
-"""All completions of one HTTP request."""
+"""Generation: all completions of one HTTP request."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from worker.wire.slo import Slo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """A client's request to one model."""
+    """A client's request for completions of one model."""
 
     request_id: str
-    """Id as the client sees it; requests of the fleet are named after it."""
+    """Request id that the client sees; ids of its completions begin with it."""
     prompts: Sequence[PromptBlocks]
+    """Prompts, each of which gets n completions."""
     feasibility: Feasibility
-    """Knows the sampling parameters: n completions for each prompt."""
+    """Sampling parameters, and their check against limits of workers."""
     stream: bool
-    """Whether `take` returns with each token, or at the end only."""
+    """Whether `take` returns new tokens, or only completions that have ended."""
     priority: int = DEFAULT_PRIORITY
+    """Priority at the workers: greater ones go first."""
     slo: Slo | None = None
     shown_tokens: frozenset[str] = frozenset()
-    """Special tokens that stand in the text even where others are left out of it."""
+    """Special tokens that are written into the text even if skip_special_tokens is set."""
     tenant: str = ""
-    """Tenant whom its service is charged to."""
+    """Tenant whose service it is, for fairness and metrics; empty for none."""
     arrived_at: float | None = None
-    """Time of arrival on the event loop's clock; None for now."""
+    """Time of arrival on the event loop's clock; None for the time of `generation`."""
     span: RequestSpan | None = None
-    """Span in which the request is traced."""
+    """Trace span of the request; None if it is not traced."""
 
 
 class Generation:
-    """The completions of one request, prompt by prompt, and their news.
+    """The completions of one request, in the order of its prompts.
 
-    `start`, then `take` until `finished`; `close` in any case: it aborts what still runs.
+    Call `start`, then `take` until `finished`; call `close` in any case: it aborts what still runs.
     """
 
     def __init__(
@@ -55,40 +57,40 @@ class Generation:
         self.request = request
         self.completions = completions
         self.explain = explain
-        """Whether the decisions are reported to the client."""
+        """Whether responses have headers that explain the routing decision."""
         self.client_left = False
-        """Whether nobody reads what is written."""
+        """Whether the client has disconnected."""
         self._mailbox = mailbox
         self._place = place
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come: all have ended, and `take` has returned it."""
+        """Whether all completions have ended, and `take` has returned their ends."""
         return not self._mailbox and all(completion.finished for completion in self.completions)
 
     @property
     def problem(self) -> str | None:
-        """The problem of the first of them that an error ended; None where none has."""
+        """Error of the first completion that ended in one; None if none has."""
         return next((c.error for c in self.completions if c.error), None)
 
     @property
     def workers(self) -> str:
-        """The workers that serve it, joined by commas."""
+        """Ids of the workers that serve the completions, joined by commas."""
         return ",".join(dict.fromkeys(c.worker_id for c in self.completions if c.worker_id))
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted once."""
+        """Number of tokens of all prompts, each counted once."""
         return sum(prompt.num_tokens for prompt in self.request.prompts)
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return sum(len(completion.token_ids) for completion in self.completions)
 
     @property
     def num_rounds(self) -> int:
-        """Passes of a block-diffusion model so far that found something to decide."""
+        """Forward passes of a block-diffusion model so far that decided tokens."""
         return sum(completion.num_rounds for completion in self.completions)
 
     @property
@@ -98,7 +100,7 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens found in prefix caches; of several completions of a prompt, the best."""
+        """Prompt tokens found in prefix caches: of each prompt the most of its completions."""
         best: dict[int, int] = {}
         for completion in self.completions:
             prompt = id(completion.spec.prompt)
@@ -106,13 +108,14 @@ class Generation:
         return sum(best.values())
 
     def prompt_logprobs(self, completion: Completion) -> list[TokenLogprobs] | None:
-        """Log-probabilities of a prompt; the first of its completions may have them alone."""
+        """Log-probabilities of a completion's prompt, which the prompt's first completion may
+        have."""
         n = self.request.feasibility.sampling.n
         first = self.completions[completion.spec.index // n * n]
         return completion.prompt_logprobs or first.prompt_logprobs
 
     async def start(self) -> None:
-        """Hands every completion to a worker. Raises ApiError; everything is then ended."""
+        """Hands all completions to workers. Raises ApiError, and then ends all of them."""
         try:
             if len(self.completions) == 1:
                 await self._place(self.completions[0])
@@ -128,17 +131,17 @@ class Generation:
             raise
 
     def flushed(self, now: float) -> None:
-        """The first text has been written to the client."""
+        """Notes that the first text is written to the client."""
         for completion in self.completions:
             if completion.times.flushed(now):
                 return
 
     def take(self) -> Awaitable[list[Completion]]:
-        """Completions with news, waiting for some."""
+        """Waits for completions with news, and returns them."""
         return self._mailbox.take()
 
     def end_span(self, problem: str | None) -> None:
-        """The response has ended, by an error where there is a `problem`: so does its trace."""
+        """Ends the trace span of the request, with an error if there is a `problem`."""
         span, completions = self.request.span, self.completions
         if span is None:
             return
@@ -155,7 +158,7 @@ class Generation:
         span.end(attributes, problem)
 
     def close(self) -> None:
-        """Aborts what has not finished. Safe to call twice."""
+        """Aborts completions that have not ended. Idempotent."""
         for completion in self.completions:
             completion.abort()
 

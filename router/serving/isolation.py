@@ -1,4 +1,4 @@
-"""Requests that may be why workers were lost: tried again apart from others, then given up."""
+"""Isolation: requests that may have ended workers are tried again alone at a worker, then fail."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from router.channel import WorkerChannel
 from router.serving.completion import Completion
 
 APART_FROM = 2
-"""Losses that make a suspect: most have nothing to do with any request, so one is forgiven."""
+"""Suspected losses that make a request a suspect. One is forgiven, since most losses have nothing
+to do with a request."""
 PATIENCE_S = 10.0
-"""Seconds that a suspect waits for a worker of its own: a busy fleet may have none to spare; where
-workers really were lost twice for other reasons, this is what it costs its client."""
+"""Seconds that a suspect waits for an idle worker. A busy fleet may have none, and an innocent
+request is delayed by no more."""
 
 
 class Changes:
-    """Wakes who waits for a worker whenever one may have become able to take a request."""
+    """A condition that wakes requests whenever some worker may have become able to take them."""
 
     def __init__(self) -> None:
         self.number = 0
-        """Times that this has happened."""
+        """Number of calls of `notify`."""
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """A worker may have become able to take a request, or none will."""
+        """Wakes all: a worker may have become able to take a request, or none ever will."""
         self.number += 1
         self._event.set()
         self._event.clear()
 
     async def wait_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Waits until `is_over`, which is asked again with each change; at most so long."""
+        """Waits until `is_over` returns true, at most `seconds`; it is called after each change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_over():
@@ -39,17 +40,18 @@ class Changes:
 
 
 class Isolation:
-    """Keeps apart what may end a worker from what would be lost with it.
+    """Keeps requests that may end workers apart from others.
 
-    A request is suspected of a loss if the lost worker had brought no token of it in that attempt:
-    one that ends workers at some token ends the next one before it brings any. After two such
-    losses it is tried at a worker that has nothing else from this gateway, and gets nothing else
-    until the request has a token, or has ended; after `max_attempts` it is given up. Completions of
-    one client's request are one suspect. Those that generated already are never suspected.
+    A request is suspected of a loss if the lost worker had sent no token of it in that attempt: one
+    that ends workers at some token ends the next worker before it sends any. After two such losses
+    it is tried at a worker that has no other request of this gateway, and that gets none until the
+    request has a token, or has ended; after `max_attempts` it fails. All completions of a client's
+    request are one suspect (a family). Completions with tokens of the attempt are not suspected.
 
     Args:
-        max_attempts: losses under suspicion; 1 lets nothing continue after a loss.
-        channels: of the workers, by id.
+        max_attempts: suspected losses after which a request fails; 1 also fails requests that had
+            tokens after their first loss.
+        channels: channels to the workers, by id.
         changes: notified when a worker may have become free.
     """
 
@@ -59,22 +61,22 @@ class Isolation:
         self._max_attempts = max_attempts
         self._channels = channels
         self._held: dict[str, str] = {}
-        """Workers at which a suspect is tried, and its family."""
+        """Family of the suspect that is tried at a worker, by worker id."""
         self._waits_until: dict[str, float] = {}
-        """Times until which suspects wait for a worker, by family; on the event loop's clock."""
+        """Time on the event loop's clock until which a suspect waits for a worker, by family."""
         self.changes = changes
 
     def why_given_up(self, completion: Completion, reason: str) -> str | None:
-        """The error for a request that has ended enough workers; None for others."""
+        """The error of a request that was lost with too many workers; None if it may continue."""
         num_attempts = completion.num_suspected
-        if self._max_attempts == 1:  # whatever became of the first one
+        if self._max_attempts == 1:  # the first loss ends it, tokens or not
             num_attempts = max(num_attempts, completion.num_losses)
         if num_attempts < self._max_attempts:
             return None
         return f"given up after {num_attempts} attempts, the last one: {reason}"
 
     def excluded(self, completion: Completion) -> list[str]:
-        """Workers that are not for it now."""
+        """Ids of workers that must not get the completion now."""
         if not (self._held or _is_suspect(completion)):
             return []
         family = completion.family
@@ -86,7 +88,8 @@ class Isolation:
         return [*held, *(worker for worker in self._channels if self._has_others(worker, family))]
 
     def enter(self, completion: Completion, worker_id: str) -> bool:
-        """A completion goes to a worker; False for a suspect that would not be alone there."""
+        """Reserves a worker for a suspect; False if it would not be alone there. True for
+        others."""
         if not _is_suspect(completion):
             return True
         family = completion.family
@@ -96,11 +99,14 @@ class Isolation:
         return True
 
     async def wait(self, completion: Completion, num_changes: int) -> bool:
-        """Waits until other workers may be free; False where it has waited long enough.
+        """Waits until a worker may have become free for a suspect.
 
         Args:
-            completion: that has found none.
-            num_changes: there had been so many when it began to look.
+            completion: the completion that has found no worker.
+            num_changes: `changes.number` before it looked for one.
+
+        Returns:
+            False if it must not wait (any longer), or has ended.
         """
         if not _is_suspect(completion):
             return False
@@ -111,7 +117,8 @@ class Isolation:
         return loop.time() < until and not completion.finished
 
     def leave(self, completion: Completion, worker_id: str) -> None:
-        """A completion has a token from that worker, or is there no more."""
+        """Ends a suspect's reservation: it has a token from the worker, or is not there any
+        more."""
         if self._held and self._held.get(worker_id) == completion.family:
             del self._held[worker_id]
         if completion.finished and self._waits_until:
@@ -119,7 +126,7 @@ class Isolation:
         self.changes.notify()
 
     def forget(self, worker_id: str) -> None:
-        """The worker has left."""
+        """Forgets a worker that has left."""
         self._held.pop(worker_id, None)
         self.changes.notify()
 

@@ -1,4 +1,4 @@
-"""The load of a model at this gateway, for whoever decides how many workers there are."""
+"""LoadMeter: the load of a model at this gateway, for autoscaling."""
 
 from __future__ import annotations
 
@@ -12,51 +12,57 @@ from router.fleet import Fleet
 from router.metrics.stats import ModelStats
 
 WINDOW_S = 10.0
-"""Time after which what arrived weighs 1/e."""
+"""Time constant in seconds of the moving averages of arrival rates."""
 _DELAY_WINDOW_S = 3.0
-"""Time after which an expected wait, which jumps from step to step, weighs 1/e."""
+"""Time constant in seconds of the moving average of the expected wait, which jumps with each
+step."""
 _BATCH = 64
-"""Requests of a full batch, until a worker has reported it."""
+"""Slots of a batch, until a worker has reported them."""
 _OUTPUT = 128.0
-"""Tokens of a completion, until one has ended."""
+"""Tokens per completion, until one has ended."""
 _MOST_WAIT_S = 3600.0
+"""Largest expected wait that is averaged: without a limit an infinite one would never fade."""
 
 
 class LoadReport(NamedTuple):
-    """One moment. All but plain numbers would be lost on the way; times are seconds."""
+    """Load at one moment: plain numbers, as Ray Serve's autoscaling metrics must be; times in
+    seconds.
+
+    A worker-second is the time that one worker of mean speed takes.
+    """
 
     num_ready: float = 0.0
-    """Workers that take requests."""
+    """Number of workers that take requests."""
     work: float = 0.0
-    """A worker's time for what came to this gateway of late, per second."""
+    """Worker-seconds per second for the requests that have arrived lately at this gateway."""
     pending_s: float = 0.0
-    """A worker's time for what no worker has yet."""
+    """Worker-seconds for the pending requests, those that no worker has yet."""
     pending_kv: float = 0.0
-    """KV cache for what no worker has yet, in caches of a worker."""
+    """KV cache for the prompts of pending requests, in units of a worker's cache."""
     waiting_s: float = 0.0
-    """A worker's time for what waits at workers, whoever sent it."""
+    """Worker-seconds for the requests that wait at workers, those of other gateways included."""
     queue_delay_s: float = 0.0
-    """How long requests of late were expected to wait at the best of them."""
+    """Seconds that requests have lately been expected to wait at the least busy worker."""
     kv: float = 0.0
-    """Parts of their KV caches that are taken, added up, and what those need that wait there."""
+    """KV cache in use and needed by prompts that wait at workers, in units of a worker's cache."""
     num_pending: float = 0.0
-    """Requests that no worker has yet."""
+    """Number of requests that no worker has yet."""
     num_active: float = 0.0
-    """Requests at workers."""
+    """Number of requests at workers."""
     num_new: float = 0.0
-    """Requests that came since the report before; they may have ended since."""
+    """Number of requests that arrived since the last report, ended ones included."""
 
 
 class LoadMeter:
-    """Weighs tokens by what they cost in full batches, as the fleet's step-time model has it.
+    """Measures load as worker-seconds, by the fleet's step-time model at full batches.
 
-    What arrives counts with the completion that it is expected to become, so that a fleet at its
-    limit, which generates no faster, is not taken to be at its target.
+    A request counts at its arrival with all the tokens that it is expected to generate. To count
+    generated tokens alone would underrate a saturated fleet, which generates no faster.
 
     Args:
-        stats: of the model.
-        fleet: its workers.
-        clock: seconds from some fixed moment.
+        stats: counters of the model.
+        fleet: workers of the model.
+        clock: time in seconds from some fixed moment.
     """
 
     def __init__(self, stats: ModelStats, fleet: Fleet, clock: Callable[[], float]) -> None:
@@ -66,12 +72,12 @@ class LoadMeter:
         self._at = clock()
         self._seen = self._counts()
         self._rates = (0.0, 0.0, 0.0)
-        """Rates per second: prompt tokens to compute, requests, tokens generated."""
+        """Rates per second: uncached prompt tokens, requests, generated tokens."""
         self._delay_s = 0.0
         self._num_new = 0.0
 
     def read(self) -> LoadReport:
-        """The load now. To be called every second or so: rates are taken between two calls."""
+        """The load now. Call it about every second: rates are measured between two calls."""
         self._advance()
         stats, table = self._stats, self._fleet.table
         rows = np.flatnonzero(table.eligible)
@@ -99,7 +105,7 @@ class LoadMeter:
         )
 
     def _costs(self) -> tuple[float, float]:
-        """A worker's seconds per prompt token, and per generated one in a full batch."""
+        """Worker-seconds per prompt token, and per generated token in a full batch."""
         pace, table, stats = self._fleet.pace, self._fleet.table, self._stats
         rows = np.flatnonzero(table.eligible)
         info = self._fleet.info
@@ -113,7 +119,7 @@ class LoadMeter:
         return prompt_s * factor, pace.costs.decode(places, context) / places * factor
 
     def _output(self) -> float:
-        """Tokens of a completion."""
+        """Mean tokens per completion."""
         ended = self._stats.completion_tokens
         return ended.total / count if (count := sum(ended.counts)) else _OUTPUT
 

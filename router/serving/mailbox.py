@@ -1,4 +1,4 @@
-"""Wakes the one task that writes a response, at most once per step and response."""
+"""Mailbox: hands news of completions to the task that writes the response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Items for one reader on the same event loop; cheaper than asyncio.Queue."""
+    """Queue of items for one reader on the same event loop; cheaper than asyncio.Queue.
+
+    The reader takes all items at once, so an engine step wakes it once for all its completions.
+    """
 
     __slots__ = ("_items", "_waiter")
 
@@ -28,11 +31,11 @@ class Mailbox(Generic[T]):
             waiter.set_result(None)
 
     def clear(self) -> None:
-        """Drops what has not been taken."""
+        """Drops items that were not taken."""
         self._items.clear()
 
     async def take(self) -> list[T]:
-        """All items there are, waiting for the first."""
+        """Waits until there is an item; returns all items."""
         if not self._items:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

@@ -1,4 +1,4 @@
-"""One served model: its tokenizer, its workers, and the completions of its requests."""
+"""ServedModel: a model with its tokenizer, its workers, and the completions of its requests."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class ServedModel:
     """Listens to the channels of a model's workers and makes completions of requests.
 
     Args:
-        route: the model's names.
-        gateway_id: this gateway.
+        route: configuration of the model.
+        gateway_id: id of this gateway.
         transport: reaches the model's workers.
-        tokenizer: of the model.
-        encoder: makes prompts.
+        tokenizer: tokenizer of the model.
+        encoder: makes prompts of requests.
         fleet: the model's workers.
-        defaults: sampling values for what requests leave open.
-        max_tenants: tenants that metrics distinguish.
-        settings: what the model's gateways share; None where this is the only one.
+        defaults: default sampling parameters (generation_config.json).
+        max_tenants: most tenants that metrics distinguish.
+        settings: store that the model's gateways share; None if this gateway is the only one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ServedModel:
         self.fleet = fleet
         self.defaults = defaults
         self.dialect = dialect_of(tokenizer, route.tool_call_parser, route.reasoning_parser)
-        """How it marks thoughts and calls."""
+        """Format in which the model marks reasoning and tool calls."""
         self.stats = ModelStats(max_tenants)
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
         self._gateway_id = gateway_id
@@ -83,22 +83,22 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are served: by a worker, or by one that is started for them."""
+        """Whether requests are served: a worker is ready, or one is started on demand."""
         return self.fleet.ready or self.route.on_demand
 
     @property
     def num_open(self) -> int:
-        """Completions under way."""
+        """Number of completions that have not ended."""
         return self.stats.started - sum(self.stats.finished.values())
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that requests may name."""
+        """Size of the vocabulary: token ids in requests must be below it."""
         info = self.fleet.info
         return info.vocab_size if info is not None else self.tokenizer.vocab_size
 
     async def start(self) -> None:
-        """Follows the set of workers from now on."""
+        """Attaches to the workers, and follows changes of their set."""
         await self.admission.start()
         self._transport.watch_workers(self._set_workers)
 
@@ -113,7 +113,7 @@ class ServedModel:
             self._log_file.close(self.fleet)
 
     def generation(self, request: GenerationRequest) -> Generation:
-        """The request with its completions, not placed yet."""
+        """Makes a request's completions, which are not placed yet."""
         mailbox: Mailbox[Completion] = Mailbox()
         sampling = request.feasibility.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
@@ -123,7 +123,8 @@ class ServedModel:
         shared, stop = sampling.amended(n=1, seed=None), StopStrings(sampling.stop)
         others = shared
         if shared.prompt_logprobs is not None and not request.stream:
-            others = shared.amended(prompt_logprobs=None)  # the first of each prompt has them
+            # The first completion of each prompt gets them.
+            others = shared.amended(prompt_logprobs=None)
         completions = []
         unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
         pairs = itertools.product(request.prompts, range(sampling.n))
@@ -151,16 +152,16 @@ class ServedModel:
         return Generation(request, completions, mailbox, self._placer.place, explain=explain)
 
     def set_target(self, target: WorkerTarget) -> None:
-        """How many workers there should be from now on, for metrics."""
+        """Sets how many workers there should be, for metrics."""
         self.stats.workers = target
 
-    # ChannelListener
+    # Methods of ChannelListener.
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """A worker is attached, as the snapshot has it."""
+        """A worker has attached with this snapshot; see ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
         self.refused_grammars.clear()
-        # It may have left while the stream was being opened, when the fleet did not know it yet.
+        # The worker may have left before the fleet knew it, while the stream was being opened.
         self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)
         if self.admission.change.given:
             self._channels[worker_id].set_admission(self.admission.change)
@@ -171,20 +172,20 @@ class ServedModel:
         self._placer.attached(worker_id)
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
-        """A worker's step: its load and blocks go to the fleet."""
+        """Hands load and block events of a worker's step to the fleet."""
         self.fleet.update(worker_id, update)
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """A worker took a request, as number `ordinal` of its epoch."""
+        """A worker has taken a request as submit number `ordinal` of `epoch`."""
         self.fleet.accepted(worker_id, request_id, epoch, ordinal)
 
     def on_lost(self, worker_id: str, reason: str) -> None:
-        """A worker or its rank group is gone, and its cache with it."""
+        """A worker has lost its rank group, or is lost itself."""
         self.fleet.lose(worker_id)
         self._log("worker %s lost: %s", worker_id, reason)
 
     def on_closed(self, worker_id: str) -> None:
-        """A worker's channel has ended: nothing of it is kept."""
+        """A worker's channel has ended: forgets the worker."""
         self.fleet.remove(worker_id)
         self._channels.pop(worker_id, None)
         self._placer.forget(worker_id)
@@ -209,7 +210,7 @@ class ServedModel:
                 self._placer.resolved(worker_id)
 
     def _notify_admission(self, change: AdmissionChange) -> list[str]:
-        """Changes how the workers admit requests; returns the ids of those that were reached."""
+        """Sends a change of admission rules to all attached workers; returns their ids."""
         return [
             worker_id
             for worker_id, channel in self._channels.items()
@@ -260,5 +261,5 @@ def _decision_log(route: ModelRoute, gateway_id: str) -> DecisionLog | None:
 
 
 def _wrap(seed: int) -> int:
-    """Keeps the seeds of further choices within 64 bits."""
+    """Brings a seed of 2⁶⁴ or more, of a further choice, back into the range of 64-bit seeds."""
     return seed if seed < 2**64 else seed - 2**64

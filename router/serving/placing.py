@@ -1,4 +1,4 @@
-"""Placing: finds a completion a worker that takes it, however often its worker is lost."""
+"""Placer: finds workers for completions, again when a worker is lost."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from worker.wire.limits import Limits
 logger = logging.getLogger(__name__)
 
 ATTACH_S = 5.0
-"""Seconds that a request waits for a worker that is there; to attach to it takes 0.1 s."""
+"""Seconds that a request waits for workers that are attaching, which takes 0.1 s."""
 MAX_WAITING = 4096
-"""Requests that may wait for a worker at the same time."""
+"""Most requests that wait for a worker at a time."""
 _MAX_RETRIES = 2
-"""Further workers that are tried when one did not get a request."""
+"""Most further workers that a request is submitted to when a submit fails."""
 FIRST_PAUSE_S = 0.1
+"""Seconds between the first two tries to place a request again; doubled with each."""
 LAST_PAUSE_S = 2.0
-"""Seconds between two looks for a worker; one that becomes ready is seen at once."""
+"""Most seconds between two tries; a worker that becomes ready ends a pause."""
 
 
 class Placer:
     """Places the completions of one model, and waits for workers where none can take them.
 
-    - A new one waits where a worker is to come: in a rolling update the last may leave when the
-      next has just come, or before.
-    - One whose worker was lost is placed again, at another worker or at the same when it is back;
-      its client sees a pause. One that may be why workers were lost goes apart from others, then is
-      given up; see Isolation.
+    - A new completion waits if a worker is expected: in a rolling update the last worker may leave
+      when the next has just come, or before.
+    - A completion whose worker was lost is placed again, at another worker or at the same one when
+      it is back; its client sees a pause. One that may have ended workers is tried alone, then
+      fails; see Isolation.
 
     Args:
-        route: the model, and for how long its requests wait.
-        fleet: its workers.
-        channels: to them, by id.
-        stats: where decisions, retries and resubmissions are counted.
-        refused_grammars: where grammars that no worker can use are noted.
-        log: where decisions are recorded; None for nowhere.
+        route: configuration of the model.
+        fleet: workers of the model.
+        channels: channels to the workers, by id.
+        stats: counters of decisions, retries and resubmissions.
+        refused_grammars: grammars that workers could not compile.
+        log: decision log; None for none.
     """
 
     def __init__(
@@ -68,31 +69,34 @@ class Placer:
         self._changes = Changes()
         self._isolation = Isolation(route.routing.max_request_attempts, channels, self._changes)
         self._pending: dict[str, None] = {}
-        """Workers that have come; a stream to them is being opened."""
+        """Ids of new workers whose first report is awaited."""
         self._vacant = route.on_demand
-        """Whether all workers that were there have left, or one is started on demand."""
+        """Whether there are no workers and some are expected: the last has left, or workers are
+        started on demand."""
         self._num_waiting = 0
+        """Number of requests that wait for a worker."""
         self._num_ready = 0
-        """Times that a worker was attached while some worker was ready."""
+        """Number of snapshots after which some worker was ready."""
         self._resuming: dict[asyncio.Task[None], None] = {}
+        """Tasks that place completions again."""
         self._closed = False
 
-    # What the model notifies it of.
+    # Notifications of the model.
 
     def expect(self, worker_id: str) -> None:
-        """A worker has come; its first report is awaited."""
+        """A worker has joined; its first report is awaited."""
         self._pending[worker_id] = None
         self._vacant = False
 
     def attached(self, worker_id: str) -> None:
-        """A worker has reported its state, which the fleet knows by now."""
+        """A worker has attached, and the fleet has its snapshot."""
         self.resolved(worker_id)
         if self._fleet.ready:
             self._num_ready += 1
             self._changes.notify()
 
     def resolved(self, worker_id: str) -> None:
-        """A worker is awaited no longer. Nothing happens a second time."""
+        """A worker's first report is not awaited any more. Idempotent."""
         if self._pending.pop(worker_id, worker_id) is None:
             self._changes.notify()
 
@@ -106,7 +110,7 @@ class Placer:
         self._isolation.forget(worker_id)
 
     def close(self) -> None:
-        """Nobody will come: who waits for a worker, or loses his, ends with an error."""
+        """No worker will come: completions that wait for one, or lose theirs, fail."""
         self._closed = True
         for task in self._resuming:
             task.cancel()
@@ -114,17 +118,17 @@ class Placer:
         self._pending.clear()
         self._changes.notify()
 
-    # CompletionOwner
+    # Methods of CompletionOwner.
 
     def begun(self, completion: Completion) -> None:
-        """Notes the first token: what was booked for its prompt is released."""
+        """Releases the booking of the prompt at the first token."""
         self._release(completion)
         if completion.choice is not None and not completion.attempt:
             error = completion.times.at_worker_s - completion.choice.first_token_s
             self._stats.prediction_error.observe(abs(error))
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """Its worker is gone: begins the next attempt, or ends it with an error."""
+        """Begins the next attempt of a completion whose worker was lost, or fails it."""
         self._release(completion)
         extra = {"request_id": completion.spec.request_id, "worker_id": completion.worker_id}
         if self._closed:
@@ -142,13 +146,13 @@ class Placer:
             task.add_done_callback(self._resuming.pop)
 
     def ended(self, completion: Completion) -> None:
-        """Notes the end: releases what is booked, and records the decision."""
+        """Releases the booking of a completion that has ended, and logs its decision."""
         self._release(completion)
         if self._log_file is not None and (line := decision_line(completion)) is not None:
             self._log_file.decided(line, self._fleet)
 
     async def place(self, completion: Completion) -> None:
-        """Hands the completion to a worker. Raises ApiError where none takes it."""
+        """Hands the completion to a worker. Raises ApiError if no worker takes it."""
         stats, num_tokens = self._stats, completion.spec.prompt.num_tokens
         stats.pending_requests += 1
         stats.pending_tokens += num_tokens
@@ -159,7 +163,7 @@ class Placer:
             stats.pending_tokens -= num_tokens
 
     async def _try_workers(self, completion: Completion) -> None:
-        """Chooses a worker and hands the completion over; tries others that may still take it."""
+        """Submits the completion to a worker, and to others if that fails."""
         tried: list[str] = []
         while not completion.finished:
             problem = await self._try_worker(completion, tried)
@@ -175,7 +179,7 @@ class Placer:
             completion.begin_again()
 
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
-        """Submits to the best worker that was not tried yet; returns why it did not get it."""
+        """Submits to the best worker not in `tried`; returns why it failed, None for success."""
         spec = completion.spec
         choice = await self._choose_apart(completion, tried)
         if choice is None and await self._wait_for_worker():
@@ -206,7 +210,7 @@ class Placer:
                 completion.rejection = error.rejection
             if error.rejection.status == 429 or error.rejection.status >= 500:
                 return error.rejection.message
-            if completion.num_losses:  # a worker had taken it, so another one may
+            if completion.num_losses:  # a lost worker had taken it, so another one may
                 return error.rejection.message
             self._release(completion)
             grammar = spec.sampling.structured_outputs
@@ -214,7 +218,7 @@ class Placer:
                 self._refused_grammars.add(grammar, error.rejection.message)
             param = spec.feasibility.param(error.rejection.param)
             raise rejected(error.rejection, param) from error
-        if not completion.finished:  # the answer may come after what it ended by
+        if not completion.finished:  # the last delta may overtake the answer to the submit
             completion.rejection = None
         count_choice(self._stats, choice)
         routed = self._stats.routed
@@ -222,7 +226,7 @@ class Placer:
         return None
 
     async def _choose_apart(self, completion: Completion, tried: list[str]) -> Choice | None:
-        """Books it as `_choose` does, apart from others where one is suspect; see Isolation."""
+        """`_choose`, with suspects kept apart from others; see Isolation."""
         isolation = self._isolation
         while True:
             num_changes = self._changes.number
@@ -238,9 +242,9 @@ class Placer:
                 return await self._choose(completion, tried)
 
     async def _choose(self, completion: Completion, tried: Sequence[str]) -> Choice | None:
-        """Books the completion at the best worker; None where there is none.
+        """Books the completion at the best worker; None if no worker can take it now.
 
-        Raises ApiError, before anything is booked, where no worker could ever run it.
+        Raises ApiError, and books nothing, if no ready worker could ever run it.
         """
         spec, prompt = completion.spec, completion.prompt
         kinds = self._fleet.limits
@@ -270,7 +274,7 @@ class Placer:
         return rejected(rejection)
 
     async def _wait_for_worker(self) -> bool:
-        """Waits for a worker where one is to come; whether there is one then."""
+        """Waits until a worker is ready, if one is expected; returns whether one is."""
         if self._num_waiting < MAX_WAITING:
             self._num_waiting += 1
             try:
@@ -289,14 +293,14 @@ class Placer:
             completion.fail("the gateway is shutting down")
             raise
         except Exception:
-            # Whatever it was, the client must not wait forever.
+            # HAZARD: without an end of the completion its client would wait for ever.
             logger.exception("cannot be resumed", extra={"request_id": completion.spec.request_id})
             problem = "internal error: it could not be resumed"
         if problem is not None:
             completion.fail(f"{reason}; then {problem}")
 
     async def _try_until_placed(self, completion: Completion) -> str | None:
-        """Returns why it is given up, None if it continues (or its client has left)."""
+        """Places a completion again; returns why that failed, None if it runs, or has ended."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._wait_s
         pause = FIRST_PAUSE_S
@@ -315,7 +319,7 @@ class Placer:
         return None
 
     async def _wait_for_another(self, seconds: float) -> None:
-        """Waits until a further worker is ready, at most so long."""
+        """Waits until a further worker is ready, at most `seconds`."""
         num_ready = self._num_ready
         await self._changes.wait_until(lambda: self._num_ready != num_ready, seconds)
 
