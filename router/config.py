@@ -13,6 +13,10 @@ PolicyName = Literal[
 ]
 """Routing policies; see router.fleet.policies."""
 
+Tenancy = Literal["auto", "none", "key", "user"]
+"""What makes requests those of one tenant: nothing, the API key, or the key and the request's
+`user`; auto is key where there are several keys, else none."""
+
 _RARE = {"within": "--routing-config"}
 """Metadata of options that have no flag of their own."""
 
@@ -98,6 +102,11 @@ class ModelRoute:
     """Most workers that it has; as many as the fewest where their number is fixed."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model that clients may use."""
+        return (self.name, *self.aliases)
+
+    @property
     def checkpoint(self) -> str:
         """The model with its revision: what its files are asked for by."""
         return at_revision(self.model, self.revision)
@@ -132,12 +141,12 @@ class GatewayConfig:
     audit_log: str = ""
     """Folder for a line per request: who asked which model, how much, with which outcome."""
 
-    fairness_key: Literal["auto", "none", "key", "user"] = "auto"
+    fairness_key: Tenancy = "auto"
     """Parties that share a worker evenly: API keys, or users of API keys; auto: keys, where there
     are several."""
     metrics_max_tenants: int = 32
     """Tenants that metrics distinguish."""
-    cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
+    cache_isolation: Tenancy = "auto"
     """Parties whose prompts share no prefix cache with those of others; auto as above."""
     responses_store_mib: int = 64
     """Most MiB of the responses that one gateway process keeps; 0 for none."""
@@ -145,7 +154,7 @@ class GatewayConfig:
     """Seconds for which a tokenizer that is not there yet is tried again, inf for ever."""
 
     def __post_init__(self) -> None:
-        names = [name for route in self.models for name in (route.name, *route.aliases)]
+        names = [name for route in self.models for name in route.names]
         if not names:
             raise ValueError("a gateway needs at least one model")
         doubles = sorted({name for name in names if names.count(name) > 1})

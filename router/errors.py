@@ -98,6 +98,21 @@ def error_body(error: ApiError, path: str, request_id: str) -> bytes:
     return anthropic_body(error, request_id) if is_anthropic else error.body()
 
 
+def error_headers(error: ApiError, request_id: str) -> dict[str, str]:
+    """Headers of a response that is an error; without a request id where that is empty."""
+    headers = {"content-type": "application/json"}
+    if request_id:
+        headers["x-request-id"] = request_id
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status == 408:
+        # Else the server reads the rest of the body, for as long as the client likes.
+        headers["connection"] = "close"
+    return headers
+
+
 def anthropic_body(error: ApiError, request_id: str) -> bytes:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}` as JSON."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"

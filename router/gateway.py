@@ -97,7 +97,7 @@ class Gateway:
                 report=self.report,
             )
             self._models[route.name] = model
-            for name in (route.name, *route.aliases):
+            for name in route.names:
                 self._names[name] = model
             await model.start()
             logger.info("gateway serves %s", route.name, extra={"model": route.name})

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Literal
 
 from starlette.requests import Request
 from starlette.types import Scope
 
+from router.config import ModelRoute, Tenancy
 from router.errors import ApiError, unknown_model
 from router.keys import KeyEntry, KeyUse
 from router.serving import ServedModel
 from worker.wire.messages import DEFAULT_PRIORITY
 
 _IN_SCOPE = "rayfleet.account"
-
-Owner = Literal["auto", "none", "key", "user"]
-"""Tenancy: what makes requests those of one tenant; auto is key where there are several of them."""
 
 
 class Account:
@@ -76,9 +73,13 @@ class Account:
         elif self.use is not None:
             self.use.end()
 
+    def may_use(self, route: ModelRoute) -> bool:
+        """Whether the key, if there is one, may use a model."""
+        return self.key is None or self.key.may_use(*route.names)
+
     def let_use(self, model: ServedModel) -> None:
         """Notes the model. Raises ApiError: the key may not use it."""
-        if self.key is not None and not self.key.may_use(model.route.name, *model.route.aliases):
+        if not self.may_use(model.route):
             raise unknown_model(model.route.name)
         self.model = model.route.name
 
@@ -110,7 +111,7 @@ class Account:
                 403, "this API key may not ask for an SLO", param="slo", code="slo_not_allowed"
             )
 
-    def tenant(self, user: str | None, by: Owner) -> str:
+    def tenant(self, user: str | None, by: Tenancy) -> str:
         """A short name for the API key, or for the key and the request's `user`; empty for none.
 
         Keys are not to travel to workers, nor to appear in logs: it is the name that the key was

@@ -28,7 +28,7 @@ from router.api.parts import PartsApp
 from router.api.readers import ReaderLimits, Readers
 from router.api.responses.routes import ResponsesRoutes
 from router.api.tokenize import TokenRoutes
-from router.errors import ApiError, error_body
+from router.errors import ApiError, error_body, error_headers
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
 from router.page.routes import PAGE, PAGE_FILES, PageRoutes
@@ -178,12 +178,12 @@ class MonitorRoutes:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: those that the key may use."""
-        key = account_of(request).key
+        account = account_of(request)
         cards = [
             self._card(name)
             for route in self._gateway.config.models
-            if key is None or key.may_use(route.name, *route.aliases)
-            for name in (route.name, *route.aliases)
+            if account.may_use(route)
+            for name in route.names
         ]
         return JSONResponse({"object": "list", "data": cards})
 
@@ -231,11 +231,11 @@ class MonitorRoutes:
 
         Of models that the key may use.
         """
-        key = account_of(request).key
+        account = account_of(request)
         models = {
             model.route.name: model.num_open
             for model in self._gateway.models
-            if key is None or key.may_use(model.route.name, *model.route.aliases)
+            if account.may_use(model.route)
         }
         return JSONResponse({"server_load": sum(models.values()), "models": models})
 
@@ -260,16 +260,8 @@ class MonitorRoutes:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request_id = request_id_of(request)
-    headers = {"x-request-id": request_id}
-    if error.status == 408:
-        # Else the server reads the rest of the body, for as long as the client likes.
-        headers["connection"] = "close"
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
     body = error_body(error, request.scope["path"], request_id)
-    return Response(body, status_code=error.status, media_type="application/json", headers=headers)
+    return Response(body, status_code=error.status, headers=error_headers(error, request_id))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ from router.api.parts import SEND_PART
 from router.api.readers import Reader, Readers
 from router.api.slices import SLICE_BYTES
 from router.api.writer import ResponseWriter
-from router.errors import ApiError, error_body, rejected
+from router.errors import ApiError, error_body, error_headers, rejected
 from router.serving import Completion, Generation
 from router.serving.account import explanation_headers
 
@@ -233,20 +233,19 @@ def _failure(completion: Completion) -> ApiError:
 async def send_error(
     send: Send,
     error: ApiError,
-    request_id: str | None = None,
+    request_id: str = "",
     *,
     headers: Sequence[tuple[bytes, bytes]] = (),
     path: str = "",
 ) -> None:
     """Sends an error as the whole response, with further headers, as the API of `path` has it."""
-    body = error_body(error, path, request_id or "")
-    headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *headers]
-    if request_id is not None:
-        headers.append((b"x-request-id", request_id.encode("latin-1")))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    body = error_body(error, path, request_id)
+    named = error_headers(error, request_id).items()
+    headers = [
+        *((name.encode(), value.encode("latin-1")) for name, value in named),
+        (b"content-length", b"%d" % len(body)),
+        *headers,
+    ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
