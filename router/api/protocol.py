@@ -1,4 +1,4 @@
-"""Bodies of the API's requests. Names follow OpenAI, extras follow vLLM."""
+"""Request bodies of the API: OpenAI's fields, and vLLM's extra parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.api.body import Payload
 from router.api.fields import COMPLETIONS, Known, refuse_unknown
 from router.api.structured import refuse_large_grammars
 from router.api.values import refuse_many_values
-from router.errors import bad_request
+from router.errors import ApiError, bad_request
 from worker.wire.sampling import MAX_LOGPROBS, MAX_TOKEN_ID
 from worker.wire.slo import Slo
 
@@ -23,11 +23,11 @@ MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS = 256
 MAX_BIASED_TOKENS = 1024
 MAX_CACHE_SALT = 1024
-"""Characters."""
+"""Most characters of a cache salt."""
 MAX_SHOWN_KEYS = 8
-"""Most wrong fields that an error shows."""
+"""Most wrong keys of an object that an error names."""
 MAX_SHOWN_CHARACTERS = 64
-"""Most characters of each that an error shows."""
+"""Most characters of each key that an error shows."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -35,21 +35,21 @@ LogitBias = Annotated[dict[TokenId, float], Meta(max_length=MAX_BIASED_TOKENS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a stream: what it carries besides text."""
+    """Options of a stream (OpenAI's `stream_options`)."""
 
     include_usage: bool | None = False
-    """A last chunk with the token counts."""
+    """Whether a last chunk has the token counts."""
     continuous_usage_stats: bool | None = False
-    """The counts so far in every chunk, where there is a last one with them."""
+    """Whether every chunk has the token counts so far; needs `include_usage`."""
     include_obfuscation: bool | None = False
-    """OpenAI's padding against who sees the lengths of encrypted chunks; there is none here."""
+    """Taken and ignored: OpenAI pads chunks against attackers who see encrypted lengths."""
 
 
 class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Fields of both completion routes. None means the default, as many clients send it.
+    """Fields of both completion routes. None means the default, since many clients send null.
 
-    Fields that have the name of one of SamplingParams become that one, whose bounds are checked
-    there; the bounds here are the gateway's own.
+    Fields of SamplingParams have its names, and it checks their ranges; the limits here are the
+    gateway's own.
     """
 
     model: str | None = None
@@ -77,19 +77,19 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     skip_special_tokens: bool | None = True
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     prompt_cache_key: str | None = None
-    """Name of the conversation, for policies that keep one together."""
+    """Name of the conversation, by which the session policy routes."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     user: str | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
-    """Whether log-probabilities name tokens by their ids."""
+    """Whether log-probabilities name tokens as `token_id:ID`."""
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of a prompt: the last ones are left of a longer one."""
+    """Most tokens of a prompt; of a longer one the last are kept."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     diffusion: dict[str, Any] | None = None
-    """How a block-diffusion model fills its blocks; see worker.wire.diffusion."""
+    """Parameters of block-diffusion models, see worker.wire.diffusion."""
 
 
 class ChatRequest(CommonRequest, kw_only=True, frozen=True):
@@ -100,16 +100,17 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
-    """Whether the prompt ends where an answer begins; it does unless the last message goes on."""
+    """Whether the prompt ends with the beginning of an answer; by default unless
+    `continue_final_message` is set."""
     continue_final_message: bool | None = False
-    """Whether the model goes on with the last message, instead of answering it."""
+    """Whether the model continues the last message instead of answering it."""
     documents: list[dict[str, Any]] | None = None
     """Documents for the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
-    """How much the model shall think, as far as its template has a say in it."""
+    """How much the model reasons, if its chat template reads it."""
     include_reasoning: bool | None = True
-    """Whether the client is told what the model thought."""
+    """Whether responses have the reasoning."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -131,14 +132,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    """Whether those come around a prompt that stand around every text; true unless given."""
+    """Whether to add the tokens that the tokenizer puts around texts; by default true."""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = False
-    """Whether the answer has the tokens as the vocabulary writes them, too."""
+    """Whether the answer also has the tokens as the vocabulary writes them."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -152,11 +153,16 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def parse_body(body: Payload, kind: type[Body], known: Known = COMPLETIONS) -> Body:
-    """Decodes and checks a body, of an API that knows further fields without serving them.
+    """Decodes and checks a body.
+
+    Args:
+        body: JSON.
+        kind: type of the body.
+        known: further fields that the API knows and does not support.
 
     Raises:
-        ApiError: 400 that names the field: malformed JSON, a wrong type, a missing field, or one
-            that is not served; or too many values.
+        ApiError: 400 for malformed JSON or too many values, and for a wrong type, a missing or an
+            unsupported field, which it names.
     """
     refuse_many_values(body)
     refuse_large_grammars(body)
@@ -169,7 +175,7 @@ def parse_body(body: Payload, kind: type[Body], known: Known = COMPLETIONS) -> B
 
 
 def json_object(body: Payload) -> dict[str, Any]:
-    """The object that a body is. Raises ApiError (400) where it is none."""
+    """Decodes a body that is a JSON object. Raises ApiError (400) for others."""
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -181,10 +187,27 @@ def json_object(body: Payload) -> dict[str, Any]:
     return fields
 
 
+def wrong_at(where: str, problem: str) -> ApiError:
+    """A 400 for a value within a body.
+
+    Args:
+        where: path of the value, as `input[2].role`.
+        problem: what is wrong with the value, without its path.
+    """
+    return bad_request(f"{where} {problem}", where.partition("[")[0].partition(".")[0])
+
+
+def string_at(where: str, value: Any) -> str:
+    """A value within a body that must be a string. Raises ApiError (400), see `wrong_at`."""
+    if not isinstance(value, str):
+        raise wrong_at(where, "must be a string")
+    return value
+
+
 def _explain(
     fields: Mapping[str, Any], kind: type[msgspec.Struct], error: Exception
 ) -> tuple[str, str | None]:
-    """(message, field) of a body that is no `kind`: the first field that cannot be converted."""
+    """Message and name of the first field that is missing, or cannot be converted to `kind`'s."""
     for field in msgspec.structs.fields(kind):
         name = field.encode_name
         if name not in fields:
@@ -194,7 +217,7 @@ def _explain(
         try:
             msgspec.convert(fields[name], field.type, str_keys=True)
         except msgspec.ValidationError as problem:
-            # For the reader alone: where in the field's value it is comes last.
+            # msgspec puts the place within the field's value last; readers want it first.
             what, _, where = str(problem).partition(" - at `")
             where = where.removeprefix("$").rstrip("`")
             if where.startswith("key` in"):
@@ -206,7 +229,7 @@ def _explain(
 
 
 def _wrong_keys(value: Mapping[str, Any], kind: Any) -> str:
-    """The first keys of an object that cannot be converted, in brackets: a path tells none."""
+    """The first keys of an object that cannot be converted, which msgspec does not name."""
     wrong = []
     for key, entry in islice(value.items(), MAX_BIASED_TOKENS):
         try:

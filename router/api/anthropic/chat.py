@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from router.api.anthropic.protocol import CountTokensRequest, MessagesRequest, Tool
-from router.api.protocol import ChatRequest, Effort
+from router.api.protocol import ChatRequest, Effort, string_at, wrong_at
 from router.api.tools import function_tool, given_tool
-from router.errors import ApiError, bad_request
+from router.errors import bad_request
 
 NAMES: Mapping[str, str] = {
     "reasoning_effort": "thinking or output_config.effort",
@@ -141,7 +141,7 @@ def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise _wrong(f"messages[{index}].content", "must be a string or a list of blocks")
+        raise wrong_at(f"messages[{index}].content", "must be a string or a list of blocks")
     where = f"messages[{index}].content"
     if role == "assistant":
         return [_assistant(where, content)]
@@ -166,7 +166,7 @@ def _assistant(where: str, content: Sequence[Any]) -> dict[str, Any]:
         if kind == "tool_use":
             calls.append(_call(f"{where}[{place}]", block))
         elif kind == "thinking":
-            thoughts.append(_string(f"{where}[{place}].thinking", block.get("thinking")))
+            thoughts.append(string_at(f"{where}[{place}].thinking", block.get("thinking")))
         elif kind != "redacted_thinking":  # of another server: nobody here can read it
             texts.append(_text(where, place, block))
     made: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
@@ -178,23 +178,23 @@ def _assistant(where: str, content: Sequence[Any]) -> dict[str, Any]:
 
 
 def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    name = _string(f"{where}.name", block.get("name"))
-    call_id = _string(f"{where}.id", block.get("id"))
+    name = string_at(f"{where}.name", block.get("name"))
+    call_id = string_at(f"{where}.id", block.get("id"))
     arguments = block.get("input")
     if not isinstance(arguments, dict):
-        raise _wrong(f"{where}.input", "must be an object")
+        raise wrong_at(f"{where}.input", "must be an object")
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
 def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    call_id = _string(f"{where}.tool_use_id", block.get("tool_use_id"))
+    call_id = string_at(f"{where}.tool_use_id", block.get("tool_use_id"))
     content = block.get("content")
     if isinstance(content, list):
         parts = (_text(f"{where}.content", place, part) for place, part in enumerate(content))
         text = "\n".join(parts)
     else:
-        text = "" if content is None else _string(f"{where}.content", content)
+        text = "" if content is None else string_at(f"{where}.content", content)
     if block.get("is_error"):
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": call_id, "content": text}
@@ -204,22 +204,16 @@ def _text(where: str, place: int, block: Any) -> str:
     """The text of a block that is text, or a document of it."""
     kind, where = _kind(block), f"{where}[{place}]"
     if kind == "text":
-        return _string(f"{where}.text", block.get("text"))
+        return string_at(f"{where}.text", block.get("text"))
     source = block.get("source") if kind == "document" else None
     if isinstance(source, dict) and source.get("type") == "text":
         parts = (block.get("title"), block.get("context"), source.get("data"))
         return "\n".join(part for part in parts if isinstance(part, str))
-    raise _wrong(f"{where}.type", f"{str(kind)[:64]} is not supported here: it takes text alone")
+    raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported here: it takes text alone")
 
 
 def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
-
-
-def _string(where: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _wrong(where, "must be a string")
-    return value
 
 
 def _append(messages: list[dict[str, Any]], others: Sequence[dict[str, Any]]) -> None:
@@ -235,7 +229,3 @@ def _append(messages: list[dict[str, Any]], others: Sequence[dict[str, Any]]) ->
             last["reasoning"] = "\n".join(thoughts)
         if "tool_calls" in other:
             last["tool_calls"] = [*last.get("tool_calls", ()), *other["tool_calls"]]
-
-
-def _wrong(where: str, what: str) -> ApiError:
-    return bad_request(f"{where} {what}", where.partition("[")[0].partition(".")[0])

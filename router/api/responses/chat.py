@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from router.api.messages import LEADING, TEXT_PARTS
-from router.api.protocol import ChatRequest
+from router.api.protocol import ChatRequest, string_at, wrong_at
 from router.api.responses.protocol import LOGPROBS, FunctionTool, ResponsesRequest, TextFormat
 from router.api.tools import function_tool, given_tool
-from router.errors import ApiError, bad_request
+from router.errors import bad_request
 
 NAMES: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
@@ -107,18 +107,18 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
         elif kind == "function_call":
             _add_call(messages, where, item)
         elif kind == "function_call_output":
-            call_id = _string(f"{where}.call_id", item.get("call_id"))
+            call_id = string_at(f"{where}.call_id", item.get("call_id"))
             text = _text(f"{where}.output", item.get("output"))
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         else:
-            raise _wrong(f"{where}.type", f"{str(kind)[:64]} is not supported here")
+            raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported here")
     return messages
 
 
 def _add_message(messages: Messages, where: str, item: Mapping[str, Any]) -> None:
     role, text = item.get("role"), _text(f"{where}.content", item.get("content"))
     if role not in ROLES:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+        raise wrong_at(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     last = messages[-1] if messages else None
     if role == "assistant" and last is not None and _is_begun(last) and not last["content"]:
         last["content"] = text
@@ -129,11 +129,11 @@ def _add_message(messages: Messages, where: str, item: Mapping[str, Any]) -> Non
 def _add_call(messages: Messages, where: str, item: Mapping[str, Any]) -> None:
     arguments = item.get("arguments", "")
     call = {
-        "id": _string(f"{where}.call_id", item.get("call_id")),
+        "id": string_at(f"{where}.call_id", item.get("call_id")),
         "type": "function",
         "function": {
-            "name": _string(f"{where}.name", item.get("name")),
-            "arguments": _string(f"{where}.arguments", arguments),
+            "name": string_at(f"{where}.name", item.get("name")),
+            "arguments": string_at(f"{where}.arguments", arguments),
         },
     }
     if not messages or messages[-1]["role"] != "assistant":
@@ -151,10 +151,10 @@ def _thought(where: str, item: Mapping[str, Any]) -> str:
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
-            raise _wrong(f"{where}.{name}", "must be a list")
+            raise wrong_at(f"{where}.{name}", "must be a list")
         texts = [part.get("text") if isinstance(part, dict) else None for part in parts or ()]
         if texts:
-            return "\n".join(_string(f"{where}.{name}", text) for text in texts)
+            return "\n".join(string_at(f"{where}.{name}", text) for text in texts)
     return ""
 
 
@@ -162,15 +162,15 @@ def _text(where: str, content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong(where, "must be a string or a list of parts")
+        raise wrong_at(where, "must be a string or a list of parts")
     texts = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if field is None:
             what = f"{str(kind)[:64]} is not supported here: it takes text alone"
-            raise _wrong(f"{where}[{place}].type", what)
-        texts.append(_string(f"{where}[{place}].{field}", part.get(field)))
+            raise wrong_at(f"{where}[{place}].type", what)
+        texts.append(string_at(f"{where}[{place}].{field}", part.get(field)))
     return "\n".join(texts)
 
 
@@ -210,13 +210,3 @@ def _form(form: TextFormat) -> dict[str, Any]:
     if form.schema is None or form.name is None:
         raise bad_request("text.format of type json_schema must have name and schema", "text")
     return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema}}
-
-
-def _string(where: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _wrong(where, "must be a string")
-    return value
-
-
-def _wrong(where: str, what: str) -> ApiError:
-    return bad_request(f"{where} {what}", "input")
