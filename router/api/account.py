@@ -1,4 +1,4 @@
-"""The account of a request: whose it is, what its key may ask for, and what it has used."""
+"""Account: the API key of a request, its permissions, and the tokens that it has used."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _IN_SCOPE = "rayfleet.account"
 
 
 class Account:
-    """The account of one request: made where its key is found, filled while it is served, read by
-    the audit log.
+    """The account of one request: made by the check of API keys, filled while the request is
+    served, read by the audit log.
 
     Args:
-        use: of the key; None where anybody is let in.
-        num_keys: how many there are.
+        use: use of the request's API key; None where no keys are asked for.
+        num_keys: number of API keys that the gateway knows.
     """
 
     __slots__ = (
@@ -42,32 +42,33 @@ class Account:
         self.num_keys = num_keys
         self.request_id = ""
         self.model = ""
-        """Name of the model that it asks; empty until it is known."""
+        """Name of the requested model; empty until it is known."""
         self.is_held = False
-        """Whether it goes on behind its answer, and is to be ended by that, too."""
+        """Whether the request runs on in the background after its response, and ends with both."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        """Prompt tokens found in prefix caches."""
         self.generated_tokens = 0
 
     @property
     def key(self) -> KeyEntry | None:
-        """The key that let it in."""
+        """The request's API key; None where no keys are asked for."""
         return self.use.entry if self.use is not None else None
 
     @property
     def name(self) -> str:
-        """The key's; empty without one."""
+        """Name of the API key; empty without one."""
         return self.use.entry.name if self.use is not None else ""
 
     def begin(self) -> None:
-        """Counts a request against the key's limits. Raises ApiError (429) where it has to wait."""
+        """Counts the request against the key's limits. Raises ApiError (429) if one is reached."""
         if self.use is not None:
             reached = self.use.begin(asyncio.get_running_loop().time())
             if reached is not None:
                 raise reached
 
     def end(self) -> None:
-        """The request has been answered; where it is held, the first of two calls ends nothing."""
+        """Ends the request for the key's limits; a held one with the second of two calls."""
         if self.is_held:
             self.is_held = False
         elif self.use is not None:
@@ -78,19 +79,19 @@ class Account:
         return self.key is None or self.key.may_use(*route.names)
 
     def let_use(self, model: ServedModel) -> None:
-        """Notes the model. Raises ApiError: the key may not use it."""
+        """Notes the request's model. Raises ApiError (404) if the key may not use it."""
         if not self.may_use(model.route):
             raise unknown_model(model.route.name)
         self.model = model.route.name
 
     def priority(self, asked: int | None) -> int:
-        """The priority that the request is served with.
+        """The priority of the request at the workers.
 
         Args:
-            asked: by the client, None for nothing.
+            asked: priority that the client asks for; None for the default.
 
         Raises:
-            ApiError: 403, it is more urgent than the key may be.
+            ApiError: 403 if the key may not ask for it.
         """
         most = self.key.max_priority if self.key is not None else None
         if asked is None:
@@ -105,17 +106,20 @@ class Account:
         return asked
 
     def check_slo(self, is_asked: bool) -> None:
-        """Raises ApiError (403) where an SLO is asked for and the key may have none."""
+        """Raises ApiError (403) if an SLO is asked for and the key may not have one."""
         if is_asked and self.key is not None and not self.key.slo:
             raise ApiError(
                 403, "this API key may not ask for an SLO", param="slo", code="slo_not_allowed"
             )
 
     def tenant(self, user: str | None, by: Tenancy) -> str:
-        """A short name for the API key, or for the key and the request's `user`; empty for none.
+        """Name of the request's tenant; empty for none.
 
-        Keys are not to travel to workers, nor to appear in logs: it is the name that the key was
-        given, or a digest.
+        It is the key's name or a digest, since keys must not get to workers and logs.
+
+        Args:
+            user: `user` of the request.
+            by: what makes a tenant.
         """
         if by == "none" or (by == "auto" and self.num_keys < 2):
             return ""
@@ -126,17 +130,17 @@ class Account:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def spend_prompt(self, num_tokens: int) -> None:
-        """The request's prompts are with a worker: charges their tokens."""
+        """Charges the tokens of the request's prompts, which are at workers."""
         self.prompt_tokens = num_tokens
         self._spend(num_tokens)
 
     def spend_generated(self, num_tokens: int, num_cached: int) -> None:
-        """Books the tokens that were generated, and how much of the prompts was cached."""
+        """Charges generated tokens, and notes how many prompt tokens were cached."""
         self.generated_tokens, self.cached_tokens = num_tokens, num_cached
         self._spend(num_tokens)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers that tell what is left of the key's rates; none where it has none."""
+        """Rate-limit headers (x-ratelimit-*) of the key; empty without limits."""
         if self.use is None:
             return []
         return self.use.headers(asyncio.get_running_loop().time())
@@ -147,12 +151,12 @@ class Account:
 
 
 def attach(scope: Scope, account: Account) -> None:
-    """Makes it the account of the request that `scope` is of."""
+    """Puts the account of a request into its ASGI scope."""
     scope[_IN_SCOPE] = account
 
 
 def account_of(request: Request) -> Account:
-    """The account of a request; an empty one where nobody asks for keys."""
+    """The account of a request; a new one where no keys are asked for."""
     account = request.scope.get(_IN_SCOPE)
     if not isinstance(account, Account):
         account = Account()

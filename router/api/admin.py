@@ -1,4 +1,4 @@
-"""Routes that change how a running fleet serves; only admin keys open them."""
+"""AdminRoutes: routes for operators, which need an admin API key."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 
 class AdminRoutes:
-    """Routes for operators.
+    """Routes that read and change the admission rules of workers.
 
     Args:
-        gateway: whose workers they are about.
-        keys: who may call.
+        gateway: the gateway of the workers.
+        keys: admin API keys.
+        bodies: reads the bodies of requests.
     """
 
     def __init__(self, gateway: Gateway, keys: KeyRing, bodies: Bodies) -> None:
@@ -31,16 +32,16 @@ class AdminRoutes:
         self._bodies = bodies
 
     async def admission(self, request: Request) -> Response:
-        """GET /admin/admission?model=NAME: what was changed by hand. Raises ApiError."""
+        """GET /admin/admission?model=NAME: rules that were changed here. Raises ApiError."""
         self._let_in(request)
         model = self._gateway.model(request.query_params.get("model"))
         return JSONResponse({"model": model.route.name, **model.admission.change.given})
 
     async def set_admission(self, request: Request) -> Response:
-        """POST /admin/admission: `model`, and new values of the options of admission.
+        """POST /admin/admission: changes rules of `model`'s workers. Raises ApiError.
 
-        They hold for all workers of the model, now and later, until they are changed again.
-        Returns the values and the workers that were notified. Raises ApiError.
+        The new values hold for all workers, also later ones, until they are changed again. Answers
+        with the values, and the ids of the workers that were sent them.
         """
         self._let_in(request)
         async with self._bodies.read(request) as payload:
@@ -60,7 +61,7 @@ class AdminRoutes:
         return JSONResponse({"model": model.route.name, **change.given, "workers": workers})
 
     def _let_in(self, request: Request) -> None:
-        """Raises ApiError for a request without an admin key; 403 where there are no such keys."""
+        """Raises ApiError: 401 without a valid admin key, 403 if the gateway knows no such keys."""
         if self._keys.is_empty:
             raise ApiError(
                 403,

@@ -1,4 +1,4 @@
-"""The ASGI application of a gateway."""
+"""`create_app`: the ASGI application of a gateway."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXPOSED_HEADERS = (
     "x-ratelimit-reset-tokens",
     "x-request-id",
 )
-"""Headers of an answer that a page of another origin may read."""
+"""Response headers that pages of other origins may read (CORS)."""
 
 
 def create_app(
@@ -56,15 +56,15 @@ def create_app(
     body_limits: BodyLimits | None = None,
     reader_limits: ReaderLimits | None = None,
 ) -> Starlette:
-    """All routes over `gateway`, which the caller starts and closes on the same event loop.
+    """The HTTP API of a gateway, which the caller starts and closes on the same event loop.
 
     Args:
-        gateway: what they are over.
-        body_limits: other than the usual ones.
-        reader_limits: likewise.
+        gateway: the gateway.
+        body_limits: limits on request bodies; None for the defaults.
+        reader_limits: limits on slow readers of responses; None for the defaults.
 
     Raises:
-        ValueError: the file of API keys cannot be read, is wrong or holds none; or the audit log
+        ValueError: a file of API keys cannot be read, is wrong or holds none; or the audit log
             cannot be written.
     """
     config = gateway.config
@@ -84,7 +84,7 @@ def create_app(
         app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(config.num_gateways))
     if config.audit_log:
         app.add_middleware(AuditLog, folder=config.audit_log, gateway_id=gateway.gateway_id)
-    if config.allowed_origins:  # outside of the keys: what a browser asks first has none
+    if config.allowed_origins:  # outside of ApiKeys: CORS preflight requests have no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.allowed_origins,
@@ -136,14 +136,14 @@ def _routes(
 
 
 class PlainPaths:
-    """ASGI middleware that takes the slash off the end of a path, as if it were not there.
+    """ASGI middleware that removes a slash at the end of a path, and the proxy's prefix before it.
 
-    And what a proxy in front puts before all paths, where it has not taken that off itself. It must
-    stand outside of what looks at paths: keys and their limits.
+    A proxy in front may have removed its prefix already. This must be outside of middleware that
+    compares paths, such as ApiKeys.
 
     Args:
-        app: what sees the path.
-        root_path: as `/llm`; empty for nothing.
+        app: the application within.
+        root_path: the proxy's prefix, as `/llm`; empty for none.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
@@ -151,24 +151,24 @@ class PlainPaths:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands a request on."""
+        """Hands a request on with its plain path."""
         path = scope.get("path", "")
         plain = path
         if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
             plain = path[len(self._root_path) :]
         plain = plain.rstrip("/") or "/"
         if plain != path:
-            # Changed where it stands: the middleware outside of this one counts by it as well.
+            # Changed in place, since AnswerCounter, outside of this, counts by it too.
             scope["path"] = plain
         await self._app(scope, receive, send)
 
 
 class MonitorRoutes:
-    """Routes about the gateway itself.
+    """Routes about the gateway itself: models, health, load, metrics.
 
     Args:
-        gateway: that they tell of.
-        keys: of which one opens what a probe has no need to know; empty where everyone may.
+        gateway: the gateway.
+        keys: API keys, whose holders get details of /ready; if there are none, everyone does.
     """
 
     def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
@@ -177,7 +177,7 @@ class MonitorRoutes:
         self._document = openapi_document(gateway.config.root_path)
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models: those that the key may use."""
+        """GET /v1/models: the models that the key may use."""
         account = account_of(request)
         cards = [
             self._card(name)
@@ -188,20 +188,20 @@ class MonitorRoutes:
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        """GET /v1/models/NAME."""
+        """GET /v1/models/NAME: one model. Raises ApiError (404)."""
         name = str(request.path_params["name"])
         account_of(request).let_use(self._gateway.model(name))
         return JSONResponse(self._card(name))
 
     async def health(self, _: Request) -> Response:
-        """GET /health, GET and POST /ping: the process is alive."""
+        """GET /health, GET and POST /ping: answers while the process is alive."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /ready: every model has a worker that can take requests, or gets one on demand.
+        """GET /ready: 200 if every model has a ready worker, or gets one on demand; else 503.
 
-        Otherwise the body names the models that have none, and the starts that wait for another
-        try, with the reason: paths and names of this fleet, which are for holders of a key alone.
+        Holders of a key also get the models without a worker, and the failed starts that will be
+        tried again, with their errors, which may hold paths and names of nodes.
         """
         if self._gateway.ready:
             return JSONResponse({"status": "ready"})
@@ -214,22 +214,22 @@ class MonitorRoutes:
         return JSONResponse(body, status_code=503)
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics: Prometheus text."""
+        """GET /metrics: metrics as Prometheus text."""
         body, content_type = await self._gateway.scrape(request.headers.get("accept", ""))
         return Response(body, media_type=None, headers={"content-type": content_type})
 
     async def version(self, _: Request) -> Response:
-        """GET /version."""
+        """GET /version: the version of the package."""
         return JSONResponse({"version": importlib.metadata.version("rayfleet")})
 
     async def openapi(self, _: Request) -> Response:
-        """GET /openapi.json: what the routes take."""
+        """GET /openapi.json: the OpenAPI document."""
         return Response(self._document, media_type="application/json")
 
     async def load(self, request: Request) -> Response:
-        """GET /load: completions that this gateway has under way, by model and together.
+        """GET /load: number of open completions at this gateway, by model and in all.
 
-        Of models that the key may use.
+        Only models that the key may use are counted.
         """
         account = account_of(request)
         models = {
@@ -271,7 +271,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = f"there is no route {request.url.path}"
     response = await _api_error(request, ApiError(error.status_code, message))
     if error.status_code == 405:
-        # Of all routes with this path: the framework tells those of the first.
+        # Methods of all routes with this path: Starlette names those of the first route.
         methods = {
             method
             for route in request.app.routes

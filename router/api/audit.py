@@ -1,4 +1,4 @@
-"""The audit log: who asked for what, with which outcome, without a word of it."""
+"""AuditLog: a line per HTTP request, with key, model, tokens and status, and no text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from router.private_files import RotatedFile
 logger = logging.getLogger(__name__)
 
 QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
-"""Asked by probes and scrapers, several times a second."""
+"""Paths that are not logged: probes and scrapers request them several times a second."""
 MAX_BYTES = 256 * 2**20
-"""Bytes of one file, and of the one before it: some million requests."""
+"""Most bytes of the log file, and as many of the one before: some million requests."""
 MAX_PATH = 200
-"""Characters of a path that are kept; clients choose them."""
+"""Most characters of a path that are logged, since clients choose paths."""
 
 
 class AuditLog:
     """ASGI middleware that writes a line of JSON per request to FOLDER/audit-GATEWAY.jsonl.
 
     Args:
-        app: what answers; the middleware that checks keys is to be within.
-        folder: made if it is not there.
-        gateway_id: whose requests these are.
+        app: the application within, which must include ApiKeys.
+        folder: folder of the log; made if it does not exist.
+        gateway_id: id of this gateway.
 
     Raises:
         ValueError: the file cannot be written.
@@ -46,7 +46,7 @@ class AuditLog:
         self._fails = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has a request answered, and writes its line when it has been."""
+        """Hands a request on, and writes its line when it has been answered."""
         if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
             await self._app(scope, receive, send)
             return
@@ -84,7 +84,7 @@ class AuditLog:
         try:
             self._file.append(msgspec.json.encode(line))
         except OSError as error:
-            # A full disk must not end requests; it is logged once, until it can be written again.
+            # A full disk must not fail requests. The error is logged once until a write succeeds.
             if not self._fails:
                 logger.error("the audit log cannot be written: %s", error)
             self._fails = True

@@ -1,4 +1,4 @@
-"""ASGI middleware that lets in who presents an API key, as often as the key may ask."""
+"""ApiKeys: ASGI middleware that checks API keys and their limits."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from router.keys import KeyLimits, KeyRing
 from router.page.routes import PAGE, PAGE_FILES
 
 OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
-"""Probes carry no key, and the page has none before it has asked for it."""
+"""Paths without a key: probes send none, and the page asks its user for one."""
 ADMIN_PATHS = "/admin/"
-"""Prefix of paths that ask for an admin key themselves; in any other spelling they need an API key
-too."""
+"""Prefix of paths whose routes check admin keys themselves. Other spellings of it do not match, and
+so need an API key."""
 LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-"""Paths that cost a worker something."""
+"""Paths that count against a key's limits, since workers serve them."""
 
 
 class ApiKeys:
-    """Lets in who presents one of `keys`, and opens the request's account.
+    """Refuses requests without a valid API key, and makes the account of the others.
 
-    Wraps nothing around `send`: tokens pay nothing for it.
+    It does not wrap `send`, so it costs nothing per token.
 
     Args:
-        app: what it guards.
-        keys: who is let in.
-        limits: what they use.
+        app: the application within.
+        keys: valid API keys.
+        limits: use of the keys.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, limits: KeyLimits) -> None:
@@ -37,7 +37,7 @@ class ApiKeys:
         self._entries = keys.entries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets an HTTP request or websocket in, or answers 401 or 429."""
+        """Hands an HTTP request or websocket on, or answers 401 or 429."""
         path = scope.get("path", "")
         is_open = path in OPEN_PATHS or path.startswith((PAGE_FILES, ADMIN_PATHS))
         if scope["type"] == "lifespan" or is_open:
@@ -70,6 +70,6 @@ class ApiKeys:
 
 
 def invalid_key(problem: str) -> ApiError:
-    """A 401 that says how keys are presented."""
+    """A 401 that says how to present a key."""
     message = f"{problem}: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
     return ApiError(401, message, code="invalid_api_key")

@@ -1,6 +1,6 @@
-"""Answers in blocks: what a model thinks, says and calls, one behind the other, streamed or whole.
+"""BlockWriter: responses as a sequence of blocks of reasoning, text and tool calls.
 
-So Anthropic's API and OpenAI's responses give them.
+Anthropic's Messages API and OpenAI's Responses API have this form.
 """
 
 from __future__ import annotations
@@ -18,43 +18,44 @@ from router.serving import Completion, Generation
 from worker.wire.tokenizer import Tokenizer
 
 PLAIN = Reading(dialect=Dialect(), use=ToolUse(), is_thinking=False)
-"""How an answer is read that is text alone."""
+"""Reading of a completion that is plain text."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Block:
-    """A stretch of an answer that is of one kind."""
+    """A part of a response of one kind."""
 
     kind: Literal["thought", "text", "call"]
     index: int
-    """Its place in the answer."""
+    """Index of the block in the response."""
     name: str = ""
-    """Name of the function that is called."""
+    """Name of the called function; empty for other kinds."""
     parts: list[str] = field(default_factory=list)
-    """Parts of its text, or of the call's arguments."""
+    """The block's text, or the call's arguments, in parts as they came."""
     extras: list[Any] = field(default_factory=list)
-    """Log-probabilities of its text."""
+    """Log-probabilities of the text's tokens."""
 
     @property
     def text(self) -> str:
-        """All of it so far."""
+        """The text or arguments so far."""
         return "".join(self.parts)
 
 
 class BlockWriter(ABC):
     """Writes the only completion of a generation in blocks.
 
-    A whole answer has the blocks that a stream would have told: both come the same way.
+    A response that is not streamed is made of the same blocks as a stream.
 
     Args:
-        generation: what is written.
-        reading: how the text is read; None for plain text.
-        tokenizer: of the model.
+        generation: the generation of one completion.
+        reading: how reasoning and calls are found in the text; None for plain text.
+        tokenizer: tokenizer of the model.
         response_id: `id` of the response.
-        model: the name that the client used.
+        model: the client's name of the model.
     """
 
     headers: Sequence[tuple[bytes, bytes]] = ()
+    """Further headers of the response."""
 
     def __init__(
         self,
@@ -71,19 +72,19 @@ class BlockWriter(ABC):
         self.model = model
         self.blocks: list[Block] = []
         self.is_open = False
-        """Whether the last block goes on."""
+        """Whether the last block may get more text."""
         self._reading = reading or PLAIN
         self._reader = self._reading.reader()
         self._tokenizer = tokenizer
         self.is_begun = False
-        """Whether the beginning is told."""
+        """Whether the events of `begun` are written."""
 
     def first(self) -> bytes:
-        """Nothing: what a stream begins with tells of the prompt what the first token brings."""
+        """Empty: the first events report cached tokens, which are known with the first token."""
         return b""
 
     def chunk(self, completion: Completion) -> Iterator[bytes]:
-        """Everything new as server-sent events."""
+        """Server-sent events for all new tokens of the completion."""
         text = self.take()
         if not self.is_begun:
             self.is_begun = True
@@ -95,31 +96,31 @@ class BlockWriter(ABC):
             yield from self.end_block()
 
     def take(self) -> str:
-        """The next text of the completion."""
+        """Takes the new text of the completion."""
         text, _ = self.completion.take()
         return text
 
     def whole(self) -> Iterator[bytes]:
-        """The answer of a request that is not streamed, in slices."""
+        """JSON of a response that is not streamed, in slices."""
         for _ in self.chunk(self.completion):
             pass
         yield from slices(self.answer())
 
     @property
     def has_calls(self) -> bool:
-        """Whether the model calls a function."""
+        """Whether the model has called a function."""
         return self._reader.num_calls > 0
 
     @property
     def num_thought_tokens(self) -> int:
-        """Tokens of what the model has thought."""
+        """Number of reasoning tokens."""
         if not self._reader.has_thoughts:
             return 0
         return self._reading.num_thought_tokens(self._tokenizer, self.completion.token_ids)
 
     @abstractmethod
     def begun(self) -> bytes:
-        """Events at the beginning of the answer."""
+        """Events at the beginning of the response."""
 
     @abstractmethod
     def opened(self, block: Block) -> bytes:
@@ -127,7 +128,7 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def added(self, block: Block, text: str) -> bytes:
-        """The event for more of a block, which has it already."""
+        """The event for `text`, which was added to a block."""
 
     @abstractmethod
     def closed(self, block: Block) -> bytes:
@@ -135,15 +136,15 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def last(self) -> bytes:
-        """Events at the end of the answer."""
+        """Events at the end of the response."""
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:
-        """Events at its end where an error ends it."""
+        """Events at the end of a response that ends in an error."""
 
     @abstractmethod
     def answer(self) -> dict[str, Any]:
-        """The whole of it, as JSON has it."""
+        """The whole response, as JSON is made of it."""
 
     def _take(self, piece: Piece) -> Iterator[bytes]:
         if isinstance(piece, Thought):
@@ -169,12 +170,12 @@ class BlockWriter(ABC):
         yield self.opened(self.blocks[-1])
 
     def end_block(self) -> Iterator[bytes]:
-        """The end of the block that is open, if one is."""
+        """Events at the end of the open block, if there is one."""
         if self.is_open:
             self.is_open = False
             yield self.closed(self.blocks[-1])
 
 
 def event(name: str, /, **fields: Any) -> bytes:
-    """A server-sent event of that name, which its JSON has as its type."""
+    """A server-sent event; its JSON has the event's name as `type`, besides `fields`."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))

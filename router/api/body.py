@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded in size, in time, and in what all of them hold together."""
+"""Bodies: reads request bodies, with limits on size, time, and memory of all together."""
 
 from __future__ import annotations
 
@@ -13,55 +13,53 @@ from starlette.requests import ClientDisconnect, Request
 from router.errors import ApiError, bad_request, busy, timed_out, too_large
 
 MAX_BODY_BYTES = 32 * 2**20
-"""A body is held in memory for as long as its request waits."""
+"""Most bytes of a body, which is kept in memory while its request waits to be tokenized."""
 
 PIECE_BYTES = 2**18
-"""Bytes of a compressed body that are unpacked at once: a millisecond. Other requests get theirs in
-between."""
+"""Bytes to which a compressed body is unpacked at once, which takes a millisecond; other requests
+run in between."""
 MAX_DIGITS = 18
-"""Python refuses to read numbers of thousands of digits."""
+"""Most digits of a content-length that are read: Python refuses numbers of thousands of digits."""
 Payload = bytes | bytearray
-"""A whole body."""
+"""A whole request body."""
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
-"""Content types of bodies that browsers send for a page of any origin, without asking first whether
-they may."""
+"""Content types of bodies that browsers send for pages of any origin without a CORS preflight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyLimits:
-    """How patient a gateway is with bodies."""
+    """Limits on the time and memory that request bodies take."""
 
     window_s: float = 10.0
-    """Seconds of a window, in each of which `window_bytes` must come, or the rest of the body."""
+    """Seconds within which the next `window_bytes` must arrive, or the rest of the body."""
     window_bytes: int = 64 * 2**10
-    """Bytes that must come in a window: with its length 6.4 KiB/s, which HAProxy's 10 s for its
-    buffer of 64 KiB ask for as well."""
+    """Bytes per window, 6.4 KiB/s by default: as much as HAProxy's timeout of 10 s for its buffer
+    of 64 KiB asks for."""
     total_s: float = 300.0
-    """Seconds for a whole body: the largest takes 0.9 Mbit/s."""
+    """Seconds within which a whole body must arrive: 0.9 Mbit/s for the largest."""
     bytes_in_flight: int = 512 * 2**20
-    """Bytes of all bodies that are received, or received and not yet tokenized."""
+    """Most bytes of all bodies that are being received or tokenized."""
 
 
 class Bodies:
-    """Reads the bodies of one gateway. Belongs to its event loop."""
+    """Reads the request bodies of one gateway, on its event loop."""
 
     def __init__(self, limits: BodyLimits | None = None) -> None:
         self._limits = limits or BodyLimits()
         self.num_bytes = 0
-        """Bytes in flight: received, counted as they come, until their requests need them no
-        more."""
+        """Bytes in flight: received for requests that still need them."""
         self._deadlines: dict[asyncio.Timeout, float] = {}
         """Deadlines for the next bytes of bodies, on the event loop's clock."""
         self._is_sweeping = False
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytearray]:
-        """The whole body, unpacked, which counts as in flight until the block ends.
+        """Receives a whole body and unpacks it; it counts as in flight until the block ends.
 
         Raises:
-            ApiError: 413 as soon as it is known to exceed the limit; 408 if it comes too slowly;
-                503 if too much is in flight; 415 if it is a form, or is packed otherwise than by
-                gzip; 400 if it cannot be unpacked, or the client goes away.
+            ApiError: 413 as soon as the body exceeds the limit; 408 if it arrives too slowly; 503
+                if too many bytes are in flight; 415 for a form, or another encoding than gzip; 400
+                if it is not valid gzip, or the client disconnects.
         """
         _refuse_forms(request)
         length = request.headers.get("content-length", "")
@@ -80,10 +78,10 @@ class Bodies:
             held.release()
 
     async def _receive(self, request: Request, held: _Held) -> bytearray:
-        """Raises ApiError, ClientDisconnect, TimeoutError.
+        """Receives a whole body. Raises ApiError, ClientDisconnect, TimeoutError.
 
-        Parts are appended as they come: to join those of the largest body at its end would halt
-        all streams of this process for 25 ms, and hold it twice.
+        Parts are appended as they arrive: to join those of the largest body at its end would block
+        the event loop for 25 ms, and hold the body twice.
         """
         limits, clock = self._limits, asyncio.get_running_loop().time
         gunzip = _gunzip_of(request)
@@ -91,7 +89,7 @@ class Bodies:
         last = clock() + limits.total_s
         num_new = 0
         timeout = asyncio.timeout(None)
-        # Closed at once: left to the garbage collector, each stream would end in a task of its own.
+        # Closed here, since the garbage collector would close each stream in a task of its own.
         async with timeout, aclosing(request.stream()) as stream:
             self._deadlines[timeout] = min(clock() + limits.window_s, last)
             self._sweep_later()
@@ -114,7 +112,7 @@ class Bodies:
         return body
 
     def _hold(self, part: bytes, held: _Held, body: bytearray) -> None:
-        """Appends a part of a body. Raises ApiError where that is too much."""
+        """Appends a part to a body. Raises ApiError if that exceeds a limit."""
         held.add(len(part))
         if held.num_bytes > MAX_BODY_BYTES:
             raise _too_large()
@@ -123,7 +121,7 @@ class Bodies:
         body += part
 
     def _sweep_later(self) -> None:
-        """Has the deadlines looked at: one timer for all, where each would pay for its own."""
+        """Has all deadlines checked by one timer, which is cheaper than a timer for each."""
         if not self._is_sweeping and self._deadlines:
             self._is_sweeping = True
             loop = asyncio.get_running_loop()
@@ -131,7 +129,8 @@ class Bodies:
             loop.call_later(period, self._sweep, loop.time() + 2 * period)
 
     def _sweep(self, latest: float) -> None:
-        """Ends what is late, unless this comes after `latest`: then it was the event loop."""
+        """Ends bodies past their deadlines; after `latest` none, since the event loop itself is
+        late."""
         self._is_sweeping = False
         now = asyncio.get_running_loop().time()
         for timeout, deadline in self._deadlines.items():
@@ -141,7 +140,7 @@ class Bodies:
 
 
 class _Held:
-    """The bytes that one body has in flight."""
+    """Bytes in flight of one body."""
 
     __slots__ = ("_bodies", "num_bytes")
 
@@ -158,7 +157,7 @@ class _Held:
 
 
 class _Gunzip:
-    """Unpacks one body in pieces, however much a byte of it stands for."""
+    """Unpacks a gzip body in pieces of at most PIECE_BYTES, whatever its ratio of compression."""
 
     __slots__ = ("_inflate",)
 
@@ -166,7 +165,7 @@ class _Gunzip:
         self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
 
     def pieces(self, part: bytes) -> Iterator[bytes]:
-        """The bytes that the next part of the body stands for. Raises ApiError (400)."""
+        """Unpacks the next part of the body. Raises ApiError (400) if it is not valid."""
         piece = b""
         while part or len(piece) == PIECE_BYTES:
             try:
@@ -179,21 +178,24 @@ class _Gunzip:
             yield piece
 
     def end(self) -> None:
-        """Raises ApiError (400) where the body has ended too early."""
+        """Raises ApiError (400) if the body has ended before its gzip stream."""
         if not self._inflate.eof:
             raise bad_request("the body ends before its gzip does")
 
 
 def _refuse_forms(request: Request) -> None:
-    """Raises ApiError (415) for a body that says of itself to be no JSON, as forms do."""
+    """Raises ApiError (415) for content types of forms: pages of other sites can send those."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in FORM_TYPES:
         raise ApiError(415, f"content-type {kind} is not taken: send application/json")
 
 
 def _gunzip_of(request: Request) -> _Gunzip | None:
-    """A decompressor of the request's body; None for one that is sent as it is. Raises ApiError
-    (415)."""
+    """A decompressor for the request's body; None if it is not compressed.
+
+    Raises:
+        ApiError: 415 for another encoding than gzip.
+    """
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return None

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""CompletionRoutes: POST /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from worker.wire.slo import Slo
 from worker.wire.structured import StructuredOutputsParams
 
 LAST_TOKENS = 32
-"""Last tokens of a prompt, among which a marker is looked for that opens a thought."""
+"""Last tokens of a prompt in which a marker that opens reasoning is searched."""
 Body = TypeVar("Body", bound=CommonRequest)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -51,20 +51,21 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The checked parts of a body besides its prompt."""
+    """The checked fields of a body besides its prompt."""
 
     model: ServedModel
     feasibility: Feasibility
-    """Knows the sampling parameters."""
+    """Sampling parameters, and their check against limits of workers."""
     cache_salt: str
     priority: int
+    """Priority at the workers, which the API key allows."""
     slo: Slo | None
     options: StreamOptions | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared(Generic[Body]):
-    """A request of which all is checked, and whose prompts are encoded."""
+    """A request that is checked, with its encoded prompts."""
 
     body: Body
     account: Account
@@ -73,14 +74,19 @@ class Prepared(Generic[Body]):
     asked: Asked
     prompts: list[PromptBlocks]
     reading: Reading | None = None
-    """How the answer is read; None where it is plain text."""
+    """How reasoning and calls are found in the completions; None for plain text."""
 
 
 class CompletionRoutes:
-    """The two routes that generate text.
+    """The two routes of completions, and what other APIs' routes need to answer chats.
 
-    All that a body says is checked before a template, a tokenizer or a hash is at work for it; what
-    no worker can ever run is refused before any of it is remembered, counted or booked.
+    All fields of a body are checked before its prompt is rendered, tokenized and hashed. A request
+    that no worker can ever run is refused before any of it is cached, counted or booked.
+
+    Args:
+        gateway: the gateway of the models.
+        bodies: reads the bodies of requests.
+        readers: watches the clients that read responses.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies, readers: Readers) -> None:
@@ -123,16 +129,14 @@ class CompletionRoutes:
     ) -> Prepared[ChatRequest]:
         """Checks a chat and encodes its prompt.
 
-        What is wrong with a field is told by the client's name of it.
-
         Args:
-            request: that it came with.
-            read: decodes and checks the body of `num_bytes`; runs in a thread where that is large.
-            num_bytes: of the body.
-            names: the client's names of fields, where they differ from those of ChatRequest.
+            request: the HTTP request.
+            read: decodes and checks the body; runs in a thread if that is large.
+            num_bytes: bytes of the body.
+            names: the client's name of each field that has another name in ChatRequest.
 
         Raises:
-            ApiError: what is wrong with it, or why it cannot be run now.
+            ApiError: a field is wrong, by the client's name of it; or the chat cannot be run now.
         """
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
@@ -173,7 +177,7 @@ class CompletionRoutes:
     def _read_chat(
         self, read: Callable[[], ChatRequest], names: Mapping[str, str]
     ) -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
-        """A chat's body, its model, what its template is given, and how it uses tools."""
+        """A chat's body, its model, its prompt before rendering, and its use of tools."""
         body = read()
         model = self._gateway.model(body.model)
         with renamed(names):
@@ -246,14 +250,29 @@ class CompletionRoutes:
         form: StructuredOutputsParams | None = None,
         names: Mapping[str, str] = EMPTY,
     ) -> Asked:
-        """Checks all fields but the prompt's. Raises ApiError."""
+        """Checks all fields besides the prompt.
+
+        Args:
+            body: the body of the request.
+            model: the model that it names.
+            account: the account of the request.
+            max_tokens: most tokens per completion; None for as many as fit into the model.
+            logprobs: most likely tokens to report beside each; None for no log-probabilities.
+            num_prompts: number of prompts.
+            echo: whether prompts are echoed.
+            form: structured output that tools demand; None for none.
+            names: the client's name of each field that has another name here.
+
+        Raises:
+            ApiError: a field is wrong, or the key does not allow it.
+        """
         account.let_use(model)
         names = {**params.client_names(body), **names}
         if form is not None:
             names["structured_outputs"] = "tools"
         prompt_logprobs = params.prompt_logprobs(body)
         if echo and prompt_logprobs is None:
-            prompt_logprobs = logprobs  # what is echoed is reported like what is generated
+            prompt_logprobs = logprobs  # echoed tokens are reported like generated ones
         options = params.stream_options(body)
         priority = account.priority(body.priority)
         slo = None if body.slo is None or body.slo.is_empty else body.slo
@@ -293,7 +312,13 @@ class CompletionRoutes:
         prepared: Prepared[Body],
         make_writer: Callable[[Generation], Writer],
     ) -> GenerationResponse:
-        """The answer to a request, which a writer gives its form."""
+        """The response to a request; it runs the generation when it is sent.
+
+        Args:
+            request: the HTTP request.
+            prepared: the checked request.
+            make_writer: makes the writer of the response's form.
+        """
         account, body, asked = prepared.account, prepared.body, prepared.asked
         model = asked.model
         generation = model.generation(
@@ -332,7 +357,7 @@ class CompletionRoutes:
 
 
 def request_id_of(request: Request) -> str:
-    """The client's X-Request-Id where it is printable and short, else a new one."""
+    """The client's X-Request-Id if it is printable and short, else a new id."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
 
@@ -340,7 +365,7 @@ def request_id_of(request: Request) -> str:
 def _writer(
     kind: Callable[..., ResponseWriter], prefix: str, prepared: Prepared[Body], extras: Extras
 ) -> Callable[[Generation], ResponseWriter]:
-    """Makes the writer of a response in OpenAI's form of completions."""
+    """A function that makes the writer of a response in OpenAI's form of completions."""
     return partial(
         kind,
         response_id=f"{prefix}-{prepared.account.request_id}",
@@ -354,9 +379,14 @@ def _writer(
 def _reading(
     body: ChatRequest, model: ServedModel, use: ToolUse, prompt: PromptBlocks, begun: str
 ) -> Reading | None:
-    """How completions are read; None where they are plain text, which costs nothing.
+    """How reasoning and calls are found in completions; None for plain text, which costs nothing.
 
-    With `begun` the model goes on behind that text of its own.
+    Args:
+        body: the body of the chat.
+        model: the model.
+        use: use of tools.
+        prompt: the encoded prompt.
+        begun: the assistant's last message if the model is to continue it, else empty.
     """
     dialect = model.dialect
     thoughts, is_thinking = dialect.thoughts, False
@@ -365,7 +395,7 @@ def _reading(
         end = model.tokenizer.decode(last, skip_special_tokens=False).rstrip()
         is_thinking = dialect.opens_thought(end, begun)
         if use.form is not None or _has_form(body):
-            # Where no thought can come before it, all of the text has that form.
+            # If no reasoning can come before it, all of the text is structured output.
             unasked = dialect.has_opened_thoughts and body.add_generation_prompt is not False
             has_ended = begun or end.endswith(thoughts.closing) or unasked
             if dialect.thought_tokens is None or (has_ended and not is_thinking):
@@ -381,7 +411,7 @@ def _reading(
 
 
 def _has_form(body: ChatRequest) -> bool:
-    """Whether the client wants a text of some form."""
+    """Whether the client asks for structured output."""
     return body.structured_outputs is not None or body.response_format not in (
         None,
         {"type": "text"},
@@ -389,9 +419,10 @@ def _has_form(body: ChatRequest) -> bool:
 
 
 def _thinking(asked: Asked, reading: Reading | None) -> Asked:
-    """The same, with the thought that may come before the form that the text must have.
+    """Adds what the model's dialect of reasoning asks of sampling.
 
-    Where there is no form, with the tokens that end what the dialect is.
+    With structured output that is the reasoning that may come before it; else the tokens that end a
+    completion of the dialect.
     """
     sampling = asked.feasibility.sampling
     if reading is None or reading.dialect.thoughts is None:
@@ -410,8 +441,11 @@ def _thinking(asked: Asked, reading: Reading | None) -> Asked:
 def _feasible(
     model: ServedModel, sampling: SamplingParams, names: Mapping[str, str]
 ) -> Feasibility:
-    """Limits that the prompt is held against. Raises ApiError where no worker can do these
-    parameters."""
+    """The check of the request against limits of workers.
+
+    Raises:
+        ApiError: 400 if no worker takes the sampling parameters, or one has refused the grammar.
+    """
     feasibility = Feasibility(sampling, names)
     problem = feasibility.parameters(model.fleet.limits)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Counts the answers of the API, whoever gives them: routes, API keys, or nobody's route."""
+"""AnswerCounter: ASGI middleware that counts all HTTP responses by route and status."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from router.metrics.http import OTHER, HttpStats
 
 
 class AnswerCounter:
-    """ASGI middleware that counts each answer once, when its status is sent.
+    """Counts each response once, when its status is sent.
 
-    It must stand outside all other middleware, since these refuse requests too. A part of a stream
-    costs it one call and one comparison.
+    It must be the outermost middleware, since others refuse requests too. It costs a call and a
+    comparison per part of a stream.
 
     Args:
-        app: what answers.
-        stats: where it is counted.
-        routes: those there are; their templates are the labels, whatever paths clients ask for.
+        app: the application within.
+        stats: counters of responses.
+        routes: routes of the application, whose path templates are the labels.
     """
 
     def __init__(self, app: ASGIApp, stats: HttpStats, routes: Iterable[BaseRoute]) -> None:
@@ -29,13 +29,13 @@ class AnswerCounter:
         self._plain = {route.path for route in self._routes if "{" not in route.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has a request answered, and counts the answer by its status."""
+        """Hands a request on, and counts the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         answered = False
 
-        # No coroutine of its own: `send` gives the one that is awaited.
+        # Returns `send`'s coroutine rather than awaiting it in one of its own.
         def count(message: Message) -> Awaitable[None]:
             nonlocal answered
             if not answered and message["type"] == "http.response.start":
@@ -51,7 +51,7 @@ class AnswerCounter:
             raise
 
     def _route(self, scope: Scope) -> str:
-        """Template of the route that takes the path, with whatever method."""
+        """Template of the route that has the path, with whatever method; OTHER for none."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in self._plain:
             return str(path)

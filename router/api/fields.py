@@ -1,4 +1,4 @@
-"""Fields of bodies that are known and not served: those that change no result, and the others."""
+"""Body fields that are known but not supported: ignored if they change no result, else refused."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any, NamedTuple
 from router.errors import bad_request
 
 _LONGEST_NAME = 64
-"""Characters of a name that are compared and repeated to the client."""
+"""Most characters of a field's name that are compared, and repeated to the client."""
 
 
 class Refused(NamedTuple):
-    """A field that would change the result."""
+    """An unsupported field that would change the result."""
 
     harmless: tuple[object, ...] = ()
-    """Values that change nothing, besides null."""
+    """Values, besides null, that change no result and are taken."""
     instead: str = "leave it out"
-    """Advice: what to do instead."""
+    """Advice for the client, as the error says it."""
 
 
 class Known(NamedTuple):
-    """Fields of an API's bodies that its routes do not serve."""
+    """Body fields of an API that its routes know and do not support."""
 
     ignored: frozenset[str]
-    """They change no result."""
+    """Fields that change no result."""
     refused: Mapping[str, Refused]
+    """Fields that change the result, by name."""
 
 
 IGNORED = frozenset(
@@ -47,7 +48,8 @@ IGNORED = frozenset(
         "stream_interval",
     )
 )
-"""They change no text: bookkeeping, hints of where and when, and what no tokenizer here does."""
+"""Fields that change no text: bookkeeping, hints of where and when to compute, and options of other
+tokenizers."""
 
 _NO_ADAPTERS = Refused(instead="serve the merged checkpoint as a model of its own")
 _NO_IMAGES = Refused((), "this server takes text alone")
@@ -123,25 +125,24 @@ REFUSED: dict[str, Refused] = {
     "stop_regex": Refused(([], ""), "use stop"),
     "stream_reasoning": Refused((True,)),
 }
-"""Fields that change what is generated and are not served, by one route or both."""
-
+"""Fields that change the result and are not supported, by one route or both."""
 
 COMPLETIONS = Known(IGNORED, REFUSED)
+"""Unsupported fields of /v1/chat/completions and /v1/completions."""
 
 
 def refuse_unknown(
     fields: Mapping[str, Any], supported: Collection[str], known: Known = COMPLETIONS
 ) -> None:
-    """Looks at the names of a body's fields; null is no value.
+    """Checks that a route supports all fields of a body, or may ignore them; null is no value.
 
     Args:
-        fields: of the body.
-        supported: names of those that its route serves.
-        known: those that it does not serve.
+        fields: fields of the body.
+        supported: names of fields that the route supports.
+        known: fields that it knows and does not support.
 
     Raises:
-        ApiError: 400 that names a field which is not served or that nobody knows, and says what to
-            do instead.
+        ApiError: 400 that names an unsupported or unknown field, and says what to do instead.
     """
     for name, value in fields.items():
         if name in supported or value is None or name in known.ignored:
@@ -154,7 +155,7 @@ def refuse_unknown(
 
 
 def _unknown(name: str, supported: Collection[str]) -> tuple[str, str]:
-    """(message, field) for a name that means nothing."""
+    """Message and name of an unknown field."""
     name = name[:_LONGEST_NAME]
     close = difflib.get_close_matches(name, supported, n=1, cutoff=0.7)
     instead = f"did you mean {close[0]}?" if close else "leave it out"

@@ -1,4 +1,4 @@
-"""Log-probabilities in responses: OpenAI's two shapes, and vLLM's for prompts."""
+"""Log-probabilities in responses: OpenAI's two formats, and vLLM's for prompts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from worker.wire.messages import TokenLogprobs
 from worker.wire.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Written for minus infinity, which JSON does not have."""
 
 Scored = tuple[int, TokenLogprobs | None]
-"""A token and its log-probabilities; None for the first of a prompt, which nothing predicts."""
+"""A token id and its log-probabilities; None for the first token of a prompt, which has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Echoed:
-    """The beginning of the `logprobs` of all choices of a prompt, where it is echoed."""
+    """The `logprobs` of an echoed prompt, with which all of its choices begin."""
 
     columns: Mapping[str, Kept]
-    """Columns by name."""
+    """Encoded arrays by field name."""
     length: int
-    """Characters of its tokens."""
+    """Characters of the prompt's tokens."""
 
 
 class LogprobFormat(ABC):
-    """Writes the tokens of one response; keeps where each of its choices stands.
+    """Writes the `logprobs` of one response; keeps the text offset of each choice.
 
     Args:
-        tokenizer: names the tokens.
-        num_top: likeliest tokens to name beside each.
-        by_id: whether tokens are named by their ids, which tells those apart that look alike.
+        tokenizer: tokenizer of the model, for the texts of tokens.
+        num_top: most likely tokens to report beside each.
+        by_id: whether tokens are written as `token_id:ID`, since different tokens may have one
+            text.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, *, by_id: bool = False) -> None:
@@ -47,21 +48,21 @@ class LogprobFormat(ABC):
     def entries(
         self, index: int, tokens: Sequence[Scored], echoed: Echoed | None = None
     ) -> dict[str, Any]:
-        """`logprobs` of choice `index` for its next tokens, with Rows; to be encoded in order.
+        """`logprobs` for new tokens of a choice; its Rows must be encoded in the order of calls.
 
         Args:
-            index: of the choice.
-            tokens: of it, that are new.
-            echoed: its prompt, where that comes before them.
+            index: index of the choice.
+            tokens: new tokens of the choice.
+            echoed: the choice's prompt if it is echoed before them.
         """
         columns = self._columns(tokens, self._places(index, tokens, echoed))
         first = {} if echoed is None else echoed.columns
         return {name: Rows(items, first.get(name)) for name, items in columns.items()}
 
     def echoed(self, tokens: Sequence[Scored]) -> Echoed:
-        """A prompt, for `entries` of all choices that have it: it is encoded once for all.
+        """Log-probabilities of a prompt for `entries` of all its choices, encoded once for all.
 
-        With twenty log-probabilities, 4,096 tokens take 70 ms.
+        With 20 log-probabilities each, 4,096 tokens take 70 ms.
         """
         lengths = [len(token_text(self._tokenizer, token_id)) for token_id, _ in tokens]
         columns = self._columns(tokens, accumulate(lengths[:-1], initial=0))
@@ -79,20 +80,25 @@ class LogprobFormat(ABC):
 
     @abstractmethod
     def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
-        """Tokens, and where each begins in the text, as a choice names them."""
+        """The arrays of `logprobs` by field name.
+
+        Args:
+            tokens: the tokens.
+            places: text offset of each token.
+        """
 
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._by_id else token_text(self._tokenizer, token_id)
 
 
 class ChatLogprobs(LogprobFormat):
-    """A list of objects, one per token."""
+    """`logprobs` of chats: a list with an object per token."""
 
     def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
         return {"content": (self.entry(found) for _, found in tokens if found is not None)}
 
     def entry(self, found: TokenLogprobs) -> dict[str, Any]:
-        """One token, with the likeliest beside it."""
+        """The object of one token, with the most likely ones beside it."""
         own, *others = [
             self._token(token_id, logprob)
             for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True)
@@ -109,7 +115,7 @@ class ChatLogprobs(LogprobFormat):
 
 
 class TextLogprobs(LogprobFormat):
-    """Four columns, with the place of each token in the text."""
+    """`logprobs` of /v1/completions: four parallel arrays."""
 
     def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
         return {
@@ -122,7 +128,7 @@ class TextLogprobs(LogprobFormat):
         }
 
     def _top(self, found: TokenLogprobs) -> dict[str, float]:
-        """The token itself is named too, even where it is none of the likeliest."""
+        """Log-probabilities by token: the most likely ones, and the token itself."""
         top: dict[str, float] = {}
         for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True):
             top.setdefault(self._name(token_id), finite(logprob))
@@ -130,9 +136,9 @@ class TextLogprobs(LogprobFormat):
 
 
 def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None) -> Rows | None:
-    """vLLM's `prompt_logprobs`: for each prompt token an object by token id, None for the first.
+    """vLLM's `prompt_logprobs`: for each prompt token an object by token id, null for the first.
 
-    It may stand in several choices, and is encoded once.
+    The result may be part of several choices, and is encoded once.
     """
     if found is None:
         return None
@@ -155,10 +161,10 @@ def _prompt_entry(tokenizer: Tokenizer, scored: TokenLogprobs) -> dict[str, Any]
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token by itself; a part of a character shows as U+FFFD."""
+    """The text of a single token; incomplete UTF-8 is U+FFFD."""
     return tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
 def finite(logprob: float) -> float:
-    """A number that JSON can hold; a model that overflows may yield none."""
+    """The number, or LEAST_LOGPROB for -inf and NaN, which JSON does not have."""
     return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

@@ -1,4 +1,4 @@
-"""Chats whose completions are read: messages with thoughts and calls, streamed or whole."""
+"""MessageWriter: chat responses with reasoning and tool calls, streamed or whole."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from router.serving import Completion, Generation
 
 
 class MessageWriter(ChatWriter):
-    """chat.completion and its chunks, for models that think and for chats with tools.
+    """chat.completion and its chunks, for reasoning models and for chats with tools.
 
-    A whole message is what its chunks would add up to: both come from the same pieces.
+    A whole message and the chunks of a stream are made from the same pieces.
 
     Args:
-        generation: what is written.
-        reading: how completions are read.
-        options: further keywords of ChatWriter.
+        generation: the completions to write.
+        reading: how reasoning and calls are found in the text.
+        options: keyword arguments of ChatWriter.
     """
 
     def __init__(self, generation: Generation, *, reading: Reading, **options: Any) -> None:
         self._reading = reading
         self._readers = [reading.reader() for _ in generation.completions]
-        super().__init__(generation, **options)  # counts tokens, those of thoughts among them
+        super().__init__(generation, **options)  # calls `usage`, which needs the readers
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
-        """The content, where the text is content alone."""
+        """The content of the text if it is content alone, else None."""
         return self._readers[completion.spec.index].content_of(text)
 
     def _full_chunk(
         self, completion: Completion, text: str, token_ids: list[int]
     ) -> Iterator[bytes]:
-        """An event for each piece of the message; none if nothing shows."""
+        """An event for each piece of the message; none if there is nothing to send."""
         deltas = self._deltas(completion, text)
         _, logprobs = self._with_extras(completion, "", token_ids)
         shows_tokens = self._extras.return_token_ids and token_ids
@@ -46,7 +46,7 @@ class MessageWriter(ChatWriter):
         return self._events(completion, deltas, token_ids, logprobs)
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """A choice's message; its content is null where there is none."""
+        """A choice's whole message; its content is null beside calls or reasoning alone."""
         thoughts, said = "", ""
         calls: list[dict[str, Any]] = []
         for piece in self._read(completion, text):
@@ -70,7 +70,7 @@ class MessageWriter(ChatWriter):
         return {"message": message}
 
     def usage(self) -> dict[str, Any]:
-        """Token counts so far, those of thoughts among them."""
+        """Token counts so far, with those of reasoning."""
         usage = super().usage()
         if self._reading.dialect.thoughts is not None:
             number = sum(map(self._num_reasoning_tokens, self.generation.completions))
@@ -85,13 +85,12 @@ class MessageWriter(ChatWriter):
         return ending
 
     def _read(self, completion: Completion, text: str) -> Iterator[Piece]:
-        """The next pieces that the client may see."""
+        """The pieces of new text that the client may see."""
         reader = self._readers[completion.spec.index]
         return self._reading.pieces(reader, text, is_end=completion.finish_reason is not None)
 
     def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
-        """The deltas of a message that chunks add: a call's name comes whole, then its
-        arguments."""
+        """Deltas of the message for new text: of a call first the name, then its arguments."""
         deltas: list[dict[str, Any]] = []
         index = self._readers[completion.spec.index].num_calls - 1
         for piece in self._read(completion, text):
@@ -108,7 +107,7 @@ class MessageWriter(ChatWriter):
         return deltas
 
     def _call(self, call: Call) -> dict[str, Any]:
-        """A call, without its arguments."""
+        """A tool call of a message, without arguments."""
         return {
             "id": new_call_id(self._reading.dialect),
             "type": "function",
@@ -116,7 +115,7 @@ class MessageWriter(ChatWriter):
         }
 
     def _num_reasoning_tokens(self, completion: Completion) -> int:
-        """Tokens up to the marker that ends the thoughts; all of them where there is none."""
+        """Number of reasoning tokens that `take` has returned."""
         if not self._readers[completion.spec.index].has_thoughts:
             return 0
         token_ids = completion.token_ids[: completion.num_taken]

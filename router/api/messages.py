@@ -1,4 +1,4 @@
-"""Messages of a chat as clients send them, made what chat templates take."""
+"""`chat_messages`: converts messages of a chat from clients' form to chat templates' form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from worker.wire.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 LEADING = ("system", "developer")
-"""Roles of what stands before a conversation."""
+"""Roles of messages before a conversation."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of parts that are text, and the field of each that holds it."""
+"""Field that holds the text of a content part, by the part's type."""
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
-"""Fields in which peers and templates keep what an assistant thought; the first two are taken of
-clients."""
+"""Fields of messages in which chat templates read reasoning; clients may send the first two."""
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -35,23 +34,24 @@ def chat_messages(
 ) -> list[dict[str, Any]]:
     """Messages as chat templates take them.
 
-    Content is one text. Calls of tools are left out where there are none, since templates ask
-    whether the field is there; their arguments are objects, which templates write as JSON. Answers
-    of tools have the tool's name. What an assistant thought has the name that the template reads.
-    The developer is the system where the template knows no developer.
+    - content is one text;
+    - `tool_calls` is missing if there are none, since templates test for the field; arguments of
+      calls are objects, which templates write as JSON;
+    - results of tools have the tool's name;
+    - reasoning is in the field that the template reads;
+    - `developer` becomes `system` if the template does not know that role.
 
     Args:
-        messages: of the client.
-        template: that will see them; None for none.
-        short_ids: whether it takes ids of calls that are nine letters and digits alone: others, of
-            other models, are replaced by such.
-        single_calls: whether it shows one call of a message alone, and no content beside a call and
-            a thought: then each call is a message, with its answer behind it, and content is
-            thought.
+        messages: messages of the client.
+        template: the model's chat template; None for none.
+        short_ids: whether ids of calls must be nine letters and digits: others are replaced.
+        single_calls: whether the template writes only one call per message, and no content beside a
+            call and reasoning: then each call becomes a message, followed by its result, and
+            content becomes reasoning.
 
     Raises:
-        ApiError: 400, there are no messages, one has an unknown role or content that is no text, or
-            calls that are none.
+        ApiError: 400 if there are no messages, or one has an unknown role, content that is no text,
+            or malformed calls.
     """
     if not messages:
         raise bad_request("messages must hold at least one message", "messages")
@@ -96,7 +96,7 @@ def _part(index: int, part: Any) -> str:
 
 
 def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
-    """Gives the messages' calls their arguments as objects, and takes the field off where empty."""
+    """Decodes the arguments of the messages' calls, and removes empty `tool_calls`."""
     written: list[bytes] = []
     places: list[tuple[int, int, dict[str, Any]]] = []
     for index, message in assistants:
@@ -111,10 +111,10 @@ def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
         for place, call in enumerate(message["tool_calls"]):
             arguments = call["function"].get("arguments")
             if isinstance(arguments, str):
-                # No text of the body has lone surrogates: its decoder takes none.
+                # Encoding cannot fail: the body's decoder takes no lone surrogates.
                 written.append(arguments.encode())
             places.append((index, place, call["function"]))
-    refuse_many_values(*written)  # they are looked at as what they are before they are decoded
+    refuse_many_values(*written)  # strings in the body, so they were not counted yet
     for index, place, function in places:
         function["arguments"] = _arguments(index, place, function.get("arguments"))
 
@@ -132,7 +132,7 @@ def _arguments(index: int, place: int, arguments: Any) -> dict[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            arguments = ...  # nothing that JSON can hold
+            arguments = ...  # refused below
     elif arguments is None or isinstance(arguments, str):
         arguments = {}
     if not isinstance(arguments, dict):
@@ -141,7 +141,7 @@ def _arguments(index: int, place: int, arguments: Any) -> dict[str, Any]:
 
 
 def _name_answers(messages: Sequence[dict[str, Any]]) -> None:
-    """Names the tools that answer: many clients send the call's id alone."""
+    """Adds the tool's name to its results, of which many clients send the call's id alone."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
@@ -165,11 +165,11 @@ def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
 def _with_single_calls(
     messages: Sequence[dict[str, Any]], thoughts: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The same conversation, with each call in a message of its own and its answer behind it.
+    """The conversation with each call in a message of its own, followed by its result.
 
     Args:
-        messages: with calls as templates take them.
-        thoughts: fields in which messages have what the assistant thought.
+        messages: messages with calls as templates take them.
+        thoughts: fields of messages that hold reasoning.
     """
     made: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
@@ -180,7 +180,7 @@ def _with_single_calls(
         if not calls:
             made.append(message)
             continue
-        # Those of tools, up to another message.
+        # Results of the calls: messages of tools that follow.
         answers = list(takewhile(lambda other: other["role"] == "tool", messages[place + 1 :]))
         left = list(answers)
         thought = _thought_before(message, thoughts)
@@ -195,14 +195,14 @@ def _with_single_calls(
 
 
 def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The text before the calls of a message, all of it thought."""
+    """Reasoning and content of a message with calls, both as reasoning, by field."""
     texts = [message.get(name) for name in names[:1]] + [message["content"]]
     text = "\n".join(text for text in texts if text)
     return dict.fromkeys(names, text) if text and names else {}
 
 
 def _short_id(call_id: str) -> str:
-    """The same for the same id, and for one that is short already."""
+    """An id of nine letters and digits for a call id, which is kept if it is one."""
     if _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
@@ -220,7 +220,8 @@ def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str])
 
 
 def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages behind one of the system: many templates take no other, and only there."""
+    """The messages with all leading ones joined in one of the system, since many templates take one
+    at the beginning and no other."""
     leading = [message for message in messages if message["role"] in LEADING]
     others = [message for message in messages if message["role"] not in LEADING]
     content = "\n\n".join(message["content"] for message in leading)

@@ -1,4 +1,4 @@
-"""GET /openapi.json: the API's document, made of what the routes decode."""
+"""`openapi_document`: GET /openapi.json, made from the types that routes decode."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from router.errors import ANTHROPIC_PATH
 _REFERENCE = "#/components/schemas/{name}"
 _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
     ("/v1/chat/completions", "Answers a chat", ChatRequest, True),
-    ("/v1/completions", "Goes on with a text", CompletionRequest, True),
+    ("/v1/completions", "Continues a text", CompletionRequest, True),
     ("/v1/messages", "Answers a chat in Anthropic's form", MessagesRequest, True),
-    ("/v1/messages/count_tokens", "Tokens of its prompt", CountTokensRequest, False),
+    ("/v1/messages/count_tokens", "Number of tokens of a prompt", CountTokensRequest, False),
     ("/v1/responses", "Answers a turn of a conversation", ResponsesRequest, True),
     ("/tokenize", "Token ids of a prompt or a chat", TokenizeRequest, False),
     ("/detokenize", "The text of token ids", DetokenizeRequest, False),
 )
-"""Path, summary, body, and whether the answer may be a stream."""
+"""Routes with bodies: path, summary, type of the body, and whether they may stream."""
 _IGNORED = {
     ChatRequest: IGNORED,
     CompletionRequest: IGNORED,
@@ -40,21 +40,21 @@ _IGNORED = {
     CountTokensRequest: COUNTED.ignored,
     ResponsesRequest: RESPONSES.ignored,
 }
-"""Fields without effect, by body."""
+"""Fields that are taken and ignored, by type of the body."""
 _BODILESS = (
     ("/v1/models", "get", "Models that the key may use"),
-    ("/v1/models/{name}", "get", "One of them"),
+    ("/v1/models/{name}", "get", "One model"),
     ("/health", "get", "Whether the process is alive"),
-    ("/ping", "get", "The same"),
-    ("/ping", "post", "The same"),
+    ("/ping", "get", "Whether the process is alive"),
+    ("/ping", "post", "Whether the process is alive"),
     ("/ready", "get", "Whether every model has a worker that takes requests"),
     ("/load", "get", "Completions under way"),
-    ("/version", "get", "Of the server"),
+    ("/version", "get", "Version of the server"),
     ("/v1/responses/{response_id}", "get", "A response that this gateway keeps"),
-    ("/v1/responses/{response_id}", "delete", "Forgets it"),
-    ("/v1/responses/{response_id}/cancel", "post", "Ends it, if it runs in the background"),
+    ("/v1/responses/{response_id}", "delete", "Deletes a response"),
+    ("/v1/responses/{response_id}/cancel", "post", "Ends a background response"),
 )
-"""Path, method and summary."""
+"""Routes without bodies: path, method and summary."""
 _WITHOUT_EFFECT = {"description": "Taken, and without effect."}
 _ERROR = {
     "type": "object",
@@ -101,9 +101,10 @@ _PROBLEMS = {
 
 @cache  # 30 ms for the schemas
 def openapi_document(root_path: str = "") -> bytes:
-    """OpenAPI 3.1, as JSON. Bodies are exact, answers only as far as clients rely on them.
+    """The OpenAPI 3.1 document as JSON: bodies in full, responses without schemas.
 
-    `root_path` is what clients put before all paths.
+    Args:
+        root_path: prefix that a proxy in front puts before all paths; empty for none.
     """
     bodies = [body for _, _, body, _ in _POSTED]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
@@ -140,7 +141,7 @@ def openapi_document(root_path: str = "") -> bytes:
 def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if may_stream:
-        # Some readers take a schema for that of the stream, others for that of each event.
+        # No schema: some tools take one for the stream's, others for that of each event.
         content["text/event-stream"] = {}
     shape = "AnthropicError" if path.startswith(ANTHROPIC_PATH) else "Error"
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name=shape)}}}

@@ -1,4 +1,4 @@
-"""Sampling parameters and prompts, from the fields of a request."""
+"""Sampling parameters and prompts of a request, from the fields of its body."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from worker.wire.sampling import InvalidParameter, SamplingParams
 from worker.wire.structured import StructuredOutputsParams
 
 MAX_COMPLETIONS = 2048
-"""Prompts of one request times its n."""
+"""Most completions of a request: prompts times n."""
 MAX_ENTRIES = 2**20
-"""Texts and tokens in the parameters of one request, times its completions: the engine keeps some
-of them per completion, a million in a tenth of a second and 50 MB."""
+"""Most texts and tokens in the parameters of a request, times its completions: the engine keeps
+some of them per completion, a million in a tenth of a second and 50 MB."""
 MAX_STOP_CHARACTERS = 8192
-"""Most characters of all stop strings together, which each choice looks for in its text; so of all
-bad words."""
+"""Most characters of all stop strings together, which are searched in each choice's text; and of
+all bad words together."""
 DEFAULT_COMPLETION_TOKENS = 16
+"""Tokens of a completion of /v1/completions without max_tokens, as in OpenAI's API."""
 RESERVED_TEMPLATE_NAMES = (
     "documents",
     "messages",
@@ -37,15 +38,17 @@ RESERVED_TEMPLATE_NAMES = (
     "tokenize",
     "self",
 )
+"""Variables of chat templates that are not the client's to set."""
 _MADE_HERE = frozenset(
     ("max_tokens", "logprobs", "prompt_logprobs", "structured_outputs", "diffusion")
 )
+"""Fields of SamplingParams that are not simply a field of the body."""
 _PASSED_ON = tuple(
     name
     for name in SamplingParams.__struct_fields__
     if name in CommonRequest.__struct_fields__ and name not in _MADE_HERE
 )
-"""Fields that a body has as the worker gets them."""
+"""Fields of SamplingParams that are taken from the body as they are."""
 
 
 def sampling_params(
@@ -59,18 +62,17 @@ def sampling_params(
     prompt_logprobs: int | None,
     form: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
-    """Sampling parameters; what the client left open comes from `defaults`, then from vLLM's.
+    """Sampling parameters; values that the client omits are those of `defaults`, then vLLM's.
 
     Args:
-        request: whose fields become those of the same names.
-        defaults: values by field of SamplingParams.
-        names: the client's names of what is called otherwise here, see `client_names`.
-        vocab_size: tokens that there are.
-        max_tokens: of a completion; None for as many as the model's length leaves.
-        logprobs: likeliest tokens to report beside each; None for no log-probabilities.
+        request: the body of the request.
+        defaults: default values by field of SamplingParams.
+        names: the client's name of each field that has another name here, see `client_names`.
+        vocab_size: tokens of the vocabulary.
+        max_tokens: most tokens per completion; None for as many as fit into the model.
+        logprobs: most likely tokens to report beside each; None for no log-probabilities.
         prompt_logprobs: the same for the prompt.
-        form: of the answer where calls of functions are held to one, instead of what the fields
-            of the request say of its form.
+        form: structured output that tools demand, in place of the request's; None for none.
 
     Raises:
         ApiError: 400 that names the field and its range.
@@ -95,7 +97,7 @@ def sampling_params(
 
 
 def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
-    """The client's names of the fields that errors name: it has a choice of some."""
+    """The client's names of fields that may be given under several names, for errors."""
     names = {}
     if isinstance(request, ChatRequest):
         names["prompt"] = "messages"
@@ -107,19 +109,23 @@ def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
 
 
 def chat_max_tokens(request: ChatRequest) -> int | None:
-    """None lets a chat continue to the end of the model's length."""
+    """Most tokens of a chat's completion; None for as many as fit into the model."""
     if request.max_completion_tokens is not None:
         return request.max_completion_tokens
     return request.max_tokens
 
 
 def completion_max_tokens(request: CompletionRequest) -> int:
-    """Plain completions are short by default."""
+    """Most tokens of a completion of /v1/completions."""
     return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 
 def chat_logprobs(request: ChatRequest) -> int | None:
-    """Likeliest tokens to name beside each; None for no log-probabilities. Raises ApiError."""
+    """Most likely tokens to report beside each; None for no log-probabilities.
+
+    Raises:
+        ApiError: 400 for top_logprobs without logprobs.
+    """
     if not request.logprobs:
         if request.top_logprobs:
             raise bad_request("top_logprobs is only allowed with logprobs", "top_logprobs")
@@ -128,14 +134,18 @@ def chat_logprobs(request: ChatRequest) -> int | None:
 
 
 def prompt_logprobs(request: CommonRequest) -> int | None:
-    """None for none. Raises ApiError for a stream, whose chunks have no place for them."""
+    """Most likely tokens to report beside each prompt token; None for no log-probabilities.
+
+    Raises:
+        ApiError: 400 for a stream, whose chunks have no field for them.
+    """
     if request.prompt_logprobs is not None and request.stream:
         raise bad_request("prompt_logprobs is not available with stream", "prompt_logprobs")
     return request.prompt_logprobs
 
 
 def refuse_truncated_echo(request: CompletionRequest) -> None:
-    """Raises ApiError where a prompt is to be cut and echoed: there is no text of what is left."""
+    """Raises ApiError (400) if prompts are to be truncated and echoed: the rest has no text."""
     if request.echo and request.truncate_prompt_tokens is not None:
         raise bad_request(
             "truncate_prompt_tokens is not available with echo", "truncate_prompt_tokens"
@@ -143,7 +153,7 @@ def refuse_truncated_echo(request: CompletionRequest) -> None:
 
 
 def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
-    """Raises ApiError where one request asks for too many, or for too much with all of them."""
+    """Raises ApiError (400) if a request has too many completions, or too large parameters."""
     n = sampling.n
     field = "n" if n > 1 else "prompt"
     if num_prompts * n > MAX_COMPLETIONS:
@@ -162,7 +172,7 @@ def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
 
 
 def continues_message(request: ChatRequest) -> bool:
-    """Whether the model goes on with the last message. Raises ApiError where it cannot."""
+    """Whether the model continues the last message. Raises ApiError (400) if it cannot."""
     if not request.continue_final_message:
         return False
     if request.add_generation_prompt:
@@ -180,18 +190,18 @@ def continues_message(request: ChatRequest) -> bool:
 
 
 def stream_options(request: CommonRequest) -> StreamOptions | None:
-    """None for the defaults. Raises ApiError where there is no stream."""
+    """Options of the stream; None for the defaults. Raises ApiError (400) without a stream."""
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is only allowed with stream", "stream_options")
     return request.stream_options
 
 
 def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any]:
-    """Variables for the chat template.
+    """Variables of the chat template.
 
     Raises:
         ApiError: 400, for names that are not the client's, or for documents or an effort that
-            nothing reads.
+            the template does not read.
     """
     values = request.chat_template_kwargs or {}
     for name in RESERVED_TEMPLATE_NAMES:
@@ -219,12 +229,12 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
 def chat_prompt(
     request: ChatRequest, dialect: Dialect, template: ChatTemplate | None
 ) -> tuple[ChatPrompt, ToolUse]:
-    """The prompt that the template makes of a chat, and how the chat uses tools.
+    """The prompt of a chat before rendering, and its use of tools.
 
     Args:
-        request: of the client.
-        dialect: of the model.
-        template: of the model; None for none.
+        request: the body of the chat.
+        dialect: the model's format of reasoning and tool calls.
+        template: the model's chat template; None for none.
 
     Raises:
         ApiError: 400, a message or a tool is malformed, or fields contradict each other.
@@ -248,7 +258,7 @@ def chat_prompt(
 
 
 def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """The prompts of a completion request. Raises ApiError for any other shape."""
+    """The prompts of /v1/completions: texts or token ids. Raises ApiError (400) for others."""
     if isinstance(prompt, str):
         return [prompt]
     if prompt and all(_is_int(item) for item in prompt):

@@ -1,8 +1,7 @@
-"""The short way of a stream's parts: from the response to the HTTP server itself.
+"""PartsApp: lets streams send their parts to the HTTP server directly, around all middleware.
 
-All that stands between them (Serve's wrappers, Starlette's middleware) looks at the head of a
-response and at its end. Each part of a stream would cost a coroutine of each of them: as much per
-token as all else that a gateway does with it.
+Middleware and Serve's wrappers need the head and the end of a response only. A coroutine of each of
+them per part would cost as much as all else that a gateway does per token.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 SEND_PART = "rayfleet.send_part"
-"""Key of a request's scope for what takes the parts of its response between head and end."""
+"""Scope key of the `send` for parts of a response between its head and its end."""
 
 server_send: ContextVar[Send | None] = ContextVar("server_send", default=None)
-"""The HTTP server's own `send`, set by the outermost middleware of its process. Not in the scope:
-Serve's Python proxy, which has that middleware too, sends the scope to another process."""
+"""`send` of the HTTP server, set by the outermost middleware of its process. It is not in the
+scope, which Serve's Python proxy, with the same middleware, sends to another process."""
 
 
 class PartsApp(Starlette):
-    """Tells routes which way the parts of their responses go."""
+    """Puts the `send` for parts of responses into the scope of each request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handles a request."""
         scope[SEND_PART] = server_send.get() or send
         await super().__call__(scope, receive, send)

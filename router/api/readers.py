@@ -1,4 +1,4 @@
-"""Ends responses whose clients do not read: what is left unread is held here in the meantime."""
+"""Readers: ends responses whose clients read too slowly, since unread bytes stay in memory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReaderLimits:
-    """How patient a gateway is with clients that are sent a response."""
+    """Limits on clients that read responses slowly."""
 
     stalled_s: float = 60.0
-    """Seconds for which a client may take nothing at all; HAProxy waits for as long."""
+    """Seconds for which a client may read nothing at all; HAProxy waits for as long."""
     unread_bytes: int = 16 * 2**20
-    """Unread bytes of one stream; only n times many log-probabilities are so many."""
+    """Most unread bytes of a stream; only many completions with log-probabilities have so many."""
     total_unread_bytes: int = 64 * 2**20
-    """Unread bytes of all streams that wait; beyond them those with the most are ended."""
+    """Most unread bytes of all blocked streams; beyond it those with the most are ended."""
     period_s: float = 1.0
-    """How often they are looked at."""
+    """Seconds between two checks."""
 
 
 class Readers:
-    """The clients of one gateway. Belongs to its event loop."""
+    """The clients that read responses of one gateway, on its event loop."""
 
     def __init__(self, limits: ReaderLimits | None = None) -> None:
         self._limits = limits or ReaderLimits()
@@ -40,9 +40,13 @@ class Readers:
 
     @asynccontextmanager
     async def watched(self, send: Send, generation: Generation) -> AsyncIterator[Reader]:
-        """The client that `send` reaches, in a block that is left early when it does not read.
+        """Watches a client for the duration of a block, which ends early if it reads too slowly.
 
-        The generation is the caller's to close.
+        The caller closes the generation.
+
+        Args:
+            send: sends to the client.
+            generation: the generation of the response.
         """
         timeout = asyncio.timeout(None)
         reader = Reader(send, generation, timeout)
@@ -59,7 +63,7 @@ class Readers:
                 raise
 
     def _sweep_later(self) -> None:
-        """One timer for all, and none where nobody is sent anything."""
+        """Starts the timer of the next check, if there are clients and none runs."""
         if not self._is_sweeping and self._readers:
             self._is_sweeping = True
             asyncio.get_running_loop().call_later(self._limits.period_s, self._sweep)
@@ -79,29 +83,35 @@ class Readers:
 
 
 class Reader:
-    """One client, as its response's `send` shows it.
+    """The client of one response, and which messages it has taken.
 
-    Whoever sends by another way than `send` says here what is `begun` and what is `done`: two
-    assignments, since a stream has a message per token.
+    Code that sends to it by another function sets `begun` and `done` itself: two assignments, since
+    a stream has a message per token.
+
+    Args:
+        send: sends to the client.
+        generation: the generation of the response.
+        timeout: timeout of the response's block.
     """
 
     __slots__ = ("_generation", "_seen", "_send", "_timeout", "begun", "blocked_at", "done")
 
     def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
         self.begun: Message | None = None
-        """The last message that was to be sent."""
+        """The last message whose sending has begun."""
         self.done: Message | None = None
         """The last message that the server has taken."""
         self.blocked_at = math.inf
-        """Event loop's time at which `is_blocked` first saw the message that waits."""
+        """Time on the event loop's clock at which `is_blocked` first saw the message that waits."""
         self._seen: Message | None = None
+        """The message that waited when `is_blocked` was called last; None if none did."""
         self._send = send
         self._generation = generation
         self._timeout = timeout
 
     def is_blocked(self, now: float) -> bool:
-        """Whether a message waits to be taken; asked once a period, which is how exactly the
-        wait is known."""
+        """Whether a message waits to be taken. Called once per period, to which `blocked_at` is
+        exact."""
         if self.begun is self.done:
             self._seen = None
             return False
@@ -111,9 +121,9 @@ class Reader:
 
     @property
     def num_unread_bytes(self) -> int:
-        """Bytes of the last message, which the server holds, of this one, and of those to come.
+        """Bytes that wait for the client: of the last two messages and of tokens not written yet.
 
-        What a whole response holds was there before it could be read: it counts as nothing.
+        0 if the response is not streamed, since it is in memory before the client can read it.
         """
         if not self._generation.request.stream:
             return 0
@@ -121,13 +131,13 @@ class Reader:
         return _num_bytes(self.done) + _num_bytes(self.begun) + unread
 
     async def send(self, message: Message) -> None:
-        """Sends a message, and notes when it is taken."""
+        """Sends a message, and notes its begin and end."""
         self.begun = message
         await self._send(message)
         self.done = message
 
     def end(self, reason: str) -> None:
-        """Leaves the response's block, if that is not under way already."""
+        """Ends the response's block, if it does not end already."""
         if not self._timeout.expired():
             request_id = self._generation.request.request_id
             logger.warning("ends response %s: %s", request_id, reason)

@@ -1,4 +1,4 @@
-"""Sends a generation over ASGI, and ends it when the client goes away."""
+"""GenerationResponse: runs a generation, sends it over ASGI, ends it if the client disconnects."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PART: dict[str, object] = {"type": "http.response.body", "more_body": True}
 MAX_WORK_S = 0.005
-"""Seconds of work on a reply after which the event loop serves others; as long as the interpreter
-lets a thread run beside others."""
+"""Seconds of work on a response after which other tasks run: as long as the GIL's switch
+interval."""
 
 Writer = ResponseWriter | BlockWriter
-"""Gives the completions of one generation the form of an API."""
+"""Writers, which write a generation in the form of an API."""
 
 
 class GenerationResponse(Response):
-    """ASGI response of a completion request; speaks ASGI itself to spend little per token.
+    """ASGI response of a completion request, which sends ASGI messages itself to save time per
+    token.
 
     Args:
-        generation: not started yet.
-        writer: makes the bytes.
-        request_id: sent back as x-request-id.
-        stream: server-sent events, or one JSON body at the end.
-        account: charged with the tokens.
-        readers: all clients that are sent responses.
+        generation: the generation, not started yet.
+        writer: writes the response's body.
+        request_id: id of the request, sent as x-request-id.
+        stream: whether to send server-sent events, instead of one JSON body at the end.
+        account: account of the request, which the tokens are charged to.
+        readers: watches the clients that read responses.
     """
 
     def __init__(
@@ -63,13 +64,13 @@ class GenerationResponse(Response):
         self._account = account
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the generation to its end, or to the client's."""
+        """Runs the generation until it ends or the client disconnects."""
         generation = self._generation
         watcher = asyncio.create_task(_close_on_disconnect(receive, generation))
         problem: str | None = None
         try:
-            # A task of its own: news of a stream resumes all coroutines that wait for each other,
-            # and those of the server and its middleware are two dozen.
+            # A task of its own: each part of a stream resumes all coroutines of the task down to
+            # this one, and the server and its middleware have two dozen.
             problem = await asyncio.create_task(self._answer(scope, send))
         finally:
             generation.close()
@@ -82,8 +83,8 @@ class GenerationResponse(Response):
             self._log(problem)
 
     async def _answer(self, scope: Scope, send: Send) -> str | None:
-        """Starts the generation and sends all that comes of it, or the error it meets, which it
-        returns."""
+        """Starts the generation and sends the response; returns the message of an error that was
+        sent instead, else None."""
         generation = self._generation
         send_part = scope.get(SEND_PART, send)
         try:
@@ -101,7 +102,7 @@ class GenerationResponse(Response):
         return None
 
     def _log(self, problem: str | None) -> None:
-        """One line for a request, however many completions it has."""
+        """Logs a line per request."""
         generation = self._generation
         level = logging.WARNING if problem else logging.INFO
         if not logger.isEnabledFor(level):
@@ -123,11 +124,11 @@ class GenerationResponse(Response):
         )
 
     async def _send_events(self, reader: Reader, send_part: Send) -> None:
-        """Sends a stream; `send_part` takes what is neither its head nor its end."""
+        """Sends a stream; `send_part` sends the parts between its head and its end."""
         generation, chunk = self._generation, self._writer.chunk
         clock = asyncio.get_running_loop().time
-        # The head waits for the first news: a request that is refused while it waits at its worker
-        # gets its status as any other.
+        # The head waits for the first news: a request that is refused in its worker's queue still
+        # gets its status.
         head: dict[str, object] | None = self._head(EVENT_STREAM)
         body = self._writer.first()
         num_first = len(body)
@@ -141,7 +142,7 @@ class GenerationResponse(Response):
                     failed = _failure(completion)
                     break
                 for part in chunk(completion):
-                    if len(body) > num_first:  # one part alone is short work
+                    if len(body) > num_first:  # a single part takes little time
                         if not until:
                             until = clock() + MAX_WORK_S
                         elif clock() >= until:
@@ -160,7 +161,7 @@ class GenerationResponse(Response):
             if failed is not None:
                 raise failed
             await reader.send(head)
-        # Where the status has gone out as 200, an error takes the place of the end of the stream.
+        # After a status of 200 an error takes the place of the end of the stream.
         end = self._writer.last() if failed is None else self._writer.failure(failed)
         await reader.send({"type": "http.response.body", "body": body + end, "more_body": False})
         if head is not None:
@@ -169,7 +170,7 @@ class GenerationResponse(Response):
     async def _send_part(
         self, reader: Reader, send_part: Send, head: dict[str, object] | None, body: bytes
     ) -> None:
-        """Sends a part of the body, after the head where that has not been sent."""
+        """Sends a part of the body, after `head` if that is not None."""
         if head is not None:
             await reader.send(head)
         reader.begun = message = {**PART, "body": body}
@@ -215,7 +216,7 @@ class GenerationResponse(Response):
         if (span := self._generation.request.span) is not None:
             headers.append((b"traceresponse", span.traceparent.encode()))
         if length is None:
-            # Proxies must hand each part on as it comes.
+            # Keeps proxies from buffering the stream.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         else:
             headers.append((b"content-length", b"%d" % length))
@@ -223,7 +224,7 @@ class GenerationResponse(Response):
 
 
 def _failure(completion: Completion) -> ApiError:
-    """The client's error for a completion that ended by one."""
+    """The client's error for a completion that has ended in one."""
     rejection = completion.rejection
     if rejection is not None and rejection.status < 500:
         return rejected(rejection, completion.spec.feasibility.param(rejection.param))
@@ -238,7 +239,15 @@ async def send_error(
     headers: Sequence[tuple[bytes, bytes]] = (),
     path: str = "",
 ) -> None:
-    """Sends an error as the whole response, with further headers, as the API of `path` has it."""
+    """Sends an error as the whole response.
+
+    Args:
+        send: ASGI's send.
+        error: the error.
+        request_id: id of the request; empty for none.
+        headers: further headers.
+        path: path of the request, whose API decides the form of the body.
+    """
     body = error_body(error, path, request_id)
     named = error_headers(error, request_id).items()
     headers = [

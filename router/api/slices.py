@@ -1,4 +1,4 @@
-"""JSON of any length, encoded in slices that are each a few milliseconds of work."""
+"""Encodes long JSON in slices, so that each blocks the event loop for a few milliseconds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 import msgspec
 
 SLICE_ROWS = 64
-"""Rows that are encoded at a time: tokens, each with up to 21 log-probabilities and their texts,
-which takes 3 ms."""
+"""Items of Rows that are encoded at a time: for tokens with 21 log-probabilities each, in 3 ms."""
 SLICE_BYTES = 1 << 18
-"""A reply goes out whenever there are so many of it, whatever follows."""
+"""Bytes of a response that are sent as soon as they are encoded."""
 
 encode = msgspec.json.Encoder().encode
 
 
 class Kept:
-    """Items of JSON arrays that begin alike, made and encoded for the first of them alone.
+    """Common first items of several JSON arrays, which are made and encoded once.
 
-    Arrays are written one after another.
+    The first array must be written to the end before the next begins.
 
     Args:
-        items: in order.
+        items: the items, in order.
     """
 
     __slots__ = ("_items", "_parts")
@@ -40,11 +39,11 @@ class Kept:
 
 
 class Rows:
-    """A JSON array whose items are made only as they are encoded, once.
+    """A JSON array whose items are made while they are encoded, which is possible once.
 
     Args:
-        items: in order.
-        first: what comes before them.
+        items: the items, in order.
+        first: encoded items before them.
     """
 
     __slots__ = ("first", "items")
@@ -55,7 +54,7 @@ class Rows:
 
 
 def slices(value: Any) -> Iterator[bytes]:
-    """JSON of `value`, in slices: objects may hold Rows, and objects with such."""
+    """JSON of `value`, in slices: members of objects may be Rows, or such objects."""
     if isinstance(value, dict):
         before = b"{"
         for key, item in value.items():
@@ -78,6 +77,6 @@ def _array(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _parts_of(items: Iterator[Any]) -> Iterator[bytes]:
-    """Items of an array, a slice of them at a time, without the brackets."""
+    """JSON of an array's items without the brackets, SLICE_ROWS items at a time."""
     for first in items:
         yield encode([first, *islice(items, SLICE_ROWS - 1)])[1:-1]

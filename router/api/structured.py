@@ -1,4 +1,4 @@
-"""Structured outputs: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Structured outputs: reads OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from router.errors import bad_request
 from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 _FIELDS = ("response_format", "structured_outputs", "output_config", "text")
-"""Fields in which bodies of any API may ask for structured outputs."""
+"""Fields that ask for structured outputs in some API's bodies."""
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def structured_outputs(
     response_format: dict[str, Any] | None, extra: dict[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """The form that two fields of a body ask for; None where any text will do.
+    """The structured outputs that a body asks for; None for none.
 
     Args:
         response_format: OpenAI's field.
         extra: vLLM's `structured_outputs`.
 
     Raises:
-        ApiError: 400, one is wrong, or there are both.
+        ApiError: 400 if one is wrong, or both are given.
     """
     by_format = _of_format(response_format)
     given = {name: value for name, value in (extra or {}).items() if value is not None}
@@ -44,22 +44,22 @@ def structured_outputs(
 
 
 def refuse_large_grammars(body: Payload) -> None:
-    """Looks at the fields for it of a large body without decoding them.
+    """Checks the size of grammars in a large body without decoding them.
 
-    Decoding one of many megabytes would halt the streams of this process for a tenth of a second.
+    To decode one of many megabytes would stop the streams of this process for a tenth of a second.
 
     Raises:
-        ApiError: one is larger than any grammar may be.
+        ApiError: 400 if one is larger than a grammar may be.
     """
     if len(body) <= MAX_GRAMMAR_BYTES:
         return
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return  # the same is found, and said, when all of it is decoded
+        return  # the full decoding fails too, and reports it
     for name in _FIELDS:
         size = len(memoryview(fields.get(name, msgspec.Raw())))
-        # Some white space and the names around a schema are free.
+        # Twice as much, since white space and names around a schema do not count.
         if size > 2 * MAX_GRAMMAR_BYTES:
             raise bad_request(
                 f"{name} has {size} bytes: a schema or grammar may have {MAX_GRAMMAR_BYTES}", name

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what a prompt is made of, as in vLLM."""
+"""TokenRoutes: POST /tokenize and /detokenize, as in vLLM."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 
 
 class TokenRoutes:
-    """The two routes about tokens; they ask no worker.
+    """Routes that tokenize and detokenize, at the gateway.
 
-    Prompts may be longer than the model takes: clients ask to find out.
+    Prompts may be longer than the model takes, since clients use the routes to find out.
 
     Args:
-        gateway: with the tokenizers.
-        bodies: reads those of requests.
+        gateway: the gateway of the models.
+        bodies: reads the bodies of requests.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies) -> None:
@@ -35,14 +35,14 @@ class TokenRoutes:
         self._bodies = bodies
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize: a prompt, or a chat. Raises ApiError."""
+        """POST /tokenize: token ids of a prompt or a chat. Raises ApiError."""
         account = account_of(request)
         async with self._bodies.read(request) as payload:
             body, model = await self._read(payload, TokenizeRequest, account)
             return _answer(await self._tokens(body, model, account.name))
 
     async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize. Raises ApiError."""
+        """POST /detokenize: the text of token ids. Raises ApiError."""
         account = account_of(request)
         async with self._bodies.read(request) as payload:
             body, model = await self._read(payload, DetokenizeRequest, account)
@@ -52,7 +52,8 @@ class TokenRoutes:
     async def _read(
         self, payload: Payload, kind: type[Body], account: Account
     ) -> tuple[Body, ServedModel]:
-        """A body and the model that it names, which the key may use. Raises ApiError."""
+        """Decodes a body, and finds its model. Raises ApiError, also if the key may not use
+        that."""
         body = await self._gateway.pool.run_if_large(
             lambda: parse_body(payload, kind), size=len(payload), owner=account.name
         )
@@ -89,13 +90,13 @@ class TokenRoutes:
 
 
 def encoded_chat(chat: ChatRequest, model: ServedModel) -> ChatPrompt:
-    """The encoded prompt of a chat, as /v1/chat/completions has it. Raises ApiError."""
+    """The prompt of a chat before rendering, as of /v1/chat/completions. Raises ApiError."""
     prompt, _ = params.chat_prompt(chat, model.dialect, model.tokenizer.chat_template)
     return prompt
 
 
 def _chat(body: TokenizeRequest, model: ServedModel) -> ChatPrompt:
-    """The chat of a body. Raises ApiError."""
+    """The prompt of a chat in a body of /tokenize. Raises ApiError."""
     chat = ChatRequest(
         messages=body.messages or [],
         tools=body.tools,

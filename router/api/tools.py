@@ -1,4 +1,4 @@
-"""Tools of a chat: the functions that the model may call, or has to."""
+"""ToolUse: the functions that a chat's model may or must call. Reading: how its text is parsed."""
 
 from __future__ import annotations
 
@@ -35,37 +35,38 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolUse:
-    """The functions of one chat."""
+    """Use of tools in one chat."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
     """Tools as the chat template gets them; None for none."""
     format: ToolFormat | None = None
-    """Format in which calls are written; None where there are none to look for."""
+    """Format in which the model writes calls; None if it may call nothing."""
     properties: Properties = field(default_factory=dict)
-    """Schemas of the arguments of each function."""
+    """JSON schemas of the arguments, by function and argument."""
     form: StructuredOutputsParams | None = None
-    """The form that the answer has to have; None where the model may write as it likes."""
+    """Structured output that makes the model write valid calls; None for free text."""
     is_forced: bool = False
-    """Whether that form has calls alone."""
+    """Whether `form` allows calls only."""
     is_named: bool = False
-    """Whether the client has chosen the function: then calls are no reason to finish."""
+    """Whether the client has named the function: then the finish reason is not tool_calls."""
     is_one: bool = False
-    """Whether there may be one call only."""
+    """Whether the model may make only one call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How the completions of one chat are read."""
+    """How reasoning and tool calls are found in the completions of one chat."""
 
     dialect: Dialect
+    """Format of reasoning and tool calls."""
     use: ToolUse
     is_thinking: bool
-    """Whether the prompt ends in the middle of a thought; in harmony, where a header begins."""
+    """Whether the prompt ends within reasoning; for harmony, at the beginning of a header."""
     shows_thoughts: bool = True
-    """Whether the client wants them."""
+    """Whether responses have the reasoning."""
 
     def reader(self) -> ReplyReader | HarmonyReader:
-        """A fresh one, for one completion."""
+        """A new reader, for one completion."""
         return self.dialect.reader(
             tools=self.use.format,
             is_thinking=self.is_thinking,
@@ -76,14 +77,20 @@ class Reading:
     def pieces(
         self, reader: ReplyReader | HarmonyReader, text: str, *, is_end: bool
     ) -> Iterator[Piece]:
-        """The pieces of the next text that the client may see."""
+        """The pieces of new text that the client may see.
+
+        Args:
+            reader: reader of the completion.
+            text: new text of the completion.
+            is_end: whether the completion ends with it.
+        """
         pieces = reader.push(text)
         if is_end:
             pieces += reader.end()
         return (p for p in pieces if self.shows_thoughts or not isinstance(p, Thought))
 
     def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
-        """Tokens of thoughts: up to the marker that ends them; all where there is none."""
+        """Number of reasoning tokens: up to the marker that ends reasoning, or all without one."""
         if self.dialect.is_harmony:
             return num_thought_tokens(tokenizer, token_ids)
         thoughts = self.dialect.thoughts
@@ -94,10 +101,10 @@ class Reading:
 
 
 def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None) -> ToolUse:
-    """The use of tools that a body's `tools`, `tool_choice` and `parallel_tool_calls` ask for.
+    """The use of tools by `tools`, `tool_choice` and `parallel_tool_calls` of a body.
 
     Raises:
-        ApiError: 400, one is malformed, they contradict each other, or the model knows no tools.
+        ApiError: 400 if one is malformed, they contradict, or the model knows no tools.
     """
     choice = body.tool_choice
     if not body.tools:
@@ -125,7 +132,7 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
         )
     schemas = {name: _schema(functions[name]) for name in names}
     return ToolUse(
-        # A named function is shown beside the others: the prompt stays what is cached of it.
+        # The prompt has all functions besides the named one, so that its cached prefix is hit.
         tools=body.tools if is_named else tools,
         format=dialect.forced,
         properties=properties,
@@ -143,8 +150,8 @@ def _strict_form(
     *,
     is_one: bool,
 ) -> StructuredOutputsParams | None:
-    """Any text, with calls as the schemas of strict functions have them; None where a grammar
-    cannot tell the model's calls from text."""
+    """Structured output for free text, in which calls of strict functions fit their schemas; None
+    if a grammar cannot tell the model's calls from text."""
     if dialect.tools is not dialect.forced:
         return None
     schemas = {
@@ -163,7 +170,7 @@ def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
 
 
 def given_tool(index: int, given: Mapping[str, Any], kind: type[T]) -> T:
-    """A tool in the form that another API has for it. Raises ApiError (400) for any other."""
+    """A tool of another API, converted to its type. Raises ApiError (400) if that fails."""
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -173,7 +180,7 @@ def given_tool(index: int, given: Mapping[str, Any], kind: type[T]) -> T:
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
-    """A function as chats have it; None leaves a field out."""
+    """A function in the form of `tools` of chats; None leaves a field out."""
     function = {
         "name": name,
         "description": description,
@@ -185,7 +192,7 @@ def function_tool(
 
 
 def new_call_id(dialect: Dialect) -> str:
-    """An id of a call, of the length that the model's template takes in the next turn."""
+    """A new id of a tool call, in the format that the model's chat template takes."""
     if dialect.short_ids:
         return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
@@ -211,7 +218,7 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 def _choice(
     choice: str | Mapping[str, Any] | None, functions: Mapping[str, Any]
 ) -> tuple[str, list[str]]:
-    """auto, none, required or named; and the functions that may be called."""
+    """The kind of choice (auto, none, required or named), and the functions that may be called."""
     if choice is None:
         return "auto", list(functions)
     if isinstance(choice, str):
@@ -248,7 +255,8 @@ def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that arguments must conform to; any object where the client wants no more."""
+    """JSON schema of the arguments; that of any object for `strict: false` or without
+    parameters."""
     parameters = function.get("parameters")
     if not parameters or function.get("strict") is False:
         return {"type": "object"}

@@ -1,4 +1,4 @@
-"""Values in a JSON body, counted before it is decoded: what decoding costs grows with them."""
+"""Limits the number of values in a JSON body before it is decoded, since that takes its time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from router.api.body import Payload
 from router.errors import bad_request
 
 MAX_VALUES = 1 << 20
-"""Most values in one body: a prompt of a million token ids. The decoder keeps the interpreter's
-lock, for so many numbers a fortieth of a second, and a text of one letter takes some 60 bytes; 16
-million and more of what fits a body took all streams with them for seconds."""
+"""Most values of a body: a prompt of a million token ids. The decoder holds the GIL, for so many
+numbers 25 ms, and a string of one letter takes some 60 bytes. The 16 million values that fit into
+a body would stop all streams for seconds."""
 CONTAINER = 16
-"""Values that an object or a list counts for, by the time it takes."""
+"""Values that an object or a list counts as, by the time that decoding it takes."""
 MEMBER = 4
-"""Values that a member of an object counts for besides its own."""
+"""Values that a member of an object counts as, besides its value."""
 _CHUNK = 1 << 20
-"""Bytes that are looked at together: some ten arrays of it are held."""
+"""Bytes that are scanned at a time: some ten arrays of that size are in memory."""
 
 _COST: NDArray[np.uint8] = np.zeros(256, np.uint8)
 for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEMBER)):
@@ -25,12 +25,10 @@ for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEM
 
 
 def refuse_many_values(*texts: Payload) -> None:
-    """Looks at a body, or at JSON in its texts, without decoding it.
-
-    Texts within them may hold whatever they like.
+    """Checks the number of values in JSON texts, without decoding them; strings count nothing.
 
     Raises:
-        ApiError: 400, they hold more than MAX_VALUES together.
+        ApiError: 400 if they have more than MAX_VALUES together.
     """
     if sum(map(_bound, texts)) <= MAX_VALUES:
         return
@@ -43,7 +41,7 @@ def refuse_many_values(*texts: Payload) -> None:
 
 
 def num_values(body: Payload) -> int:
-    """Values outside of texts; numpy lets other threads run meanwhile."""
+    """Number of values, as they count for the limit; numpy releases the GIL meanwhile."""
     total, is_inside, is_escaped = 0, False, False
     for start in range(0, len(body), _CHUNK):
         data = np.frombuffer(body, np.uint8, min(_CHUNK, len(body) - start), start)
@@ -57,14 +55,21 @@ def num_values(body: Payload) -> int:
 
 
 def _bound(body: Payload) -> int:
-    """An upper bound of the values in it, texts included: a hundredth of a second."""
+    """An upper bound of `num_values`, which also counts in strings, in 10 ms at most."""
     containers = body.count(b"[") + body.count(b"{")
     return CONTAINER * containers + MEMBER * body.count(b":") + body.count(b",")
 
 
 def _quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArray[np.bool_], bool]:
-    """The places of quotes that begin and end texts; and whether what follows `data` is escaped, as
-    its begin was."""
+    """Finds quotes that begin or end a string.
+
+    Args:
+        data: bytes of a chunk.
+        is_escaped: whether its first byte is escaped by the chunk before.
+
+    Returns:
+        Whether each byte is such a quote, and whether the first byte of the next chunk is escaped.
+    """
     slashes = data == ord("\\")
     if not slashes.any():
         quotes = data == ord('"')
@@ -72,10 +77,11 @@ def _quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArray[np.bool_
             quotes[0] = False
         return quotes, False
     places = np.arange(len(data), dtype=np.int32)
-    # The last place up to each that is no backslash; before the chunk there is one, or its half.
+    # The last index up to each that is no backslash: before the chunk -1, or -2 if a backslash
+    # there escapes the first byte.
     others = np.where(slashes, np.int32(-1 - is_escaped), places)
     np.maximum.accumulate(others, out=others)
-    runs = places - others  # backslashes up to and with each place
+    runs = places - others  # length of the run of backslashes that ends at each index
     odd = (runs & 1).astype(bool)
     quotes = data == ord('"')
     quotes[1:] &= ~odd[:-1]

@@ -1,7 +1,7 @@
-"""Bodies of completion responses: bytes for chunks of a stream, or one JSON object.
+"""ResponseWriter: writes completions as chunks of a stream, or as one JSON object.
 
-Streams are the hot path: everything around a chunk's text is prepared once per choice, and only the
-text is encoded.
+Streams are the hot path: the JSON around a chunk's text is encoded once per choice, and only the
+text for each chunk.
 """
 
 from __future__ import annotations
@@ -26,45 +26,48 @@ UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extras:
-    """The parts of a response besides new text."""
+    """Parts of a response besides text."""
 
     tokenizer: Tokenizer
+    """Tokenizer of the model."""
     return_token_ids: bool = False
-    """Add token ids to every choice."""
+    """Whether choices have token ids."""
     logprobs: LogprobFormat | None = None
-    """Add log-probabilities to every choice."""
+    """Format of log-probabilities in choices; None for none."""
     prompt_logprobs: bool = False
-    """Add those of the prompt, to whole responses."""
+    """Whether responses that are not streamed have log-probabilities of the prompts."""
     echo: Sequence[str] | None = None
-    """Texts of the prompts, to begin every choice with."""
+    """Texts of the prompts, with which their choices begin; None for none."""
     echo_only: bool = False
-    """Leave out what was generated."""
+    """Whether generated tokens are left out."""
 
 
 class ResponseWriter(ABC):
     """Writes the completions of one generation.
 
     Args:
-        generation: what is written.
+        generation: the completions to write.
         response_id: `id` of the response.
-        created: Unix seconds.
-        model: the name that the client used.
-        options: of the stream.
-        extras: what else choices carry.
+        created: `created` of the response, in Unix seconds.
+        model: the client's name of the model.
+        options: options of the stream; None for the defaults.
+        extras: parts of the response besides text.
     """
 
     prefix: str
     """Prefix of the response's id."""
     object: str
+    """`object` of a response that is not streamed."""
     chunk_object: str
+    """`object` of chunks."""
     opening: bytes
     """JSON between a choice's index and its text."""
     closing: bytes
-    """JSON after its text."""
+    """JSON between a choice's text and its other fields."""
     choices_have_prompts: bool
-    """Whether a prompt's token ids stand in each choice, not beside them."""
+    """Whether a prompt's token ids are in each of its choices, rather than once per response."""
     headers: Sequence[tuple[bytes, bytes]] = ()
-    """Further ones of the response."""
+    """Further headers of the response."""
 
     def __init__(
         self,
@@ -83,9 +86,9 @@ class ResponseWriter(ABC):
         self._options = options or StreamOptions()
         self._extras = extras
         self._echoed: set[int] = set()
-        """Choices that have their prompt already."""
+        """Indices of choices whose echoed prompt is written."""
         self._echo: tuple[PromptBlocks, Echoed] | None = None
-        """The prompt that was echoed last: its choices follow each other."""
+        """The last echoed prompt: the choices of a prompt follow each other."""
         self._counts_always = bool(
             self._options.include_usage and self._options.continuous_usage_stats
         )
@@ -104,12 +107,12 @@ class ResponseWriter(ABC):
         self._middle = self.closing + UNFINISHED + self._usage_so_far() + b"}\n\n"
 
     def first(self) -> bytes:
-        """The beginning of a stream, before any text."""
+        """Events at the beginning of a stream, before any text."""
         return b""
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:
-        """Everything new about a completion as one server-sent event, in slices; none if nothing
-        shows."""
+        """A server-sent event for all news of a completion, in slices; empty if there is nothing to
+        send."""
         text, token_ids = completion.take()
         if completion.draft is not None:
             draft = completion.take_draft()
@@ -123,22 +126,22 @@ class ResponseWriter(ABC):
         return self._full_chunk(completion, text, token_ids)
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
-        """The text, where it is all there is to tell; None where there may be more."""
+        """The text of a chunk if it has no more than text; else None."""
         return text
 
     def last(self) -> bytes:
-        """The end of a stream."""
+        """Events at the end of a stream."""
         if not self._options.include_usage:
             return DONE
         body = {**self._header(self.chunk_object), "choices": [], "usage": self.usage()}
         return b"data: " + _encode(body) + b"\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """The end of a stream that an error ends."""
+        """The event at the end of a stream that ends in an error."""
         return b"data: " + error.body() + b"\n\n"
 
     def whole(self) -> Iterator[bytes]:
-        """The response of a request that is not streamed, in slices."""
+        """JSON of a response that is not streamed, in slices."""
         yield _encode(self._header(self.object))[:-1]
         before = b',"choices":['
         for completion in self.generation.completions:
@@ -163,7 +166,7 @@ class ResponseWriter(ABC):
         yield b"}"
 
     def usage(self) -> dict[str, Any]:
-        """Counts of the tokens that are written so far: others may have come meanwhile."""
+        """Token counts (`usage`) of the tokens written so far; more may have been generated."""
         generation = self.generation
         prompt = generation.num_prompt_tokens
         completion = sum(completion.num_taken for completion in generation.completions)
@@ -186,25 +189,26 @@ class ResponseWriter(ABC):
 
     @abstractmethod
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """A whole choice's text."""
+        """Fields of a whole choice that hold its text."""
 
     @abstractmethod
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
-        """Adds what else a whole choice has."""
+        """Adds further fields to a whole choice."""
 
     def ending(self) -> Iterable[bytes]:
-        """The end of a whole response, from the usage on, in slices."""
+        """JSON of the last fields of a whole response, after `usage`, in slices."""
         return ()
 
     def prompt_logprobs(self, completion: Completion) -> Rows | None:
-        """Log-probabilities of its prompt."""
+        """Log-probabilities of a completion's prompt; None if they were not asked for."""
         found = self.generation.prompt_logprobs(completion)
         return prompt_logprobs(self._extras.tokenizer, found)
 
     def _with_extras(
         self, completion: Completion, text: str, token_ids: list[int]
     ) -> tuple[str, dict[str, Any] | None]:
-        """A choice's next text and log-probabilities, its prompt before them where echoed."""
+        """New text and log-probabilities of a choice, behind those of its prompt if that is
+        echoed."""
         extras, index = self._extras, completion.spec.index
         scored: list[Scored] = []
         echoed: Echoed | None = None
@@ -249,7 +253,7 @@ class ResponseWriter(ABC):
         }
 
     def _draft_chunk(self, completion: Completion, draft: list[int]) -> bytes:
-        """No new text; the tokens of the running block, null where undecided."""
+        """A chunk without text, with the tokens of the running block (null for undecided ones)."""
         tokenizer = self._extras.tokenizer
         texts = [None if token < 0 else token_text(tokenizer, token) for token in draft]
         return b'%b""%b,"draft":%b%b%b}\n\n' % (
@@ -276,14 +280,14 @@ class ResponseWriter(ABC):
         yield from self._rest_of_chunk(tail)
 
     def _rest_of_chunk(self, tail: dict[str, Any]) -> Iterator[bytes]:
-        """The end of a chunk, behind its choice's text: the `tail` of the choice, and the usage."""
+        """JSON of a chunk behind its choice's text: the `tail` of the choice, and the usage."""
         rest = slices(tail)
         yield b"," + next(rest).removeprefix(b"{")
         yield from rest
         yield b"]" + self._usage_so_far() + b"}\n\n"
 
     def _usage_so_far(self) -> bytes:
-        """The usage so far, in all chunks of the stream but the last."""
+        """JSON of `usage` in chunks other than the last."""
         if self._counts_always:
             return b',"usage":' + _encode(self.usage())
         return b',"usage":null' if self._options.include_usage else b""
@@ -300,7 +304,7 @@ class ChatWriter(ResponseWriter):
     choices_have_prompts = False
 
     def first(self) -> bytes:
-        """The role of each choice, and the tokens of the prompt in the first chunk."""
+        """Chunks with the role of each choice; the first one also has the prompt's token ids."""
         end = UNFINISHED + self._usage_so_far()
         events = [
             b'%b%d,"delta":{"role":"assistant","content":""}%b'
@@ -311,14 +315,14 @@ class ChatWriter(ResponseWriter):
         return b"".join(event + b"}\n\n" for event in events)
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """A choice's text as the assistant's message."""
+        """The text as the assistant's message."""
         return {"message": {"role": "assistant", "content": text}}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
-        """A chat's choice has nothing else."""
+        """Does nothing: choices of chats have no further fields."""
 
     def ending(self) -> Iterable[bytes]:
-        """A chat has one prompt."""
+        """Token ids and log-probabilities of the only prompt."""
         yield self._prompt_tokens()
         if self._extras.prompt_logprobs:
             yield b',"prompt_logprobs":'
@@ -331,7 +335,7 @@ class ChatWriter(ResponseWriter):
 
 
 class TextWriter(ResponseWriter):
-    """text_completion, streamed or not."""
+    """text_completion of /v1/completions, streamed or not."""
 
     prefix = "cmpl"
     object = "text_completion"
@@ -340,15 +344,15 @@ class TextWriter(ResponseWriter):
     closing = b""
     choices_have_prompts = True
     _scored: tuple[PromptBlocks, Rows | None] | None = None
-    """The prompt of the last choice that is written, whose choices follow each other, and its
-    log-probabilities."""
+    """The prompt of the last written choice, and its log-probabilities: the choices of a prompt
+    follow each other."""
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """A choice's text as it is."""
+        """The text as it is."""
         return {"text": text}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
-        """Each choice has its prompt's log-probabilities."""
+        """Adds the log-probabilities of the choice's prompt, if they were asked for."""
         if self._extras.prompt_logprobs:
             prompt = completion.spec.prompt
             if self._scored is None or self._scored[0] is not prompt:
