@@ -1,4 +1,4 @@
-"""Serves the page at / and its files, which hold nothing of the fleet: that takes a key."""
+"""PageRoutes: the page at / and its files, which are public: data of the fleet takes a key."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""Headers of each answer. Nothing comes from another host or inline, texts are never read as HTML
-or as a script, and no other site may show the page within its own."""
+"""Headers of each response. They forbid content of other hosts, inline scripts and styles, texts
+read as HTML or scripts, and other sites to show the page in a frame."""
 _BASE: Final = b'<base href="./">'
 
 
@@ -41,7 +41,7 @@ class PageRoutes:
     """Routes of the page. Its files are read once.
 
     Args:
-        root_path: what a proxy in front puts before all paths; empty for nothing.
+        root_path: prefix that a proxy in front puts before all paths; empty for none.
     """
 
     def __init__(self, root_path: str = "") -> None:
@@ -50,17 +50,17 @@ class PageRoutes:
             file.name: _File.of(file.name, file.read_bytes()) for file in folder.iterdir()
         }
         page = self._files.pop("index.html").body
-        if root_path:  # a path without its last slash is no folder to browsers
+        if root_path:  # relative URLs need the slash at its end
             base = f'<base href="{html.escape(root_path)}/">'
             page = page.replace(_BASE, base.encode())
         self._page = _File.of("index.html", page)
 
     async def page(self, request: Request) -> Response:
-        """GET /."""
+        """GET /: the page."""
         return self._page.answer(request)
 
     async def file(self, request: Request) -> Response:
-        """GET /ui/NAME."""
+        """GET /ui/NAME: a file of the page."""
         file = self._files.get(request.path_params["name"])
         if file is None:
             raise HTTPException(404)
@@ -75,13 +75,13 @@ class _File(NamedTuple):
 
     @classmethod
     def of(cls, name: str, body: bytes) -> _File:
-        """The file of a name, by which its type is known."""
+        """The file with its headers; the name's suffix gives its content type."""
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         kind = CONTENT_TYPES[PurePath(name).suffix]
         return cls(body, {**HEADERS, "content-type": kind, "etag": tag})
 
     def answer(self, request: Request) -> Response:
-        """All of it, or 304 where the browser has it."""
+        """The response with the file, or 304 if the browser has it."""
         if request.headers.get("if-none-match") == self.headers["etag"]:
             return Response(status_code=304, headers=self.headers)
         return Response(self.body, headers=self.headers)

@@ -1,4 +1,4 @@
-"""Bodies in Anthropic's form, made the chats that they are."""
+"""Converts bodies of Anthropic's Messages API to bodies of chat completions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
 }
-"""The client's names of a chat's fields, where they differ."""
+"""The client's name of each ChatRequest field that has another name in this API."""
 BILLING = "x-anthropic-billing-header"
-"""Header that a client writes in front of its system prompt, different in each request: no prompt
-would be cached."""
+"""Prefix of a text that Anthropic's clients put before the system prompt. It is dropped, since it
+differs with each request: no prompt would have a cached prefix."""
 BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
-"""Reasoning efforts by the most thinking tokens for which they stand."""
+"""Reasoning effort for a `budget_tokens` of at most so many tokens; high above."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(body: MessagesRequest) -> ChatRequest:
-    """The chat that a message is asked of. Raises ApiError (400) for what is none."""
+    """The chat of a body of /v1/messages. Raises ApiError (400) if it is malformed."""
     return msgspec.structs.replace(
         prompt_of(body),
         max_tokens=body.max_tokens,
@@ -46,7 +46,7 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
 
 
 def prompt_of(body: CountTokensRequest) -> ChatRequest:
-    """The chat, as far as it makes a prompt. Raises ApiError (400)."""
+    """The chat with the fields that make its prompt. Raises ApiError (400) if one is malformed."""
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         _append(messages, _messages(index, message))
@@ -76,7 +76,7 @@ def prompt_of(body: CountTokensRequest) -> ChatRequest:
 
 
 def _effort(body: CountTokensRequest) -> Effort | None:
-    """How much the model is to think; None leaves it to the chat template."""
+    """The reasoning effort; None leaves it to the chat template."""
     thinking, output = body.thinking, body.output_config
     if thinking is not None and thinking.type == "disabled":
         return "none"
@@ -123,7 +123,7 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """The system's message, if there is one."""
+    """The system message as a list, which is empty without one."""
     if isinstance(system, str):
         texts = [system]
     else:
@@ -133,8 +133,7 @@ def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
 
 
 def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The chat messages of one of Anthropic's: results of tools are messages of their own, and
-    first."""
+    """The chat messages of one message, with results of tools first, as messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"messages[{index}].role must be user, assistant or system", "messages")
@@ -167,7 +166,7 @@ def _assistant(where: str, content: Sequence[Any]) -> dict[str, Any]:
             calls.append(_call(f"{where}[{place}]", block))
         elif kind == "thinking":
             thoughts.append(string_at(f"{where}[{place}].thinking", block.get("thinking")))
-        elif kind != "redacted_thinking":  # of another server: nobody here can read it
+        elif kind != "redacted_thinking":  # encrypted by another server
             texts.append(_text(where, place, block))
     made: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thoughts:
@@ -201,7 +200,7 @@ def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(where: str, place: int, block: Any) -> str:
-    """The text of a block that is text, or a document of it."""
+    """The text of a text block or a text document. Raises ApiError (400) for other blocks."""
     kind, where = _kind(block), f"{where}[{place}]"
     if kind == "text":
         return string_at(f"{where}.text", block.get("text"))
@@ -217,7 +216,7 @@ def _kind(block: Any) -> Any:
 
 
 def _append(messages: list[dict[str, Any]], others: Sequence[dict[str, Any]]) -> None:
-    """Adds messages; what the user, or the assistant, says in several is one turn."""
+    """Adds messages, and joins consecutive ones of the user or of the assistant to one."""
     for other in others:
         last = messages[-1] if messages else None
         if last is None or last["role"] != other["role"] or other["role"] in ("tool", "system"):

@@ -1,4 +1,4 @@
-"""Bodies of /v1/messages and /v1/messages/count_tokens, in Anthropic's names."""
+"""Bodies of /v1/messages and /v1/messages/count_tokens, as in Anthropic's API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.wire.slo import Slo
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which of the tools are to be called."""
+    """`tool_choice`: which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -22,7 +22,7 @@ class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether the model thinks before it answers."""
+    """`thinking`: whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Meta(ge=1024)] | None = None
@@ -30,21 +30,21 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of the answer."""
+    """`output_config.format`: structured output of the answer."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much work goes into the answer, and what form it has."""
+    """`output_config`: reasoning effort, and structured output."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The user whom the request is for."""
+    """`metadata`: the user of the request."""
 
     user_id: str | None = None
 
@@ -58,16 +58,18 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str | None = None
     strict: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
-    """The model is shown them behind the description."""
+    """Examples of arguments, which are added to the description."""
     cache_control: dict[str, Any] | None = None
-    """No effect, as the next: all prompts are cached, and no tool is loaded later."""
+    """Ignored: all prompts are cached."""
     defer_loading: bool | None = None
+    """Ignored: the prompt has all tools."""
     eager_input_streaming: bool | None = None
+    """Ignored: arguments are always streamed."""
     allowed_callers: list[Literal["direct"]] | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Body of /v1/messages/count_tokens: what makes a prompt."""
+    """Body of /v1/messages/count_tokens: the fields that make a prompt."""
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -77,7 +79,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, frozen=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """Ours, for the chat template."""
+    """Further variables of the chat template; not in Anthropic's API."""
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
@@ -91,7 +93,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     seed: int | None = None
-    """Ours, as those below: they are as in chats."""
+    """Seed; not in Anthropic's API, as the fields below, which are those of ChatRequest."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
@@ -128,11 +130,12 @@ KNOWN = Known(
         }
     ),
 )
-"""Other fields that Anthropic's bodies may have. Prompts are always cached: nothing says which."""
+"""Unsupported fields of /v1/messages; `cache_control` is ignored, since all prompts are cached."""
 COUNTED = Known(
     KNOWN.ignored
     | frozenset(MessagesRequest.__struct_fields__)
     - frozenset(CountTokensRequest.__struct_fields__),
     KNOWN.refused,
 )
-"""Other fields that bodies of count_tokens may have: those that make no prompt."""
+"""Unsupported fields of count_tokens, which ignores those of MessagesRequest that make no
+prompt."""

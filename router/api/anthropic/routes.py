@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens."""
+"""AnthropicRoutes: POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from router.gateway import Gateway
 
 
 class AnthropicRoutes:
-    """Messages in Anthropic's form; the headers anthropic-version and anthropic-beta say nothing.
+    """Anthropic's Messages API; headers anthropic-version and anthropic-beta are ignored.
 
     Args:
-        gateway: with the models.
-        bodies: reads those of requests.
-        completions: answers chats.
+        gateway: the gateway of the models.
+        bodies: reads the bodies of requests.
+        completions: prepares and answers chats.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies, completions: CompletionRoutes) -> None:
@@ -35,7 +35,7 @@ class AnthropicRoutes:
         self._completions = completions
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/messages. Raises ApiError."""
+        """POST /v1/messages: answers a chat. Raises ApiError."""
         async with self._bodies.read(request) as payload:
             chat = await self._completions.prepare(
                 request,
@@ -55,7 +55,7 @@ class AnthropicRoutes:
             return self._completions.respond(request, chat, writer)
 
     async def count_tokens(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens: of the prompt as the model gets it. Raises ApiError."""
+        """POST /v1/messages/count_tokens: tokens of the rendered prompt. Raises ApiError."""
         account = account_of(request)
         account.request_id = request_id_of(request)
         async with self._bodies.read(request) as payload:

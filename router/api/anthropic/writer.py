@@ -1,4 +1,4 @@
-"""Answers in Anthropic's form: a message of blocks, streamed or whole."""
+"""AnthropicWriter: responses of Anthropic's Messages API, streamed or whole."""
 
 from __future__ import annotations
 
@@ -22,33 +22,40 @@ _ADDED = {
 
 
 class AnthropicWriter(BlockWriter):
-    """Anthropic's message and its events. For the arguments see BlockWriter."""
+    """Writes a message and its server-sent events.
+
+    Args:
+        args: positional arguments of BlockWriter.
+        request_id: id of the request, sent as request-id.
+        kwargs: keyword arguments of BlockWriter.
+    """
 
     def __init__(self, *args: Any, request_id: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._request_id = request_id
         self.headers = ((b"request-id", request_id.encode("latin-1")),)
         self._ids: dict[int, str] = {}
-        """Ids of calls by block."""
+        """Id of the tool call, by index of its block."""
 
     def begun(self) -> bytes:
-        """The message without its content."""
+        """message_start with the message without content, and a ping."""
         usage = {**self._usage(), "output_tokens": 0}
         message = {**self._message([], None, None), "usage": usage}
         return event("message_start", message=message) + event("ping")
 
     def opened(self, block: Block) -> bytes:
-        """A block without its text."""
+        """content_block_start with the block without text."""
         if block.kind == "call":
             self._ids[block.index] = f"toolu_{secrets.token_hex(12)}"
         return event("content_block_start", index=block.index, content_block=self._block(block))
 
     def added(self, block: Block, text: str) -> bytes:
-        """More text of a block, or of a call's arguments."""
+        """content_block_delta with more text of a block, or of a call's arguments."""
         return _DELTA % (_START, block.index, _ADDED[block.kind], encode(text))
 
     def closed(self, block: Block) -> bytes:
-        """The end of a block; thoughts are signed, as clients expect, with the message's id."""
+        """content_block_stop; before it the signature of reasoning, for which the message's id
+        stands."""
         signed = b""
         if block.kind == "thought":
             delta = {"type": "signature_delta", "signature": self.response_id}
@@ -56,28 +63,28 @@ class AnthropicWriter(BlockWriter):
         return signed + event("content_block_stop", index=block.index)
 
     def last(self) -> bytes:
-        """Why it ends, and the token counts."""
+        """message_delta with stop reason and token counts, and message_stop."""
         reason, sequence = self._ending()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return event("message_delta", delta=delta, usage=self._usage()) + event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
-        """An event for the error."""
+        """The event `error`."""
         return b"event: error\ndata: %b\n\n" % anthropic_body(error, self._request_id)
 
     def answer(self) -> dict[str, Any]:
-        """The whole message."""
+        """The whole message, as JSON is made of it."""
         content = [self._block(block, block.text) for block in self.blocks]
         return self._message(content, *self._ending())
 
     def _block(self, block: Block, text: str = "") -> dict[str, Any]:
-        """A block with its text, or without where that is still to come."""
+        """A content block; `text` is empty when the block begins."""
         if block.kind == "thought":
             signature = self.response_id if text else ""
             return {"type": "thinking", "thinking": text, "signature": signature}
         if block.kind == "text":
             return {"type": "text", "text": text}
-        # Arguments that were cut off are what of them is complete, as in the clients' streams.
+        # Arguments that were cut off end with what is complete, as clients parse partial streams.
         given = msgspec.Raw(closed(text).encode())
         return {
             "type": "tool_use",
@@ -101,7 +108,7 @@ class AnthropicWriter(BlockWriter):
         }
 
     def _ending(self) -> tuple[str, str | None]:
-        """(stop_reason, stop_sequence)."""
+        """stop_reason and stop_sequence of the message."""
         completion = self.completion
         if completion.finish_reason == "length":
             return "max_tokens", None
@@ -112,7 +119,7 @@ class AnthropicWriter(BlockWriter):
         return "end_turn", None
 
     def _usage(self) -> dict[str, Any]:
-        """Token counts so far; input_tokens are those that were not cached."""
+        """Token counts so far; input_tokens are the uncached ones."""
         generation = self.generation
         cached = generation.num_cached_tokens
         return {

@@ -1,4 +1,4 @@
-"""A response that goes on without its client, who comes back for it."""
+"""BackgroundRun: a response that runs without a client. EventLog: its stream, for any client."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from router.api.response import GenerationResponse
 from router.errors import ApiError
 
 END = b"\n\n"
-"""End of an event."""
+"""End of a server-sent event."""
 
 
 class EventLog:
-    """The events of a response that is streamed, for any number of clients.
+    """The server-sent events of a streamed response, which any number of clients can read.
 
     Args:
-        told: those of a response that has ended; None for one that begins.
+        told: all events of a response that has ended; None for a response that begins.
     """
 
     def __init__(self, told: bytes | None = None) -> None:
         self.is_over = told is not None
-        """Whether no more will come."""
+        """Whether no more events will come."""
         self._events = [] if told is None else told.split(END)[:-1]
         self._rest = b""
-        """The part of the next event that has come."""
+        """Beginning of the next event."""
         self._news = asyncio.Event()
 
     def add(self, data: bytes) -> None:
-        """More of the stream."""
+        """Adds bytes of the stream."""
         *events, self._rest = (self._rest + data).split(END)
         self._events += events
         self._wake()
@@ -45,11 +45,11 @@ class EventLog:
 
     @property
     def told(self) -> bytes:
-        """All of it so far."""
+        """Bytes of all events so far."""
         return b"".join(event + END for event in self._events)
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """The events behind number `after`, those to come as they come."""
+        """Yields the events after number `after`, and waits for those to come."""
         at = after + 1
         while True:
             events, is_over, news = self._events[at:], self.is_over, self._news
@@ -67,16 +67,15 @@ class EventLog:
 
 
 class BackgroundRun:
-    """Runs a response to its end; counts as an open request of its key for as long.
+    """Runs a response to its end, during which it counts as an open request of its API key.
 
     Args:
-        response: not started yet.
-        scope: of the request that asked for it.
-        account: of that request.
-        failed: is called with the error where one ends it before anything is told; returns the
-            events for it.
-        ended: is called last.
-        log: gets its events; None where it is not streamed.
+        response: the response, not started yet.
+        scope: ASGI scope of the request.
+        account: account of the request.
+        failed: called with an error that is sent in place of the response; returns its events.
+        ended: called after the end.
+        log: gets the events of the response; None if it is not streamed.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class BackgroundRun:
         self._task = asyncio.create_task(self._run(scope))
 
     async def cancel(self) -> None:
-        """Ends it, and waits until it has ended."""
+        """Ends the response, and waits for its end."""
         self._leave.set()
         await asyncio.wait([self._task])
 
@@ -117,13 +116,13 @@ class BackgroundRun:
             self._ended()
 
     async def _receive(self) -> Message:
-        """Its client has left when it is cancelled, not before."""
+        """ASGI's receive: tells of a disconnected client when the run is cancelled."""
         await self._leave.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """Its events are kept; of another, the writer keeps what it has written. Errors come as
-        bodies."""
+        """ASGI's send: takes an error's body, or events for the log. Without a log it drops the
+        body, since the writer stores the response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif self._status >= 400:

@@ -1,4 +1,4 @@
-"""Bodies of responses, made the chats that they are: items become messages."""
+"""Converts bodies of the Responses API to bodies of chat completions: items become messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES: Mapping[str, str] = {
     "response_format": "text.format",
     "structured_outputs": "text.format",
 }
-"""The client's names of a chat's fields, where they differ."""
+"""The client's name of each ChatRequest field that has another name in this API."""
 SAMPLING = (
     "temperature",
     "top_p",
@@ -33,18 +33,18 @@ SAMPLING = (
     "repetition_penalty",
     "logit_bias",
 )
-"""Fields that a chat has by the same name."""
+"""Fields that ChatRequest has by the same name."""
 ROLES = ("system", "developer", "user", "assistant")
 
 Messages = list[dict[str, Any]]
 
 
 def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
-    """The chat that a response is asked of. Raises ApiError (400) for what is none.
+    """The chat of a body of /v1/responses. Raises ApiError (400) if it is malformed.
 
     Args:
-        body: of the request.
-        messages: of the conversation, those of `input` among them, without `instructions`.
+        body: the body.
+        messages: messages of the conversation, with those of `input`, without `instructions`.
     """
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     text = body.text
@@ -73,9 +73,9 @@ def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
 
 
 def shorter_chats(chat: ChatRequest) -> list[ChatRequest]:
-    """The chat, and what is left of it without its first turns, each shorter than the one before.
+    """The chat without its first n turns, for n = 0, 1, 2 and so on.
 
-    A turn begins with what the user says; what the system says stays.
+    A turn begins with a message of the user; messages of the system stay.
     """
     starts = [i for i, message in enumerate(chat.messages) if message["role"] == "user"]
     system = [m for m in chat.messages if m["role"] in LEADING]
@@ -87,10 +87,10 @@ def shorter_chats(chat: ChatRequest) -> list[ChatRequest]:
 
 
 def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
-    """The messages that `input` is. What an assistant thinks, says and calls is one of them.
+    """The messages of `input`; reasoning, text and calls of a turn are one assistant message.
 
     Raises:
-        ApiError: 400, an item is malformed or of a type that is not served.
+        ApiError: 400 if an item is malformed, or of an unsupported type.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
@@ -142,12 +142,12 @@ def _add_call(messages: Messages, where: str, item: Mapping[str, Any]) -> None:
 
 
 def _is_begun(message: Mapping[str, Any]) -> bool:
-    """Whether it is an assistant's that has thought, and called nothing."""
+    """Whether it is an assistant's message without calls."""
     return message["role"] == "assistant" and "tool_calls" not in message
 
 
 def _thought(where: str, item: Mapping[str, Any]) -> str:
-    """The reasoning text: in full, else its summary; nothing where it is encrypted."""
+    """Text of a reasoning item, or its summary; empty if it is only there encrypted."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
@@ -187,7 +187,7 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """The `tool_choice` as chats have it: functions are named one level deeper there."""
+    """The `tool_choice` of a chat, where the function's name is a level deeper."""
     if choice is None or isinstance(choice, str):
         return choice
     if choice.get("type") == "function":

@@ -1,4 +1,4 @@
-"""Body of /v1/responses."""
+"""ResponsesRequest: the body of /v1/responses, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.wire.slo import Slo
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
-"""Value of `include` that asks for logprobs."""
+"""Value of `include` that asks for log-probabilities."""
 
 Included = Literal[
     "code_interpreter_call.outputs",
@@ -30,7 +30,7 @@ Included = Literal[
 
 
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of the answer's text."""
+    """`text.format`: structured output."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -40,15 +40,15 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the answer's text is."""
+    """`text`: options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
-    """No model here is told of another."""
+    """Ignored; other values are refused, since no model reads them."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much the model thinks. What it has thought is told in full, whatever `summary` says."""
+    """`reasoning`: the effort. Other fields are ignored: reasoning is always in full."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -58,7 +58,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the stream; there is no padding to leave out."""
+    """`stream_options`, ignored: there is no padding to leave out."""
 
     include_obfuscation: bool | None = None
 
@@ -72,7 +72,7 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    """No effect, as the next ones: all tools are loaded, and only models call them."""
+    """Ignored, as the fields below: the prompt has all tools, and only the model calls them."""
     output_schema: dict[str, Any] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     run_async: Literal[False] | None = msgspec.field(default=None, name="async")
@@ -113,7 +113,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     prompt_cache_key: str | None = None
     user: str | None = None
     top_k: int | None = None
-    """Ours and vLLM's, as those below: they are as in chats."""
+    """Top-k; not in OpenAI's API, as the fields below, which are those of ChatRequest."""
     min_p: float | None = None
     seed: int | None = None
     frequency_penalty: float | None = None
@@ -144,7 +144,7 @@ KNOWN = Known(
     frozenset(
         (
             "access_programs",
-            "max_tool_calls",  # of tools that a server runs
+            "max_tool_calls",  # of built-in tools, which there are none of
             "prompt_cache_options",
             "prompt_cache_retention",
             "safety_identifier",
@@ -153,4 +153,4 @@ KNOWN = Known(
     ),
     MappingProxyType(_OTHERS),
 )
-"""Other fields that bodies may have."""
+"""Unsupported fields of /v1/responses."""

@@ -1,4 +1,4 @@
-"""POST /v1/responses; GET and DELETE of one of them, and its cancellation."""
+"""ResponsesRoutes: OpenAI's Responses API under /v1/responses."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from router.serving import Generation, ServedModel
 
 
 class ResponsesRoutes:
-    """Responses, which this gateway process keeps for the key that asked for them.
+    """The Responses API. This gateway process stores responses, each for the key that made it.
 
     Args:
-        gateway: with the models.
-        bodies: reads those of requests.
-        completions: answers chats.
+        gateway: the gateway of the models.
+        bodies: reads the bodies of requests.
+        completions: prepares and answers chats.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies, completions: CompletionRoutes) -> None:
@@ -46,9 +46,10 @@ class ResponsesRoutes:
         max_bytes = gateway.config.responses_store_mib << 20
         self._store = ResponseStore(gateway.gateway_id, max_bytes)
         self._running: dict[tuple[str, str], BackgroundRun] = {}
+        """Responses that run in the background, by key's name and response id."""
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/responses. Raises ApiError."""
+        """POST /v1/responses: answers a turn of a conversation. Raises ApiError."""
         account = account_of(request)
         account.request_id = request_id_of(request)
         run = self._gateway.pool.run_if_large
@@ -76,7 +77,7 @@ class ResponsesRoutes:
         return self._respond(request, body, prepared, messages)
 
     async def retrieve(self, request: Request) -> Response:
-        """GET /v1/responses/ID: as it stands, or its stream. Raises ApiError."""
+        """GET /v1/responses/ID: a stored response, or its stream again. Raises ApiError."""
         owner, response_id = account_of(request).name, str(request.path_params["response_id"])
         stored = self._store.get(owner, response_id)
         query = request.query_params
@@ -99,7 +100,7 @@ class ResponsesRoutes:
         return _stream(log, -1 if after is None else int(after))
 
     async def delete(self, request: Request) -> Response:
-        """DELETE /v1/responses/ID: ends it, if it runs, and forgets it. Raises ApiError."""
+        """DELETE /v1/responses/ID: deletes a response, and ends it if it runs. Raises ApiError."""
         owner, response_id = account_of(request).name, str(request.path_params["response_id"])
         run = self._running.get((owner, response_id))
         if run is not None:
@@ -109,7 +110,7 @@ class ResponsesRoutes:
         return _json(msgspec.json.encode(found))
 
     async def cancel(self, request: Request) -> Response:
-        """POST /v1/responses/ID/cancel: of one in the background that runs. Raises ApiError."""
+        """POST /v1/responses/ID/cancel: ends a response in the background. Raises ApiError."""
         owner, response_id = account_of(request).name, str(request.path_params["response_id"])
         run = self._running.get((owner, response_id))
         if run is None:
@@ -172,7 +173,7 @@ class ResponsesRoutes:
         return _json(msgspec.json.encode(queued), chat.account.request_id)
 
     def _ended(self, owner: str, response_id: str) -> None:
-        """A response in the background has ended: what was streamed is kept with it."""
+        """Stores the stream of a background response that has ended."""
         log = self._running.pop((owner, response_id)).log
         if log is not None:
             with contextlib.suppress(ApiError):  # it was deleted, or has made room
@@ -187,7 +188,15 @@ class ResponsesRoutes:
         response: dict[str, Any],
         message: dict[str, Any] | None,
     ) -> None:
-        """Stores a response, and the conversation with the message that it adds."""
+        """Stores a response and its conversation.
+
+        Args:
+            owner: name of the API key.
+            response_id: id of the response.
+            messages: the conversation before the response, as JSON.
+            response: the response.
+            message: the message that the response adds to the conversation; None for none yet.
+        """
         if message is not None:
             comma = b"," if len(messages) > 2 else b""
             messages = messages[:-1] + comma + msgspec.json.encode(message) + b"]"
@@ -195,14 +204,14 @@ class ResponsesRoutes:
         self._store.put(owner, response_id, stored)
 
     async def _shortened(self, chat: ChatRequest, owner: str) -> ChatRequest:
-        """The chat with as many of its last turns as the model takes. Raises ApiError."""
+        """The chat with as many of its last turns as fit into the model. Raises ApiError."""
         model = self._gateway.model(chat.model)
         info = model.fleet.info
         if info is None:
             return chat
         room = info.max_model_len - (chat.max_completion_tokens or 1)
         chats = shorter_chats(chat)
-        low, high = 0, len(chats) - 1  # the last one is taken whatever its length
+        low, high = 0, len(chats) - 1  # the shortest is not tried: it is taken in any case
         while low < high:
             middle = (low + high) // 2
             if await self._fits(chats[middle], model, owner, room):
@@ -217,12 +226,13 @@ class ResponsesRoutes:
         except ApiError as error:
             if error.status == 429:
                 raise
-            return False  # so long that it was not encoded, or nothing that the template takes
+            return False  # too long to be encoded, or refused by the template
         return len(tokens) <= room
 
 
 def _conversation(body: ResponsesRequest, before: bytes) -> tuple[ChatRequest, bytes]:
-    """The chat that a body asks for, and its messages as JSON. Raises ApiError (400)."""
+    """The chat of a body and its messages as JSON; `before` are earlier ones. Raises ApiError
+    (400)."""
     refuse_many_values(before)
     earlier: Messages = msgspec.json.decode(before)
     messages = [*earlier, *messages_of(body.input)]

@@ -1,4 +1,4 @@
-"""Responses that a gateway keeps: bounded in bytes and in number, each for its own key alone."""
+"""ResponseStore: responses that a gateway process stores, within limits, each for its own key."""
 
 from __future__ import annotations
 
@@ -9,45 +9,47 @@ from dataclasses import dataclass, field
 from router.errors import ApiError
 
 MAX_ENTRIES = 4096
+"""Most responses of all keys together."""
 OVERHEAD = 1024
-"""Bytes that an entry counts for besides its own."""
+"""Bytes that a response counts as, besides its own."""
 PREFIX = "resp_"
+"""Prefix of response ids."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Stored:
-    """One response, and the conversation that it ends."""
+    """A response and its conversation."""
 
     response: bytes
     """The response as JSON."""
     messages: bytes
-    """The conversation up to its answer, as JSON; instructions are none of its messages."""
+    """Messages of the conversation with the response's, without `instructions`, as JSON."""
     events: bytes | None = None
-    """The events as they were streamed; None where it is not streamed again."""
+    """Server-sent events of the response; None if they are not kept."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it counts for."""
+        """Bytes that the response counts as."""
         return len(self.response) + len(self.messages) + len(self.events or b"") + OVERHEAD
 
 
 @dataclass(kw_only=True, slots=True)
 class _Shelf:
-    """The responses of one key; the one used last is the last."""
+    """Responses of one API key, the least recently used first."""
 
     entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
 class ResponseStore:
-    """The responses of one gateway process. Threads may use it.
+    """Stored responses of one gateway process, by API key and id. Thread-safe.
 
-    Where it is full, the key that has most loses what it has not used for longest.
+    When it is full, the key with the most bytes loses its least recently used response.
 
     Args:
-        gateway_id: ids of responses name it.
-        max_bytes: 0 keeps nothing.
-        max_entries: of all keys together.
+        gateway_id: id of this gateway, which is part of response ids.
+        max_bytes: most bytes of all responses; 0 stores none.
+        max_entries: most responses of all keys together.
     """
 
     def __init__(self, gateway_id: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> None:
@@ -57,19 +59,21 @@ class ResponseStore:
         self._shelves: dict[str, _Shelf] = {}
         self._lock = threading.Lock()
         self.num_bytes = 0
+        """Bytes of all responses."""
         self.num_entries = 0
+        """Number of all responses."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it keeps anything."""
+        """Whether responses are stored at all."""
         return self._max_bytes > 0
 
     def new_id(self, unique: str) -> str:
-        """The id of a response, which names this gateway; `unique` must not be guessed."""
+        """The id of a new response, with this gateway's id; `unique` must not be guessable."""
         return f"{PREFIX}{self._gateway}{unique}"
 
     def put(self, owner: str, response_id: str, stored: Stored) -> None:
-        """Keeps a response of a key, in place of what it has under that id."""
+        """Stores a response of a key, in place of one of the same id."""
         with self._lock:
             self._remove(owner, response_id)
             shelf = self._shelves.setdefault(owner, _Shelf())
@@ -80,7 +84,16 @@ class ResponseStore:
                 self._remove(largest, next(iter(self._shelves[largest].entries)))
 
     def get(self, owner: str, response_id: str, field: str | None = None) -> Stored:
-        """A response of this key. Raises ApiError: 404, `field` named it."""
+        """A response of a key.
+
+        Args:
+            owner: name of the key.
+            response_id: id of the response.
+            field: field of the body that names the id, for the error; None for the path.
+
+        Raises:
+            ApiError: 404 if the key has no such response here.
+        """
         with self._lock:
             shelf = self._shelves.get(owner)
             stored = shelf.entries.get(response_id) if shelf is not None else None
@@ -90,7 +103,7 @@ class ResponseStore:
             return stored
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Forgets a response of this key. Raises ApiError (404)."""
+        """Deletes a response of a key. Raises ApiError (404) if the key has no such response."""
         with self._lock:
             if not self._remove(owner, response_id):
                 raise self._unknown(response_id, None)

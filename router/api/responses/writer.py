@@ -1,4 +1,4 @@
-"""Answers as OpenAI's responses: an object with items, or the events by which it comes about."""
+"""ResponsesWriter: responses of OpenAI's Responses API, streamed or whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.replies import Dialect, closed
 
 COMPLETED = "completed"
 CUT = ("length", "abort", "error")
-"""Ends of completions that leave the last item incomplete."""
+"""Finish reasons that leave the last item incomplete."""
 _PREFIXES = {"thought": "rs", "text": "msg", "call": "fc"}
 _DELTAS = {
     "thought": "response.reasoning_text.delta",
@@ -26,17 +26,18 @@ _DELTAS = {
 
 
 class ResponsesWriter(BlockWriter):
-    """A response and its events.
+    """Writes a response and its server-sent events.
 
     Args:
-        args: of BlockWriter; so are the keywords.
-        body: of the request.
-        temperature: at which it is sampled.
-        top_p: likewise.
-        logprobs: writes those of its text; None for none.
-        dialect: of the model.
-        ended: is called with the whole response, and the message that it is, when it has ended;
-            None where nobody keeps it.
+        args: positional arguments of BlockWriter.
+        body: the body of the request.
+        temperature: temperature of sampling.
+        top_p: top-p of sampling.
+        logprobs: writes log-probabilities of the text; None for none.
+        dialect: the model's format of reasoning and tool calls.
+        ended: called at the end with the whole response, and the message that it adds to the
+            conversation; None if it is not stored.
+        kwargs: keyword arguments of BlockWriter.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class ResponsesWriter(BlockWriter):
         self._created = int(time.time())
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
+        """Items of the output, one per block."""
         self._scored: list[dict[str, Any]] = []
-        """Log-probabilities of tokens whose text is not told yet."""
+        """Log-probabilities of tokens whose text is not written yet."""
 
     def take(self) -> str:
-        """The next text, whose log-probabilities wait for it to be told."""
+        """Takes new text, and its log-probabilities for the event that will have it."""
         text = super().take()
         if self._logprobs is not None:
             found = self.completion.take_logprobs()
@@ -71,14 +73,14 @@ class ResponsesWriter(BlockWriter):
         return text
 
     def begun(self) -> bytes:
-        """The response without its output."""
+        """response.created and response.in_progress with the response without output."""
         response = self.response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def opened(self, block: Block) -> bytes:
-        """An item, and the part of it that holds its text."""
+        """Events for a new item, and for the part of it that holds text."""
         item: dict[str, Any] = {"id": f"{_PREFIXES[block.kind]}_{secrets.token_hex(16)}"}
         if block.kind == "thought":
             item |= {"type": "reasoning", "summary": [], "content": []}
@@ -97,7 +99,7 @@ class ResponsesWriter(BlockWriter):
         return added + self._part_event("response.content_part.added", block, part=part)
 
     def added(self, block: Block, text: str) -> bytes:
-        """More text of an item, or of a call's arguments."""
+        """The delta with more text of an item, or of a call's arguments."""
         fields: dict[str, Any] = {"delta": text}
         scored, self._scored = self._scored, []
         if block.kind == "text":
@@ -106,7 +108,7 @@ class ResponsesWriter(BlockWriter):
         return self._part_event(_DELTAS[block.kind], block, **fields)
 
     def closed(self, block: Block) -> bytes:
-        """The end of an item, with all that it has."""
+        """Events at the end of an item, with the whole of it."""
         item, text = self._items[block.index], block.text
         is_cut = self.completion.finish_reason in CUT and block is self.blocks[-1]
         item["status"] = "incomplete" if is_cut else COMPLETED
@@ -128,25 +130,27 @@ class ResponsesWriter(BlockWriter):
         return told + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def last(self) -> bytes:
-        """The whole response, behind what is open of it where it was cancelled."""
+        """The event with the whole response; of a cancelled one first the events that are
+        missing."""
         is_cut = self.is_open or not self.is_begun
         told = b"".join(self.chunk(self.completion)) if is_cut else b""
         response = self.answer()
         return told + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        """The response with the error in it, from its beginning where that is not told yet."""
+        """response.failed with the error; before it the first events, if they are not written
+        yet."""
         begun = b"" if self.is_begun else self.begun()
         return begun + self._event("response.failed", response=self.failed(error))
 
     def answer(self) -> dict[str, Any]:
-        """The whole response, which has ended."""
+        """The whole response at its end, as JSON is made of it."""
         statuses = {"length": "incomplete", "abort": "cancelled"}
         status = statuses.get(self.completion.finish_reason or "", COMPLETED)
         return self._over(self.response(status))
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """The response as far as it came."""
+        """The response up to an error."""
         for _ in self.end_block():
             pass
         response = self.response("failed")
@@ -160,7 +164,7 @@ class ResponsesWriter(BlockWriter):
         return response
 
     def response(self, status: str) -> dict[str, Any]:
-        """The response as it stands."""
+        """The response with a status; it has output and usage if that is an end."""
         body = self._body
         is_over = status not in ("queued", "in_progress")
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -194,7 +198,7 @@ class ResponsesWriter(BlockWriter):
         }
 
     def _message(self) -> dict[str, Any]:
-        """The answer of the model, as a message of the next turn."""
+        """The output as an assistant message of the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         for block, item in zip(self.blocks, self._items, strict=True):
             if block.kind == "thought":
@@ -227,7 +231,7 @@ class ResponsesWriter(BlockWriter):
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _part_event(self, name: str, block: Block, /, **fields: Any) -> bytes:
-        """An event about a part of an item; calls have none."""
+        """An event about the only part of an item, or about a call, which has no parts."""
         place: dict[str, Any] = {
             "item_id": self._items[block.index]["id"],
             "output_index": block.index,
