@@ -1,6 +1,6 @@
-"""The Serve application: gateways in front, one WorkerGroup deployment per model behind them.
+"""The Serve application: a deployment of gateways, and one of WorkerGroups per model behind them.
 
-`rayfleet serve` runs it; `serve deploy` finds it as `import_path: cluster.app:build_app`.
+`rayfleet serve` runs it; Serve configs name it as `import_path: cluster.app:build_app`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 UNLIMITED = 10**6
-"""Serve counts an attach stream as one request for ever; admission is the gateway's."""
+"""Ongoing requests that Serve allows per replica. It counts an attach stream as one request for
+ever, and gateways do the admission."""
 STRATEGIES: Final = {"node": "STRICT_PACK", "pack": "PACK", "spread": "SPREAD"}
-"""Ray's names of where the ranks of a group may be."""
+"""Ray's placement group strategies by --tensor-parallel-placement."""
 KNOW_WORKERS_S = 2.0
-"""A new gateway waits this long for workers that are there; where they are loading, in vain."""
+"""Most seconds that a new gateway waits for its workers: enough to attach to those that run, and
+little where they are still loading."""
 KEPT_BYTES = 4 * 2**20
-"""Freed memory that each thread of a gateway keeps: bodies are larger, and rare."""
+"""Bytes of freed memory that each thread of a gateway keeps; larger request bodies are rare."""
 QUIET = {"enable_access_log": False}
 
 
@@ -88,20 +90,20 @@ class GatewayReplica:
         self._deployments = {name: handle.deployment_name for name, handle in handles.items()}
         await self._gateway.start()
         self._following = asyncio.create_task(self._follow_targets())
-        # Requests come as soon as this returns: one that replaces another knows its workers then.
+        # Requests come as soon as this returns: a gateway that replaces another needs its workers.
         await self._gateway.wait_ready(KNOW_WORKERS_S)
         freeze_gc()
         trim_regularly()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve where a model's workers follow the load: what there is for them to do."""
+        """Load of each model, flattened for Serve, which calls this where any model autoscales."""
         told: dict[str, float] = {}
         for model in self._gateway.models:
             told |= flattened(self._deployments[model.route.name], model.load.read())
         return told
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """The HTTP application, built inside the replica: nothing of it is ever pickled."""
+        """The HTTP application; Serve calls this in the replica, so that nothing is pickled."""
         from router.api.app import create_app
 
         app = create_app(self._gateway)
@@ -115,17 +117,20 @@ class GatewayReplica:
         await follow_targets(serve.get_replica_context().app_name, listeners)
 
     async def __del__(self) -> None:
-        """Called by Serve before the replica ends."""
+        """Closes the gateway; Serve calls this before the replica ends."""
         self._following.cancel()
         self._metrics.close()
         await self._gateway.close()
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
-    """Builder for Serve configs; `args` holds the keys of a rayfleet config file.
+    """The application for a Serve config; `args` holds the keys of a rayfleet config file.
 
-    A config names its device: nodes with GPUs may join after it has been applied. A start that may
-    heal is tried again for ever: nobody applies the same config twice.
+    `device: cuda` is accepted without any GPU, as nodes with GPUs may join later. A failed start
+    that may succeed later is retried for ever by default, as nobody applies the config again.
+
+    Raises:
+        ValueError: an unknown key, or a value of the wrong kind.
     """
     config = serve_config_from_mapping({"startup_retry_s": math.inf, **args})
     return build_application(config, nodes_may_join=True)
@@ -137,7 +142,16 @@ def build_application(
     *,
     nodes_may_join: bool = False,
 ) -> serve.Application:
-    """The application for `config`, on the Ray cluster that this process is connected to."""
+    """The application for `config`, on the Ray cluster that this process is connected to.
+
+    Args:
+        config: what to serve.
+        group_class: class of the replicas of models; benchmarks and tests bring their own.
+        nodes_may_join: whether nodes with GPUs may join later, see `resolve_device`.
+
+    Raises:
+        ValueError: CUDA is asked for, no node has a GPU, and none may join.
+    """
     models = tuple(replace(model, engine=with_commits(model.engine)) for model in config.models)
     config = replace(config, models=models)
     handles = {
@@ -152,7 +166,8 @@ def build_application(
             reporting=any(model.autoscaling.enabled for model in config.models),
         ),
         max_ongoing_requests=UNLIMITED,
-        # In a rolling update the new ones come first: they need no GPU, and one must be there.
+        # A rolling update starts all new gateways before it stops old ones: they need no GPU, and
+        # one must always take requests.
         max_surge_percent=100,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=2,
@@ -166,10 +181,10 @@ def build_application(
 
 
 def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> EngineConfig:
-    """`engine` with its device decided: CUDA where the Ray cluster has GPUs.
+    """`engine` with its device decided: cuda where the Ray cluster has GPUs, unless it says cpu.
 
     Raises:
-        ValueError: CUDA is asked for, no node has a GPU, and none that may join is waited for.
+        ValueError: CUDA is asked for, no node has a GPU, and none may join.
     """
     if engine.device == "cpu" or (engine.device == "cuda" and nodes_may_join):
         return engine
@@ -180,9 +195,8 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
 
 
 def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
-    """How many workers beyond their number a rolling update may start: one where there is room.
-
-    On CPU there is. GPUs are rarely spare, and an update that waits for some would never end.
+    """Percentage of workers that a rolling update may start beyond their number: one on CPU, none
+    on GPUs, which are rarely spare: an update that waits for some would never end.
     """
     return 0 if engine.device == "cuda" else max(100 // num_workers, 1)
 
@@ -198,18 +212,19 @@ def _bind_worker_group(
         **worker_replicas(model.fleet.num_workers, model.autoscaling),
         max_ongoing_requests=UNLIMITED,
         max_surge_percent=_surge_percent(engine, model.max_workers),
-        # What may heal is waited for in the constructor. Where it is, Serve's own number stays for
-        # replicas that die in it: one that is lost with its node must not end the deployment.
+        # With startup_retry_s the constructor itself retries what may pass. Serve's default number
+        # of retries then holds for replicas that die in it: one that is lost with its node must not
+        # fail the deployment.
         **({} if config.endpoint.startup_retry_s else {"max_constructor_retry_count": 1}),
         ray_actor_options={"num_cpus": 0},
-        # Each group has its own; Ray puts the next one where most is free.
+        # A placement group per worker group, with a bundle per rank.
         placement_group_bundles=[bundle] * engine.tensor_parallel_size,
         placement_group_strategy=STRATEGIES[model.fleet.tensor_parallel_placement],
         request_router_config=RequestRouterConfig(
             request_router_class="cluster.pinning.PinnedRouter"
         ),
         health_check_period_s=2,
-        # Gateways close their attach streams once a worker that left the set has finished all.
+        # Gateways close the attach stream of a draining worker once all its requests are finished.
         graceful_shutdown_timeout_s=LONGEST_STREAM_S,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,

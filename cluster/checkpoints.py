@@ -1,4 +1,4 @@
-"""Whether a model can be had at all, and which commit, told before anything is started for it."""
+"""Checks of a model before anything is started for it: whether it exists, and at which commit."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 2
-"""Seconds to wait for the Hub's answer about one file, name resolution included: who mistyped a
-name waits no longer than three seconds with the command's own start. HF_HUB_ETAG_TIMEOUT,
-huggingface_hub's variable for such questions, sets another."""
+"""Seconds to wait for the Hub's answer about one file, name resolution included: a mistyped name is
+told within three seconds of the command. HF_HUB_ETAG_TIMEOUT, huggingface_hub's own variable for
+such requests, overrides it."""
 PIN_TIMEOUT_S = 20
-"""Seconds to wait for a commit and the configuration of a model, where somebody waits for it less
-than the Hub's own limits. What is not known by then is left to gateways and workers."""
+"""Seconds to wait for the Hub to tell a model's commits: less than huggingface_hub's own timeouts
+and retries take. After it gateways and workers resolve branches themselves."""
 HTTP_TOO_MANY_REQUESTS = 429
 HTTP_SERVER_ERROR = 500
 
 
 def with_commits(engine: EngineConfig) -> EngineConfig:
-    """`engine` with the commits that its Hub repositories have now, in place of their branches.
+    """`engine` with its Hub repositories' branches replaced by the commits that they have now.
 
-    Gateways and workers ask the Hub for files one after another, those that come later long after:
-    a branch may move meanwhile, and tokenizer and weights then do not belong together. Where nobody
-    here can tell, as on a head without a way to the Hub, each of them finds out for itself.
+    Gateways and workers download files at different times, some long after others: if a branch
+    moved meanwhile, tokenizer and weights would not belong together. Where the Hub does not answer,
+    as on a head without network, the branches stay, and a warning is logged.
     """
     if not all(Path(model).expanduser().is_dir() for model in _models(engine)):
-        # Imported here, as the time is the Hub's: on a busy machine this alone takes long.
+        # Imported before the timeout starts: on a busy machine the import alone takes long.
         from huggingface_hub import snapshot_download  # noqa: F401
     try:
         return _in_time(lambda: pinned(engine), PIN_TIMEOUT_S)
@@ -53,15 +53,15 @@ def _models(engine: EngineConfig) -> tuple[str, ...]:
 
 
 def refuse_missing_model(model: str, revision: str = "", *, weights: bool = True) -> None:
-    """Raises ValueError where `model` is neither a checkpoint's folder nor to be had on the Hub.
+    """Raises ValueError where `model` is neither a checkpoint's folder nor a model of the Hub.
 
-    The first line of the text says what is wrong, the second what to do about it. A Hub that
-    stumbles (429, 5xx) refuses nothing: workers ask it again.
+    The first line of the text says what is wrong, the second what to do about it. Where the Hub
+    fails (429, 5xx) nothing is raised: workers ask it again.
 
     Args:
         model: a folder, or a repository of the Hub as ORGANIZATION/NAME.
-        revision: of the repository, empty for its main branch.
-        weights: whether weights are read, too.
+        revision: branch, tag or commit of the repository; empty for its main branch.
+        weights: whether a folder must hold weights, too.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -134,7 +134,7 @@ def _refuse_missing_repository(repository: str, revision: str) -> None:
         _refuse_by_status(repository, hub, error.response.status_code)
     except ConnectionError as error:
         if cached:
-            return  # and workers will find it there
+            return  # workers will find the model in the cache
         raise ValueError(
             f"{repository} is no folder here, and the Hub at {hub} cannot be reached: {error}\n"
             "check the network (HTTPS_PROXY, HF_ENDPOINT; HF_HUB_ETAG_TIMEOUT=10 waits longer), or "
@@ -160,7 +160,7 @@ def _refuse_by_status(repository: str, hub: str, status: int) -> None:
 
 
 def find_hub_problem() -> tuple[str, str | None]:
-    """The Hub's address, and why it does not answer; None where it does."""
+    """URL of the Hub, and the reason why it does not answer; None where it does."""
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():
@@ -173,11 +173,11 @@ def find_hub_problem() -> tuple[str, str | None]:
 
 
 def _ask_hub(repository: str, revision: str) -> None:
-    """Asks for the configuration's headers.
+    """Asks the Hub for the metadata of a repository's config.json.
 
     Raises:
-        HfHubHTTPError: the Hub answers, and does not give it.
-        ConnectionError: it does not answer in time.
+        HfHubHTTPError: the Hub answers with an error.
+        ConnectionError: the Hub does not answer in time.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -186,7 +186,12 @@ def _ask_hub(repository: str, revision: str) -> None:
 
 
 def _within_timeout(ask: Callable[[float], object]) -> None:
-    """Calls `ask` with its timeout in seconds; raises HfHubHTTPError and ConnectionError alone."""
+    """Calls `ask` with its timeout in seconds.
+
+    Raises:
+        HfHubHTTPError: as `ask` raised it.
+        ConnectionError: `ask` raised another exception, or took longer.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or HUB_TIMEOUT_S)
@@ -200,13 +205,13 @@ def _within_timeout(ask: Callable[[float], object]) -> None:
 
 
 def _in_time(ask: Callable[[], T], timeout_s: float) -> T:
-    """The result of `ask`, or its exception; TimeoutError where there is neither in time."""
+    """The result of `ask`, which runs in a thread; raises its exception, or TimeoutError."""
     answer: Future[T] = Future()
 
     def run() -> None:
         try:
             answer.set_result(ask())
-        except Exception as error:  # raised again by who waits
+        except Exception as error:  # raised again by `answer.result()`
             answer.set_exception(error)
 
     # HAZARD: no timeout of HTTP bounds how long the host's name is resolved. The thread stays.

@@ -1,5 +1,5 @@
-"""The configuration of a deployment: what is served, where, and how many of each. Flags, the config
-file and `build_app` share it."""
+"""Configuration of a fleet: its models, their workers, and the endpoint. Command-line flags, config
+files and `build_app` share it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from worker.wire.admission import option_name
 T = TypeVar("T")
 
 API_KEY = "RAYFLEET_API_KEY"
-"""Variable of the environment with further keys for --api-key, separated by commas."""
+"""Environment variable with further keys for --api-key, separated by commas."""
 ADMIN_API_KEY = "RAYFLEET_ADMIN_API_KEY"
-"""Variable of the environment with the key for --admin-api-key."""
+"""Environment variable with the key for --admin-api-key."""
 RENAMED = {
     "fair_by": "fairness_key",
     "salt_by": "cache_isolation",
     "speculative_deadline_margin_ms": "deadline_margin_ms",
     "worker_wait_s": "no_worker_timeout_s",
 }
-"""Options by the names that they had, in config files and, with dashes, as flags: both are refused
-with the new one."""
+"""New names of renamed options, by the old one. The old name is refused, as a key of config files
+and, with dashes, as a flag; the message tells the new one."""
 _DERIVED = "it is gone: routing derives what it needs, see router/fleet/constants.py"
 REMOVED = dict.fromkeys(
     (
@@ -44,7 +44,7 @@ REMOVED = dict.fromkeys(
     ),
     _DERIVED,
 )
-"""Options that there were, by name, and why they are gone."""
+"""Reasons why options were removed, by the option's name."""
 _TLS = "TLS is not spoken here: put a proxy or an Ingress that speaks it in front"
 _SEVERAL_WORKERS = "say --num-workers: each is a whole copy of the model, and routing knows them"
 _PARSER_IS_FOUND = (
@@ -85,18 +85,19 @@ REFUSED = {
     "model": "say the model without a flag: rayfleet serve MODEL",
     "uvicorn_log_level": "say --log-level",
 }
-"""Options of vLLM and SGLang that are none here, by name, and why not or what to say instead."""
+"""Options of vLLM and SGLang that do not exist here, by name: the reason, or the option to use
+instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
-    """How one model is served, besides its engine options."""
+    """Options of one model besides its engine's: number of workers, names, template, parsers."""
 
     num_workers: int = 1
     """Worker groups, each with a whole copy of the model."""
     tensor_parallel_placement: Literal["node", "pack", "spread"] = "node"
-    """Placement of a worker group's ranks. node: on one node, which may be any; pack: on as few as
-    can be; spread: on as many as there are. Between nodes they talk over TCP."""
+    """Placement of a worker group's ranks. node: all on one node; pack: on as few nodes as
+    possible; spread: on as many as possible. Ranks on different nodes communicate over TCP."""
     served_model_name: str | None = field(
         default=None, metadata={"argparse": {"nargs": "+", "action": "extend"}}
     )
@@ -108,8 +109,8 @@ class FleetConfig:
     """Jinja template in place of the tokenizer's own: a file on the gateways' nodes, or the
     template itself."""
     generation_config: str = "auto"
-    """The generation_config.json that gives the sampling values which requests leave open: auto is
-    the model's, vllm none at all, anything else a folder or Hub repository."""
+    """Source of the sampling parameters that requests do not set: auto for the model's
+    generation_config.json, vllm for none, otherwise a folder or Hub repository with that file."""
     tool_call_parser: str = ""
     """Format in which the model writes tool calls: hermes, qwen3_coder, glm45, llama3_json,
     pythonic, mistral, deepseek_v31, harmony, json; none to leave them in the text. Found in its
@@ -129,13 +130,13 @@ class ModelSpec:
     """One model of the fleet."""
 
     fleet: FleetConfig
-    """How many workers, and under which name."""
+    """Number of its workers, names, template and parsers."""
     engine: EngineConfig
     """Engine options of each of its worker groups."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
-    """How gateways choose one of them."""
+    """How gateways choose a worker for a request."""
     autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
-    """How many there are, where that follows the load."""
+    """How the number of workers follows the load; disabled by default."""
 
     def __post_init__(self) -> None:
         if self.autoscaling.enabled and self.fleet.num_workers != 1:
@@ -146,12 +147,12 @@ class ModelSpec:
 
     @property
     def min_workers(self) -> int:
-        """Workers that it begins with, and the fewest that it has."""
+        """Fewest workers of the model, which is also how many it starts with."""
         return self.autoscaling.min_workers if self.autoscaling.enabled else self.fleet.num_workers
 
     @property
     def max_workers(self) -> int:
-        """Most workers that it may have at a time."""
+        """Most workers that the model may have at a time."""
         return self.autoscaling.max_workers or self.fleet.num_workers
 
     @property
@@ -161,7 +162,7 @@ class ModelSpec:
 
     @property
     def deployment(self) -> str:
-        """Name of its Serve deployment."""
+        """Name of the Serve deployment of the model's workers."""
         safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.name)
         return f"worker-{safe}"
 
@@ -171,7 +172,7 @@ _METRICS = {"within": "--metrics-config"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointConfig:
-    """The endpoint: where it listens and whom it lets in."""
+    """Options of the endpoint and of the whole fleet: address, keys, tenants, metrics, logs."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all interfaces."""
@@ -179,59 +180,60 @@ class EndpointConfig:
     """Port to listen on."""
     api_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"flag": "--api-key"})
     """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
-    Without any key, everyone is let in. A key given this way stands on the process list."""
+    Without any key, everyone is let in. A key given by this flag is visible in the list of
+    processes."""
     api_key_file: str = ""
     """File with further keys, or folder of such files, on the gateways' nodes: one key per line, or
-    TOML with names, limits and an end for each (`rayfleet keys new` begins one). Read again when it
-    changes, so that keys can be exchanged while serving."""
+    TOML with a name, limits and an expiry for each (`rayfleet keys new` prints an entry). Read
+    again when it changes, so that keys can be rotated while serving."""
     admin_api_key: str = field(default="", repr=False)
-    """Key that opens /admin, where running workers are changed, and nothing else; no API key does.
-    Without it, or a file of such keys, /admin is off. RAYFLEET_ADMIN_API_KEY in the environment
-    stands for it and keeps it off the list of processes."""
+    """Key for /admin, where running workers are changed. It is accepted nowhere else, and /admin
+    accepts no API key. Without this key or --admin-api-key-file, /admin is off. The environment
+    variable RAYFLEET_ADMIN_API_KEY sets it without showing it in the list of processes."""
     admin_api_key_file: str = ""
     """File of admin keys, in the format of --api-key-file."""
     allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})
-    """Origins whose pages browsers let ask this endpoint, as `https://host:port`, separated by
-    commas, or * for all; none unless given."""
+    """Origins whose pages may call this endpoint from a browser (CORS), as `https://host:port`,
+    separated by commas, or * for all; none unless given."""
     root_path: str = ""
-    """Prefix that a proxy in front puts before all paths, as /llm: paths are served with it and
-    without it, whether or not that proxy takes it off."""
+    """Path prefix of a reverse proxy in front, as /llm. Paths are served with the prefix and
+    without it, so the proxy may strip it or not."""
     audit_log: str = ""
-    """Folder, on the gateways' nodes, for a line of JSON per request: when, whose key, which model
-    and status, how many tokens; nothing of prompts or answers. Empty for none."""
+    """Folder, on the gateways' nodes, of the audit log: a JSON line per request with its time, the
+    key's name, model, status and token counts; nothing of prompts or answers. Empty for none."""
     fairness_key: Literal["auto", "none", "key", "user"] = "auto"
-    """Among equally urgent requests, who has been served least goes first: key counts by API key;
-    user by API key and the request field `user`, which clients choose freely. auto is key where
-    there are several keys, and none otherwise."""
+    """Tenants for fair scheduling: among equally urgent requests, those of the tenant that has been
+    served least go first. key: a tenant per API key; user: per API key and request field `user`,
+    which clients choose freely; none: no fairness; auto: key with several keys, otherwise none."""
     cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
-    """Tenants that have a prefix cache to themselves, so that nobody can tell from the time to the
-    first token what others have asked: none: all share; otherwise as in --fairness-key."""
+    """Tenants whose prefix caches are kept apart, so that the time to the first token tells nobody
+    what others have asked. none: all tenants share one cache; otherwise as in --fairness-key."""
     num_gateways: int = 1
-    """Gateway processes: HTTP, tokenization and routing."""
+    """Gateway processes, which do HTTP, tokenization and routing."""
     responses_store_mib: int = 64
-    """Most MiB of responses (/v1/responses) that each gateway process keeps, for
-    `previous_response_id` and for who comes back for them; 0 keeps none."""
+    """Most MiB of responses (/v1/responses) that each gateway process stores, for
+    `previous_response_id` and for retrieval by id; 0 stores none."""
     log_format: Literal["text", "json"] = "text"
-    """How the log lines of all processes look."""
+    """Format of the log lines of all processes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe log lines that are kept."""
+    """Lowest level that is logged."""
 
     metrics_host: str = field(default="127.0.0.1", metadata=_METRICS)
-    """Address of each node's --metrics-port; it asks for no key."""
+    """Address that --metrics-port listens on, on each node; that port asks for no key."""
     metrics_port: int = 0
-    """Port on each node that answers for all processes there, at /metrics; 0 for none. /metrics of
-    the endpoint answers for the node of the gateway that is asked."""
+    """Port on each node with the metrics of all processes there, at /metrics; 0 for none. /metrics
+    of the endpoint has those of the node of the gateway that takes the request."""
     metrics_vllm_names: bool = field(default=False, metadata=_METRICS)
-    """Tell what the Gateway API's model server protocol asks for (requests running and waiting, use
-    and configuration of the KV cache) as `vllm:`, too, beside `rayfleet_`."""
+    """Export the metrics of the Gateway API's model server protocol (requests running and waiting,
+    usage and configuration of the KV cache) under `vllm:` names, too, besides `rayfleet_`."""
     metrics_max_tenants: int = field(default=32, metadata=_METRICS)
     """Tenants (see --fairness-key) that metrics tell apart; further ones count as `other`."""
     otlp_traces_endpoint: str = ""
-    """URL that takes OpenTelemetry traces by OTLP over HTTP; needs the extra `tracing`."""
+    """URL to send OpenTelemetry traces to, by OTLP over HTTP; needs the extra `tracing`."""
     startup_retry_s: float = 0.0
-    """Seconds for which a gateway or worker that cannot start tries again what may heal: a model
-    folder that is not mounted yet, a Hub that is busy, a rank that died. 0 fails at once; inf is
-    for ever, and the default in Ray Serve configs, where nobody would start it again."""
+    """Seconds for which a gateway or worker retries its start after a failure that may pass: a
+    model folder that is not mounted yet, a busy Hub, a rank that died. 0 fails at once; inf retries
+    for ever, and is the default in Ray Serve configs, where nobody would start it again."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -267,7 +269,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
-    """A whole fleet behind one endpoint."""
+    """Configuration of a whole fleet: one endpoint and the models behind it."""
 
     endpoint: EndpointConfig
     """Options of the endpoint."""
@@ -275,10 +277,10 @@ class ServeConfig:
     """The models that are served."""
 
     def __post_init__(self) -> None:
-        self.gateway()  # refuses no models, and names that are served twice
+        self.gateway()  # raises ValueError without any model, or where two share a name
 
     def gateway(self) -> GatewayConfig:
-        """The gateways' view of this."""
+        """The configuration that each gateway gets."""
         routes = tuple(
             ModelRoute(
                 name=m.name,
@@ -315,7 +317,7 @@ class ServeConfig:
         )
 
     def node_metrics(self) -> NodeMetricsConfig:
-        """URLs at which the metrics of each node are read."""
+        """Address, port and names of the metrics that each node exports."""
         return NodeMetricsConfig(
             host=self.endpoint.metrics_host,
             port=self.endpoint.metrics_port,
@@ -346,10 +348,10 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
 
 
 def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with the keys that the environment holds, besides their own.
+    """`settings` with the API keys of the environment added, and its admin key if they have none.
 
     Raises:
-        ValueError: the variable is set and holds no key; to let everyone in was hardly meant.
+        ValueError: the variable for API keys is set but holds none; that would let everyone in.
     """
     found = dict(settings)
     if (text := environment.get(API_KEY)) is not None:
@@ -363,7 +365,11 @@ def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -
 
 
 def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
-    """An instance of the dataclass `cls`; refuses unknown keys and values of the wrong kind."""
+    """An instance of the dataclass `cls` with fields from `settings`.
+
+    Raises:
+        ValueError: an unknown key or a value of the wrong kind; the message names it and `where`.
+    """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
     unknown = [key for key in settings if key not in known]
     news = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
@@ -382,10 +388,10 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
 
 
 def find_demo_model() -> str:
-    """Folder of the demo model, which every installation carries.
+    """Folder of the demo model, which is part of every installation.
 
     Raises:
-        ValueError: this one does not.
+        ValueError: the folder is missing.
     """
     folder = Path(__file__).resolve().with_name("demo").resolve()  # a link in the source tree
     if not (folder / "config.json").is_file():

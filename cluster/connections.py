@@ -1,4 +1,4 @@
-"""Corrections of what speaks HTTP in gateways and in Serve's own proxy."""
+"""Corrections of Serve's HTTP handling, and of uvicorn's, in gateways and Serve's Python proxy."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def serve_middlewares() -> list[Middleware]:
-    """Called by Serve, which puts them around all that it serves over HTTP."""
+    """Middlewares that Serve puts around each of its HTTP applications."""
     return [Middleware(ReadableHeaders)]
 
 
 class ReadableHeaders:
-    """ASGI middleware that drops headers which Serve cannot decode, and then answers with a 500.
+    """ASGI middleware that drops request headers to which Serve would answer 500, as they are not
+    UTF-8, and a second X-Request-ID of responses.
 
-    It reads several as UTF-8, before any route of ours. Nothing here has other values; a request id
-    is also echoed and logged, so it is printable and short, or a new one is made. Serve adds it to
-    answers that have it already: they keep the first, which stands in their bodies, too.
+    Serve decodes several headers before any route is reached. A request id is echoed and logged as
+    well: it is dropped unless it is printable and short, and a new one is made. Serve adds the id
+    to responses that have one already: the first is kept, which stands in their bodies, too.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands on a request with the headers that Serve can decode."""
+        """Passes on a request with the headers that Serve can decode."""
         headers = scope.get("headers", ())
         if not all(_is_readable(name, value) for name, value in headers):
             kept = [header for header in headers if _is_readable(*header)]
@@ -40,7 +41,7 @@ class ReadableHeaders:
 
         server_send.set(send)
 
-        # No coroutine of its own: `send` gives the one that is awaited.
+        # No coroutine of its own: it returns that of `send`, which the application awaits.
         def send_once(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message["headers"] = _with_one_request_id(message.get("headers", ()))
@@ -73,11 +74,11 @@ def _is_readable(name: bytes, value: bytes) -> bool:
 
 
 def release_reset_connections() -> None:
-    """Lets go of a connection that its client has reset, for the rest of this process.
+    """Patches uvicorn, in this process, to free a connection as soon as its client resets it.
 
-    uvicorn stops the timer of an idle connection where it is closed, and forgets to where it is
-    reset, as proxies do with those that they have too many of: each then stays, 8 KiB of it, until
-    its keep-alive time is over.
+    uvicorn cancels the keep-alive timer of an idle connection that is closed, but not of one that
+    is reset, as proxies reset their surplus connections: 8 KiB of each would stay until that timer
+    ends.
     """
     if getattr(HttpToolsProtocol.connection_lost, "releases", False):
         return

@@ -1,11 +1,12 @@
-"""Empties this machine's Ray node before it ends: `python -m cluster.drain --deadline SECONDS`.
+"""Drain of this machine's Ray node before it ends: `python -m cluster.drain --deadline SECONDS`.
 
-Ray is told that the node will go. Serve then starts each of its replicas elsewhere, sends it no
-more requests, and lets it finish those that it has. Returns when no replica is left here, the
-deadline has passed, or Ray cannot be asked; what ends the node afterwards is the caller's. The Helm
-chart runs it before a pod is stopped.
+Ray is told that the node is preempted. Serve then starts a replacement of each of the node's
+replicas elsewhere, sends the replica no more requests, and lets it finish those that it has. The
+command returns when no replica is left here, the deadline has passed, or Ray cannot be asked; to
+stop the node afterwards is the caller's part. The Helm chart runs it before a pod is stopped.
 
-Processes are found on this machine, not through Ray: its control plane may be going meanwhile.
+Replicas are found among this machine's processes, not through Ray, whose control plane may end
+meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ListProcesses = Callable[[], Iterable[psutil.Process]]
 
 
 class Raylet(NamedTuple):
-    """The process that is a Ray node."""
+    """The raylet process of a Ray node."""
 
     pid: int
     node_id: str
@@ -36,10 +37,10 @@ class Raylet(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0 if no replica is left, or none could be waited for."""
+    """Runs the command; returns 1 if replicas are left at the deadline, otherwise 0."""
     parser = argparse.ArgumentParser(prog="python -m cluster.drain", description=__doc__)
     parser.add_argument("--deadline", type=int, required=True, help="seconds to wait at most")
-    parser.add_argument("--node-id", help="which node, where this machine has several")
+    parser.add_argument("--node-id", help="id of the Ray node, where this machine has several")
     arguments = parser.parse_args(argv)
     raylet = next((r for r in find_raylets() if arguments.node_id in (None, r.node_id)), None)
     if raylet is None:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_raylets(processes: ListProcesses = psutil.process_iter) -> Iterator[Raylet]:
-    """The Ray nodes of this machine."""
+    """The raylets of this machine's Ray nodes."""
     for process, arguments in _with_arguments(processes):
         if Path(arguments[0]).name != "raylet":
             continue
@@ -60,7 +61,7 @@ def find_raylets(processes: ListProcesses = psutil.process_iter) -> Iterator[Ray
 
 
 def announce(raylet: Raylet, deadline_s: int) -> bool:
-    """Tells Ray that the node goes in `deadline_s`; False if there is nobody to tell."""
+    """Tells Ray that the node ends in `deadline_s` seconds; False where Ray cannot be told."""
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
         *("--address", raylet.gcs_address, "--node-id", raylet.node_id),
@@ -77,7 +78,7 @@ def wait_for_replicas(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether all Serve replicas of a node have ended within `deadline_s`."""
+    """Waits for all Serve replicas of a node to end; False if some are left after `deadline_s`."""
     end = clock() + deadline_s
     while count_replicas(raylet_pid, processes):
         if clock() >= end:
@@ -87,7 +88,7 @@ def wait_for_replicas(
 
 
 def count_replicas(raylet_pid: int, processes: ListProcesses = psutil.process_iter) -> int:
-    """Serve replicas of a node: children of its raylet, known by their titles."""
+    """Number of a node's Serve replicas: children of its raylet, known by their process titles."""
     count = 0
     for process, arguments in _with_arguments(processes):
         with contextlib.suppress(psutil.Error):  # ended meanwhile

@@ -1,7 +1,7 @@
-"""Every environment setting that Ray and Ray Serve read, made in one place before `import ray`.
+"""Environment variables by which Ray and Ray Serve are configured, set before `import ray`.
 
 Ray reads these variables when its modules are imported, and its processes inherit them, so
-`prepare()` comes first in `rayfleet serve`. Where a cluster is started by other means (KubeRay,
+`rayfleet serve` calls `prepare()` first. Where a cluster is started by other means (KubeRay,
 `ray start`), its nodes need `node_settings()`:
 
     eval "$(python -m cluster.environment)"   # in every shell that runs `ray start`
@@ -24,22 +24,24 @@ from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
 LONGEST_STREAM_S = 3600
-"""A response may take this long; a replaced HAProxy process lives on for its streams."""
+"""Most seconds that a response may take; a replaced HAProxy process lives as long, for its streams.
+"""
 CLIENT_TIMEOUT_S = 60
-"""A client that sends no more of a body, or takes nothing of a response, is let go after it. How
-long a gateway may be silent is none of it: HAProxy then waits for LONGEST_STREAM_S."""
+"""Seconds after which HAProxy drops a client that sends no more of a body, or reads nothing of a
+response. A gateway, in contrast, may be silent for LONGEST_STREAM_S."""
 
 DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
-"""Names the private directory in the environment of every process of a local cluster."""
+"""Variable with the private directory, in the environment of every process of a local cluster."""
 
 START_HAPROXY = (
     "import sys; sys.path.append(sys.argv.pop(1)); from cluster.haproxy import main; main()"
 )
-"""Command that Serve starts as HAProxy, in a Python that finds nothing but its standard library and
-the project."""
+"""Python code that Serve runs in place of HAProxy, with the standard library and the project alone
+on its path."""
 NODE_WRAPPER = "rayfleet-haproxy"
-"""Name of that program where it is installed, for nodes that are started by other means."""
+"""Name of the installed program that does the same on nodes that are started by other means."""
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+"""Variable of Serve's: 1 has it start HAProxy in place of its Python proxy."""
 NO_HAPROXY = (
     "Serve's Python proxy takes the requests, at several times the CPU per token of HAProxy"
 )
@@ -47,22 +49,21 @@ NO_HAPROXY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """The environment that `prepare()` set up; `close()` removes it again."""
+    """Files and ports that `prepare()` has set up for a fleet; `close()` releases them."""
 
     directory: Path
-    """Private (0700) and short: sockets, configuration of HAProxy, the Ray token, Ray's files."""
+    """Private directory (mode 0700, short path) of HAProxy's configuration and sockets, the Ray
+    token and Ray's files."""
     haproxy: bool
-    """Whether HAProxy takes the requests; else Ray Serve's Python proxy does."""
+    """Whether HAProxy takes the requests; otherwise Ray Serve's Python proxy does."""
     serve_host: str
-    """The host for Serve's HTTP options. HAProxy alone is told to listen wider than loopback."""
+    """Host for Serve's HTTP options. With HAProxy it is loopback, and the endpoint's own host is
+    written into HAProxy's configuration alone."""
     gateway_ports: PortRange | None
-    """Kept for this fleet, where HAProxy takes the requests."""
+    """Ports of this fleet's gateways, where HAProxy takes the requests; otherwise None."""
 
     def close(self) -> None:
-        """Removes the directory with the token and the sockets in it; what Ray logged stays.
-
-        Gives ports back.
-        """
+        """Removes the directory with token and sockets, but not Ray's logs; gives ports back."""
         if self.gateway_ports is not None:
             self.gateway_ports.close()
         remove_private_directory(self.directory)
@@ -73,8 +74,15 @@ def prepare(
 ) -> Environment:
     """Sets this process's environment for a cluster that serves on `host`:`port`.
 
-    Values that are already set win, except that Ray's token authentication may not be off.
-    A cluster that is not `local` has its own settings and its own token. Once per process.
+    Variables that are already set keep their values, but Ray's token authentication may not be off,
+    and a local cluster decides about HAProxy by itself.
+
+    Args:
+        host: address that the endpoint listens on.
+        port: port that the endpoint listens on.
+        haproxy: whether HAProxy takes the requests; None: where it is installed and not disabled.
+        local: whether this process starts the cluster. One that it joins has settings, token and
+            proxies already.
 
     Raises:
         ValueError: RAY_AUTH_MODE is set to something other than "token".
@@ -87,7 +95,7 @@ def prepare(
     use_haproxy = local and haproxy
     gateway_ports = None
     if local:
-        # The shell may have what its `ray start` needs: a cluster of its own decides for itself.
+        # The shell may have exported `node_settings()` for its `ray start`; they do not hold here.
         os.environ[ENABLE_HAPROXY] = str(int(use_haproxy))
         if Path(os.environ.get(BINARY_VARIABLE, "")).name == NODE_WRAPPER:
             del os.environ[BINARY_VARIABLE]
@@ -117,21 +125,21 @@ def has_haproxy() -> bool:
 
 
 def private_directory() -> Path:
-    """A new directory of mode 0700. Short, as a socket's path may have 107 bytes."""
+    """A new directory of mode 0700. Its path is short, as a Unix socket's may have 107 bytes."""
     return Path(tempfile.mkdtemp(prefix="rf-", dir="/tmp"))
 
 
 def ray_directory(directory: Path) -> Path:
-    """Folder in which a local cluster's Ray puts sockets, logs and what it spills.
+    """Folder of a local cluster's Ray for sockets, logs and spilled objects.
 
-    Ray lets everyone write there, in /tmp/ray by default: other users of the machine could put
-    their own sockets in the place of ours. Nobody else gets through the private `directory`.
+    Ray makes this folder writable for everyone, /tmp/ray by default: other users of the machine
+    could replace sockets by their own. Within the private `directory` they cannot reach it.
     """
     return directory / "ray"
 
 
 def remove_private_directory(directory: Path) -> None:
-    """Removes all of it but Ray's logs, which are wanted most when a fleet has ended badly."""
+    """Removes a private directory except for Ray's logs, which are needed after a fleet failed."""
     logs = list(ray_directory(directory).glob("session_[0-9]*/logs"))
     _remove_all_but(logs, directory)
 
@@ -155,7 +163,7 @@ def ray_settings() -> dict[str, str]:
         # HAZARD: a Serve call on another thread would start a new cluster after the shutdown.
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_AUTH_MODE": "token",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; silences its warning
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default; else Ray warns
     }
 
 
@@ -176,10 +184,10 @@ def node_settings() -> dict[str, str]:
 def local_ray_settings() -> dict[str, str]:
     """Further settings of Ray where its whole cluster is this machine."""
     return {
-        # Off, Ray keeps to 127.0.0.1 on every system; on, it takes the machine's outer address.
+        # With 0 Ray listens on 127.0.0.1 on every system, with 1 on the machine's own address.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_enable_metrics_collection": "0",  # the agent and its port; /metrics is ours
-        # Ray starts its workers at nice 15: any other process on the machine would go first.
+        "RAY_enable_metrics_collection": "0",  # no agent and port of Ray's; gateways have /metrics
+        # By default Ray starts its workers at nice 15, after any other process of the machine.
         "RAY_worker_niceness": "0",
         # Ranks die with their group, not with a memory threshold of the whole machine.
         "RAY_memory_monitor_refresh_ms": "0",
@@ -198,7 +206,7 @@ def serve_settings() -> dict[str, str]:
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
         "RAY_SERVE_RUN_SYNC_IN_THREADPOOL": "0",
         "RAY_SERVE_FREEZE_GC_ON_STARTUP": "1",
-        # Nobody reads these on the request path; each costs the loop something per call or tick.
+        # Logs and metrics that nothing reads; each costs the event loop time per call or interval.
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_COLLECT_AUTOSCALING_METRICS_ON_HANDLE": "0",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
@@ -206,23 +214,23 @@ def serve_settings() -> dict[str, str]:
         "RAY_SERVE_EVENT_LOOP_MONITORING_INTERVAL_S": "60",
         # An attach stream is one request for as long as both sides live.
         "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
-        # In gateways and in Serve's own proxy; HAProxy has its own rule.
+        # Middleware of gateways and of Serve's Python proxy; HAProxy has a rule for the same.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.connections.serve_middlewares",
         # Clients keep their connections for minutes; the proxy in front closes idle ones.
         "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S": "120",
-        # The controller looks after all replicas this often. At Serve's own 0.1 s it, the GCS and
-        # those it asks take 39 ms more of a second, of 151 that an idle fleet takes in all. Whoever
-        # starts, ends or is replaced waits for some of its rounds: a fleet starts within a second
-        # of what it took.
+        # Period of the controller's loop over all replicas. At Serve's default of 0.1 s controller,
+        # GCS and replicas take 39 ms more CPU time per second, of 151 ms that an idle fleet takes
+        # in all. A replica that starts, ends or is replaced waits for several rounds: the start of
+        # a fleet takes up to a second longer.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
-        # Three in vain, and whoever takes requests is replaced: HAProxy's manager, which HAProxy
-        # does not need until gateways change, or the Python proxy.
-        # A check takes some 2 ms of each; three of them and a start are about 12 s.
+        # After three failed checks the proxy actor is replaced: the Python proxy, or HAProxy's
+        # manager, without which HAProxy serves on until gateways change. A check takes some 2 ms of
+        # controller and proxy; three of them and a start take about 12 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3",
-        # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). After 5 s, Serve's own
-        # limit, it kills one that a busy machine or a cold disk makes slow, and the start fails.
+        # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). At Serve's default of 5 s
+        # it kills a proxy that a busy machine or a cold disk makes slow, and the start fails.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        # What has no client left needs no draining; with load balancers in front, set 30.
+        # Least seconds of draining even without requests; set 30 with load balancers in front.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_SHUTDOWN_TIER_TIMEOUT_S": "5",
@@ -235,15 +243,15 @@ def haproxy_policy() -> dict[str, str]:
     return {
         ENABLE_HAPROXY: "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request through Python
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request, parsed in Python
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
-        # A gateway that goes closes its connections: what was on its way to it goes to another.
+        # A gateway that ends closes its connections: requests on the way to it go to another.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        # Each of its connections may have been closed, and then it may refuse another. Who refuses
-        # one is left alone until it answers a health check.
+        # Each idle connection to a gateway may have been closed, and the gateway may refuse a new
+        # one. After one refusal it gets no requests until it answers a health check.
         "RAY_SERVE_HAPROXY_RETRIES": str(IDLE_CONNECTIONS + 4),
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
-        # What is to be repeated has to fit in; memory is taken as far as it is filled.
+        # A request can be repeated if it fits into this buffer; memory is used as it fills.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(64 * 2**10),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_TIMEOUT_S),
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(LONGEST_STREAM_S),
@@ -256,12 +264,11 @@ def haproxy_policy() -> dict[str, str]:
 def haproxy_settings(
     directory: Path, host: str, port: int, first_gateway_port: int
 ) -> dict[str, str]:
-    """Settings of a local cluster's HAProxy: its files in `directory`, its side ports free ones.
+    """Settings of a local cluster's HAProxy: its files in `directory`, free ports for statistics,
+    metrics and fallback, and the PORTS_PER_FLEET ports from `first_gateway_port` on for gateways.
 
-    Gateways have the PORTS_PER_FLEET ports from `first_gateway_port` on.
-
-    Serve starts our wrapper in place of the binary: it moves HAProxy's statistics and metrics to
-    loopback, which the configuration template leaves open, and the API port to `host`.
+    Serve starts a wrapper (`cluster.haproxy`) in place of the binary. It binds the ports of
+    statistics and metrics, which Serve's template opens to all, to loopback, and `port` to `host`.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wrapper = directory / "haproxy"
@@ -282,21 +289,23 @@ def haproxy_settings(
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-        # It takes requests where no gateway is left, on its own port: not that of another fleet.
+        # Ports of the Python proxy that HAProxy falls back to without any gateway. Serve's default
+        # ones would be the same for all fleets of a machine.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
-        # HAZARD: HAProxy learns a gateway's port before the gateway holds it. All fleets of a
-        # machine would begin with the same one, and send their requests to whoever has it.
+        # HAZARD: HAProxy learns a gateway's port before the gateway listens there. By default all
+        # fleets of a machine begin with the same port, and one would get another's requests.
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_gateway_port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_gateway_port + PORTS_PER_FLEET - 1),
     }
 
 
 def require_authentication(directory: Path) -> None:
-    """Makes Ray's processes present a token to each other: some of their sockets unpickle.
+    """Has Ray's processes authenticate to each other by a token, as some of them unpickle what they
+    receive. Writes a new token into `directory` unless the environment names one.
 
     Raises:
-        ValueError: it has been switched off in the environment.
+        ValueError: the environment switches token authentication off.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
@@ -320,7 +329,7 @@ def _haproxy_binary() -> str:
 
 
 def main() -> None:
-    """Prints what a shell is to evaluate; on stderr, what this node goes without."""
+    """Prints `node_settings()` for a shell to evaluate; tells on stderr if HAProxy is missing."""
     settings = node_settings()
     for name, value in settings.items():
         print(f"export {name}={shlex.quote(value)}")

@@ -1,26 +1,26 @@
-"""Started by Ray Serve in place of the HAProxy binary; runs it after four corrections.
+"""Wrapper of the HAProxy binary: Ray Serve starts it, and it corrects Serve's configuration first.
 
     <START_HAPROXY of cluster.environment> BINARY HOST PORT [HAProxy's own arguments]
     rayfleet-haproxy [HAProxy's own arguments]
 
-The first is for the cluster that `rayfleet serve` starts on one machine: its API port alone listens
-on HOST. The second is for the nodes of all others, in pods or not: it takes the binary of Ray's
-wheel, and leaves the API port where Serve's `http_options` have it.
+The first form is for the cluster that `rayfleet serve` starts on one machine: only the API port
+listens on HOST. The second is for the nodes of all other clusters, in pods or not: it takes the
+binary of Ray's wheel, and leaves the API port to Serve's `http_options`.
 
 1. Serve's template opens statistics and metrics on all interfaces, and the admin socket to every
-   user of the machine: they move to loopback, and the socket is its owner's.
-2. A gateway that goes closes its idle connections, and HAProxy may be about to use one. It repeats
-   a request that meets that, but only if it has all of it, and only so many times; else it closes
-   the client's connection without a word. So it waits for bodies, and keeps few idle connections.
-3. It would wait for half a request as long as for a stream, and let few such connections in: a
-   client gets REQUEST_TIMEOUT_S for a request, and there is room for as many clients as there are
-   file descriptors. A request id that cannot be decoded would be Serve's error: it is taken off.
-4. Serve has it answer 500 in plain text where no gateway does: its own errors are OpenAI's, with
-   their own status, and say so where the request may be repeated.
+   user of the machine: they are bound to loopback, and the socket is for its owner alone.
+2. A gateway that ends closes its idle connections while HAProxy may be sending a request on one.
+   HAProxy repeats such a request only if it has all of it, and only so many times; otherwise it
+   closes the client's connection without a response. So it waits for bodies, and keeps few idle
+   connections.
+3. HAProxy would wait for an incomplete request as long as for a stream, and admits few clients: a
+   client gets REQUEST_TIMEOUT_S for a request, and as many may connect as file descriptors allow.
+   Serve fails on a request id that is not UTF-8: such a header is removed.
+4. Serve has HAProxy answer 500 in plain text where no gateway does: its own errors get OpenAI's
+   form and the right status, and tell whether the request may be repeated.
 
-It ends with its fleet and not before, which `cluster.haproxy_guard` sees to. A configuration that
-has been corrected before stays as it is. Imports nothing but the standard library, and Ray's wheel
-on nodes.
+HAProxy runs until its fleet ends, which `cluster.haproxy_guard` sees to. All corrections are
+idempotent. Imports nothing but the standard library, and Ray's wheel on nodes.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ from pathlib import Path
 from cluster.haproxy_guard import Guard, can_guard, die_with_parent, has_routes
 
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
-"""Names what Serve starts as HAProxy."""
+"""Variable of Serve's with the path of the program that it starts as HAProxy."""
 IDLE_CONNECTIONS = 8
-"""Idle connections kept per gateway at most. A request may meet each of them closed, and is
-repeated as often."""
+"""Most idle connections that HAProxy keeps per gateway. A request may find each of them closed, and
+is repeated as often."""
 REQUEST_TIMEOUT_S = 10
-"""Seconds for a request's head, and again for its body as far as HAProxy waits for it: its buffer,
-so that 64 KiB take 6.4 KB/s. What a client stops sending later is `timeout client`'s."""
+"""Seconds for a request's head, and again for its body up to the size of HAProxy's buffer: 64 KiB
+need 6.4 KB/s. For the rest of a larger body `timeout client` holds."""
 REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
+"""Environment variable in place of REQUEST_TIMEOUT_S."""
 PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"
-"""Connections that one address may have open; 0, the default, for any number: behind an ingress, a
-load balancer or a port forwarding, all clients have one address."""
+"""Environment variable with the most connections of one IP address; 0, the default, for any number:
+behind an ingress, a load balancer or a port forwarding all clients share one address."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
-"""Serve's own: where it is set, it counts."""
+"""Variable of Serve's with the most connections; where it is set, MAX_CONNECTIONS is not used."""
 MAX_CONNECTIONS = 16_384
-"""Most connections where nothing else is said. A begun request takes up to a buffer: with 64 KiB, 1
-GiB for REQUEST_TIMEOUT_S."""
+"""Most client connections by default. A request that is still arriving takes up to a buffer: with
+64 KiB, at most 1 GiB for REQUEST_TIMEOUT_S."""
 OTHER_DESCRIPTORS = 512
-"""Kept for listeners, threads, health checks and idle connections to gateways."""
+"""File descriptors reserved for listeners, threads, health checks and idle connections."""
 SIDE_SECTIONS = ("frontend prometheus", "listen stats")
-"""Sections of Serve's template that nothing in a fleet asks from another machine."""
+"""Sections of Serve's template that are bound to loopback, as no other machine needs them."""
 BAD, BROKEN = "invalid_request_error", "internal_server_error"
 STARTING = (503, "service_unavailable_error", "starting", "no gateway has started yet: try again")
 ERRORS = (
@@ -66,28 +67,28 @@ ERRORS = (
     (503, "service_unavailable_error", "no_gateway_available", "no gateway is there: try again"),
     (504, BROKEN, "gateway_timeout", "the gateway did not answer in time: try again"),
 )
-"""Answers of HAProxy's own: status, and the type, code and message that clients are told."""
+"""Errors that HAProxy itself answers with: status, and type, code and message of the body."""
 RETRYABLE = (408, 500, 502, 503, 504)
-"""Such a request has not been begun, or its answer has not: it may be repeated."""
+"""Statuses of requests that may be repeated: no part of a response has been sent for them."""
 RETRY_AFTER_S = 1
 
 
 def main() -> None:
-    """Rewrites the configuration named after `-f`, then runs the binary."""
+    """Corrects the configuration file named by `-f`, then runs the binary (the first form)."""
     binary, host, port, *arguments = sys.argv[1:]
     _run(binary, arguments, host, int(port))
 
 
 def main_in_container() -> None:
-    """Starts HAProxy in a container, where there is no host, for the binary of Ray's wheel."""
+    """Corrects the configuration file, then runs the binary of Ray's wheel (the second form)."""
     _run(bundled_binary(), sys.argv[1:])
 
 
 def bundled_binary() -> str:
-    """Path of the binary in Ray's wheel.
+    """Path of the HAProxy binary in Ray's wheel.
 
     Raises:
-        SystemExit: there is none for this platform; the text has the remedy.
+        SystemExit: the wheel is not installed; the text has the remedy.
     """
     # HAZARD: Ray's own search begins with this variable, which names the program that asks here.
     os.environ.pop(BINARY_VARIABLE, None)
@@ -102,7 +103,7 @@ def bundled_binary() -> str:
 
 
 def correct(configuration: str, host: str | None = None, port: int | None = None) -> str:
-    """The configuration with all corrections, as the environment and the machine's limits say."""
+    """The configuration with all corrections, by the environment and the limit of descriptors."""
     _, num_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     if num_descriptors == resource.RLIM_INFINITY:
         num_descriptors = 3 * MAX_CONNECTIONS + OTHER_DESCRIPTORS
@@ -116,7 +117,7 @@ def correct(configuration: str, host: str | None = None, port: int | None = None
 
 
 def confine(configuration: str, host: str | None = None, port: int | None = None) -> str:
-    """The configuration with side ports on loopback, and the admin socket for its owner alone.
+    """The configuration with SIDE_SECTIONS on loopback, and the admin socket for its owner alone.
 
     With a `host`, `port` is bound to it, and every other TCP port to loopback.
     """
@@ -134,7 +135,7 @@ def confine(configuration: str, host: str | None = None, port: int | None = None
 
 
 def make_repeatable(configuration: str) -> str:
-    """The configuration with bodies waited for and idle connections bounded, by default."""
+    """The configuration with request bodies buffered and idle connections bounded."""
     added = ("option http-buffer-request", f"default-server pool-max-conn {IDLE_CONNECTIONS}")
     return _begin(configuration, "defaults", *added)
 
@@ -142,22 +143,23 @@ def make_repeatable(configuration: str) -> str:
 def limit_connections(
     configuration: str, *, timeout_s: int, max_per_source: int, maxconn: int | None
 ) -> str:
-    """The configuration with little patience for requests that do not come.
+    """The configuration with limits on connections, and on the time that a request may take to
+    arrive; drops request ids that Serve cannot decode.
 
-    HAProxy 2.8 times a whole head, and with `http-buffer-request` a whole body or buffer, by
-    `timeout http-request`. `timeout client` runs while it waits for more of a body, or for the
-    client to take some of a response; it does not while the gateway is silent.
+    HAProxy 2.8 limits the time of a whole head, and with `http-buffer-request` that of a whole body
+    or buffer, by `timeout http-request`. `timeout client` runs while HAProxy waits for more of a
+    body, or for the client to read some of a response, but not while the gateway is silent.
 
     Args:
-        configuration: of Serve.
-        timeout_s: for a request.
-        max_per_source: connections of one address; 0 for any number.
-        maxconn: connections of all; None leaves it as it is.
+        configuration: text of Serve's configuration.
+        timeout_s: seconds for a request to arrive.
+        max_per_source: most connections of one IP address; 0 for any number.
+        maxconn: most connections in all; None leaves Serve's number.
     """
     if maxconn is not None:
         configuration = re.sub(r"(?m)^(\s+maxconn )\d+", rf"\g<1>{maxconn}", configuration, count=1)
     configuration = _begin(configuration, "defaults", f"timeout http-request {timeout_s}s")
-    # It is UTF-8 to Serve, which answers 500 to anything else; and it goes into logs.
+    # Serve answers 500 where it is not UTF-8. It goes into logs, too: printable ASCII alone.
     request_id = "req.fhdr(x-request-id)"
     is_bad = (
         f"{{ {request_id} -m reg '[^\\x21-\\x7e]' }} or {{ {request_id} -m len 129: }}"
@@ -174,10 +176,10 @@ def limit_connections(
 
 
 def explain_errors(configuration: str) -> str:
-    """The configuration with HAProxy's own answers in OpenAI's shape.
+    """The configuration with HAProxy's own errors in OpenAI's form.
 
-    Not so, in HAProxy 2.8, before it has the whole head of a request: then it answers in HTML.
-    Without any application there is no gateway to ask yet, which is not the client's error.
+    HAProxy 2.8 still answers in HTML before it has the whole head of a request. Without routes
+    Serve's template answers 404 to all: that becomes 503, as no gateway has started yet.
     """
     configuration = re.sub(r"(?m)^\s*errorfile \d+ .*\n", "", configuration)
     if not has_routes(configuration):
@@ -188,7 +190,7 @@ def explain_errors(configuration: str) -> str:
 
 
 def _answer(status: int, kind: str, code: str | int, message: str) -> str:
-    """The part of a rule that follows `http-error` and `http-request return`."""
+    """Arguments of HAProxy's `http-error` and `http-request return` for an error in JSON."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
     answer = f"status {status} content-type application/json string '{body}'"
     if status in RETRYABLE:
@@ -197,16 +199,17 @@ def _answer(status: int, kind: str, code: str | int, message: str) -> str:
 
 
 def max_connections(num_descriptors: int) -> int:
-    """Clients there is room for; HAProxy does not start where it could need more descriptors.
+    """Most client connections for so many file descriptors; with more HAProxy does not start.
 
-    It counts two for each, its own and one to a gateway, and a pipe of two for every fourth.
+    It counts two descriptors per client, its own and one to a gateway, and for every fourth client
+    a pipe of two.
     """
     reserved = min(OTHER_DESCRIPTORS, num_descriptors // 8)
     return min(MAX_CONNECTIONS, (num_descriptors - reserved) * 2 // 5)
 
 
 def _begin(configuration: str, section: str, *lines: str) -> str:
-    """The configuration with `lines` first in a section, once."""
+    """The configuration with `lines` at the start of a section, unless it has all of them."""
     written = [f"    {line}\n" for line in lines]
     if all(line in configuration for line in written):
         return configuration

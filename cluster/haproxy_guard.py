@@ -1,23 +1,25 @@
-"""Keeps HAProxy up: the process that Serve starts and knows, and HAProxy's parent.
+"""Supervisor of HAProxy: the process that Serve starts in HAProxy's place, and HAProxy's parent.
 
-Serve starts one for its first configuration, and one for each later one, which is to take over from
-the one before. Each supervises one HAProxy, with the configuration that it was started with:
+Serve's HAProxy manager starts one guard for its first configuration, and one for each later
+configuration, which takes over from the guard before. A guard supervises one HAProxy, with the
+configuration that it was started with:
 
-- HAProxy that ends without having been told to is started again at once; ever later if it comes to
-  nothing by itself.
-- Serve's manager may be killed: HAProxy serves on, with what it was last told. The next manager
-  starts with a configuration that knows nobody, which is never loaded. Its guard adopts the guard
-  that there is and answers in its place, until the manager has one that does know somebody.
-- When the Ray node's raylet ends, so do guard and HAProxy. Where there is none to be seen, they end
-  with their parent.
+- HAProxy that ends without having been told to is restarted at once; where it keeps ending by
+  itself, after pauses that double.
+- Serve's manager may be killed: HAProxy goes on serving with its last configuration. The next
+  manager starts with a configuration that has no routes, which is never loaded: its guard adopts
+  the running guard and answers in that one's place, until the manager has a configuration with
+  routes.
+- When the Ray node's raylet ends, guard and HAProxy end. Where the guard can find no raylet, they
+  end with their parent.
 
-Serve takes what it started for HAProxy: it looks for its process id at the admin socket and sends
-signals to it. So the guard listens there, hands commands on to HAProxy's own socket, and puts its
-id into the answers; what ends HAProxy softly it hands on, too. Who kills the guard ends HAProxy,
-which is how Serve stops it.
+Serve takes the guard for HAProxy: it expects the guard's process id in answers of the admin socket,
+and sends signals to it. So the guard listens at the admin socket, forwards commands to HAProxy's
+own socket, and puts its id into the answers; signals that stop HAProxy it forwards, too. SIGKILL to
+the guard, by which Serve stops HAProxy, ends HAProxy as well.
 
 Files beside the admin socket: PID.cfg is the configuration of guard PID, PID.sock its HAProxy's
-socket; both are links where it has adopted another. Imports nothing but the standard library.
+socket; both are links where it has adopted another guard. Imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -35,28 +37,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 RAYLET_VARIABLE = "RAY_RAYLET_PID"
-"""Names the raylet in the environment of all that it starts; Ray's own."""
+"""Variable of Ray's with the raylet's process id, in the environment of all that it starts."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-"""Seconds between two looks whether HAProxy answers for the first time."""
+"""Seconds between two checks whether a new HAProxy answers yet."""
 ASK_TIMEOUT_S = 5.0
-"""Seconds for HAProxy, and for who asks the guard, to come to the point."""
+"""Seconds that HAProxy may take to answer, and a client of the guard to send its command."""
 FIRST_TRIES = 3
-"""Starts of a HAProxy that is to take over: the one before may be on its way up or down."""
+"""Starts that are tried of a HAProxy that takes over: the one before may be starting or ending."""
 LONG_RUN_S = 1.0
-"""Seconds after which an end is no failure to start: who has run so long, or was killed, is started
-again at once."""
+"""Seconds after which an end is no failure to start: HAProxy that ran so long, or was killed, is
+restarted after the shortest pause."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 INFO, ADOPT = b"show info", b"adopt"
-"""Commands: HAProxy's, and one to a guard, which then ends with the connection that brought it."""
+"""Commands at the admin socket: one of HAProxy's, and one to a guard, by which another guard adopts
+it: from then on it ends when that connection is closed."""
 SUFFIXES = ("sock", "cfg", "tmp")
-"""Endings of files that are named by a guard's process id; the last becomes the admin socket."""
+"""Suffixes of files that are named by a guard's process id; the last is renamed to the admin socket
+once it listens."""
 ADMIN_SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
 
 
 def can_guard(configuration: str) -> bool:
-    """Whether the configuration has an admin socket, and the kernel pidfds (Linux 5.3)."""
+    """Whether the configuration names an admin socket, and the kernel has pidfds (Linux 5.3)."""
     if ADMIN_SOCKET.search(configuration) is None:
         return False
     try:
@@ -72,12 +76,12 @@ def die_with_parent() -> None:
 
 
 class Guard:
-    """One HAProxy, or the guard of one.
+    """Supervisor of one HAProxy, its own child or that of a guard that it has adopted.
 
     Args:
-        binary: of HAProxy.
-        arguments: of Serve for it.
-        configuration: text of the file that they name.
+        binary: path of the HAProxy binary.
+        arguments: command-line arguments that Serve gives to HAProxy.
+        configuration: text of the configuration file that they name.
     """
 
     def __init__(self, binary: str, arguments: list[str], configuration: str) -> None:
@@ -103,12 +107,12 @@ class Guard:
         self._status: int | None = None
 
     def run(self) -> int:
-        """Returns when HAProxy has ended for good; the status to exit with."""
-        # Else Ray ends it with the process group of its manager.
+        """Runs HAProxy until it has ended for good; returns the exit status."""
+        # A session of its own: Ray kills the process group of Serve's manager with the manager.
         with contextlib.suppress(PermissionError):
             os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # HAProxy pauses the one before it by SIGTTOU where it cannot have its sockets.
+        # A new HAProxy that cannot bind its sockets sends SIGTTOU to the one before, to pause it.
         for number in (signal.SIGTTOU, signal.SIGTTIN):
             signal.signal(number, lambda number, frame: None)
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
@@ -126,7 +130,7 @@ class Guard:
             self._clean_up()
 
     def _step(self) -> int | None:
-        """Waits for something and handles it; the status, once that is settled."""
+        """Waits for an event and handles it; returns the exit status once it is known."""
         timeout = None
         if self._start_at is not None:
             timeout = max(0.0, self._start_at - time.monotonic())
@@ -159,7 +163,7 @@ class Guard:
             self._stop(signal.SIGUSR1)
 
     def _take_over(self) -> list[str]:
-        """Arguments for HAProxy that is to go on with others' sockets, and tell them to end."""
+        """Arguments for HAProxy to take the sockets of older processes, and have them finish."""
         if not self._old:
             return []
         sockets = (self._file("sock", pid) for pid in self._old)
@@ -189,7 +193,8 @@ class Guard:
         _log(f"HAProxy ended after {ran_s:.1f} s ({code}): again in {self._pause_s:.2f} s")
 
     def _adopt(self) -> bool:
-        """Whether another guard's HAProxy stays, as the configuration here knows nobody."""
+        """Adopts the running guard if this configuration has no routes and that one's has; returns
+        whether it did."""
         if self._old:
             return False
         other = process_id(ask(self._admin, INFO))
@@ -216,7 +221,7 @@ class Guard:
         return False
 
     def _listen(self) -> None:
-        """Takes the admin socket's place, at once and for its owner alone."""
+        """Listens in the admin socket's place, which it takes atomically, for its owner alone."""
         listener = socket.socket(socket.AF_UNIX)
         path = self._file("tmp")
         before = os.umask(0o177)
@@ -243,7 +248,7 @@ class Guard:
                     stack.pop_all()
                     return
                 answer = ask(self._file("sock"), command)
-                if command == INFO and not answer:  # Serve can load another configuration then
+                if command == INFO and not answer:  # HAProxy is down: Serve may still replace it
                     answer = b"Pid: 0\n"
                 connection.sendall(re.sub(rb"(?m)^Pid: \d+", b"Pid: %d" % self._pid, answer))
 
@@ -299,7 +304,7 @@ class Guard:
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
-    """HAProxy's arguments without those about processes before it, and the ids of these."""
+    """HAProxy's arguments without `-x` and `-sf`, and the process ids that `-sf` names."""
     options: list[str] = []
     old: list[int] = []
     rest = list(arguments)
@@ -316,12 +321,12 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
 
 
 def has_routes(configuration: str) -> bool:
-    """Whether it leads any request to an application; Serve's first of a manager does not."""
+    """Whether a configuration routes any request to an application; a manager's first does not."""
     return re.search(r"(?m)^\s*use_backend ", configuration) is not None
 
 
 def ask(path: Path, command: bytes) -> bytes:
-    """The answer to a command at a socket; empty if nobody is there or it takes too long."""
+    """The answer to a command at a Unix socket; empty if nothing answers within ASK_TIMEOUT_S."""
     try:
         with contextlib.closing(_connect(path)) as connection:
             connection.sendall(command + b"\n")
@@ -331,7 +336,7 @@ def ask(path: Path, command: bytes) -> bytes:
 
 
 def process_id(info: bytes) -> int | None:
-    """Which process has answered `show info`."""
+    """Process id in an answer to `show info`; None where it has none."""
     found = re.search(rb"(?m)^Pid: (\d+)", info)
     return int(found[1]) if found is not None else None
 
@@ -348,7 +353,7 @@ def _connect(path: Path) -> socket.socket:
 
 
 def _read(connection: socket.socket, until: bytes | None = None) -> bytes:
-    """All that comes before the connection is closed, or `until` has come."""
+    """Bytes that are received until the connection is closed, or `until` is among them."""
     received = b""
     while until is None or until not in received:
         piece = connection.recv(2**16)
@@ -359,7 +364,7 @@ def _read(connection: socket.socket, until: bytes | None = None) -> bytes:
 
 
 def _spawn(command: list[str]) -> int:
-    """Starts a program that the kernel ends with this process; its id."""
+    """Starts a program that the kernel kills when this process ends; returns its process id."""
     parent = os.getpid()
     child = os.fork()
     if child:

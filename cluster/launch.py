@@ -27,9 +27,10 @@ from cluster.local_ray import (
 
 APPLICATION = "rayfleet"
 RAY_IS_SLOW = "timed out during startup"
-"""Ray's message where its own processes were not there in time."""
+"""Part of Ray's message when its own processes do not start in time."""
 START_TRIES = 3
-"""The later ones find files and code in memory, which takes most of a first start's time."""
+"""Starts of Ray that are tried. Later ones find code and files in the page cache; to read these
+takes most of a first start's time."""
 Report = Callable[[str], None]
 
 
@@ -38,14 +39,15 @@ class LaunchError(RuntimeError):
 
 
 class LocalFleet:
-    """A fleet from `start()` to `stop()`. As a context manager it does both.
+    """A fleet that this process starts and stops; as a context manager on entry and exit.
 
     Args:
         config: what to serve.
-        address: a running Ray cluster to join; None starts one here.
+        address: address of a running Ray cluster to join; None starts one on this machine.
         report: called with one line per phase of the start.
-        build: makes the Serve application; benchmarks bring their own worker groups this way.
-        haproxy: whether HAProxy takes requests; None where it is installed.
+        build: makes the Serve application, `build_application` by default; benchmarks bring their
+            own worker groups this way.
+        haproxy: whether HAProxy takes the requests; None: where it is installed.
     """
 
     def __init__(
@@ -74,18 +76,17 @@ class LocalFleet:
 
     @property
     def log_directory(self) -> str:
-        """Folder in which Ray keeps the logs of all processes of this fleet; they stay when it
-        ends."""
+        """Folder of Ray's logs of all processes of this fleet; they are kept when it ends."""
         from ray._private.worker import _global_node
 
         return str(_global_node.get_logs_dir_path())
 
     def start(self) -> None:
-        """Returns when a worker can take requests.
+        """Starts the fleet; returns when a worker can take requests.
 
         Raises:
             ValueError: the configuration cannot be served here.
-            LaunchError: a part did not come up.
+            LaunchError: a replica failed to start, or the endpoint does not become ready.
         """
         endpoint = self._config.endpoint
         refuse_used_port(endpoint.host, endpoint.port)
@@ -107,12 +108,12 @@ class LocalFleet:
             raise
 
     def update(self, config: ServeConfig) -> None:
-        """Replaces all gateways and workers by those of `config`, which listens at the same place.
+        """Replaces all gateways and workers by those of `config`, whose host and port are the same.
 
         Returns when the new ones serve; old ones may still have streams to finish.
 
         Raises:
-            LaunchError: a part did not come up; what was there goes on.
+            LaunchError: a new replica failed to start; the old ones go on serving.
         """
         self._config = config
         self._deploy()
@@ -131,7 +132,7 @@ class LocalFleet:
 
                 serve.delete(APPLICATION)
             ray.shutdown()
-        # A start that was interrupted leaves processes that nobody has told to end.
+        # An interrupted start leaves processes that ray.shutdown does not know.
         end_processes_of(environment.directory, grace_s=5.0 if started else 0.2)
         environment.close()
 
@@ -179,7 +180,10 @@ class LocalFleet:
         self._report(f"Ray Serve is up ({proxy})")
 
     def _deploy(self) -> None:
-        """Deploys the application and tells how many workers are ready until all are."""
+        """Deploys the application; reports how many workers are ready until Serve says RUNNING.
+
+        Raises LaunchError where Serve gives the application up.
+        """
         from ray import serve
 
         from cluster.app import build_application
@@ -210,7 +214,10 @@ class LocalFleet:
                 self._report(f"{model.name}: {running} of {model.min_workers} worker(s) ready")
 
     def _wait_ready(self, timeout_s: float = 60) -> None:
-        """Waits until the endpoint itself says that a worker can take work."""
+        """Waits until /ready of the endpoint says that requests can be taken.
+
+        Raises LaunchError after `timeout_s` seconds.
+        """
         deadline = time.monotonic() + timeout_s
         answer = "no answer"
         while time.monotonic() < deadline:
@@ -226,12 +233,12 @@ class LocalFleet:
 
     def _num_cpus_reserved(self) -> int:
         ranks = sum(m.max_workers * m.engine.tensor_parallel_size for m in self._config.models)
-        # Twice: in a rolling update new ones start before old ones end.
+        # Each reserves 0.1 CPU. Twice: in a rolling update new ones start before old ones end.
         return 2 * (ranks + self._config.endpoint.num_gateways) // 10 + 1
 
 
 def refuse_used_port(host: str, port: int) -> None:
-    """Raises ValueError if something listens on the port already."""
+    """Raises ValueError if this machine cannot listen on the port, as when it is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -244,7 +251,7 @@ def refuse_used_port(host: str, port: int) -> None:
 
 
 def root_cause_last(text: str) -> str:
-    """`text` with the line that tells the root cause at its end, if it is not there."""
+    """`text` with its line of the root cause, the last that names an error, repeated at its end."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # Ray colours parts of its messages
     lines = [line for line in text.strip().splitlines() if line.strip()]
     named = ("Error: ", "RankFailure: ", "Unavailable: ")
@@ -253,14 +260,14 @@ def root_cause_last(text: str) -> str:
 
 
 def start_local_ray(directory: Path, num_cpus: int, report: Callable[[str], None]) -> None:
-    """Starts Ray, once more where the machine was too busy for Ray's patience.
+    """Starts Ray; again, START_TRIES times in all, where a busy machine made it time out.
 
-    Ray gives its own processes 30 seconds, which nothing sets, and leaves them behind.
+    Ray waits for its own processes for 30 s, which no setting changes, and then leaves them behind.
 
     Args:
-        directory: the fleet's private one.
-        num_cpus: that Ray may give away.
-        report: is told of another try.
+        directory: the fleet's private directory.
+        num_cpus: CPUs that Ray may hand out.
+        report: called with a line before each further try.
     """
     for tries_left in reversed(range(START_TRIES)):
         try:
@@ -274,9 +281,10 @@ def start_local_ray(directory: Path, num_cpus: int, report: Callable[[str], None
 
 
 def end_processes_of(directory: Path, grace_s: float) -> None:
-    """Waits for the processes that were started under `directory`'s name, then kills the rest.
+    """Waits `grace_s` seconds for the processes of a local cluster to end, then kills the rest.
 
-    They are known by their environment, which all processes of a local cluster inherit.
+    They are known by the cluster's private `directory`, which is named in the environment that all
+    of them inherit.
     """
     deadline = time.monotonic() + grace_s
     while pids := processes_of(directory):
@@ -289,9 +297,10 @@ def end_processes_of(directory: Path, grace_s: float) -> None:
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Processes that were started under `directory`'s name, this one left out.
+    """Ids of the processes of the local cluster with this private directory, this one left out.
 
-    HAZARD: psutil reads an environment up to its first gap, and Ray's titles leave gaps there.
+    HAZARD: psutil reads an environment up to its first empty entry, and Ray, which writes process
+    titles over it, leaves empty ones.
     """
     wanted = f"{DIRECTORY_VARIABLE}={directory}".encode()
     pids = []

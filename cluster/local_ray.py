@@ -1,4 +1,4 @@
-"""The one place that starts Ray, on this machine alone, or joins a cluster that there is."""
+"""Start of a Ray cluster on this machine alone, or connection to a running one."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from cluster.environment import (
 )
 
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Ray's object store holds code and arguments of actors here, never tensors."""
+"""Size of Ray's object store, which holds code and arguments of actors here, never tensors."""
 HEAD_RESOURCE = "node:__internal_head__"
-"""Ray's own; the head's node alone offers it, and Serve's controller asks for it, too."""
+"""Resource that Ray gives to the head node alone; Serve places its controller by it, too."""
 
 
 def init_local_ray(directory: Path, num_cpus: int | None = None) -> None:
-    """Starts Ray on loopback. The environment has been set before, as `local_ray` does.
+    """Starts Ray on loopback. The environment must be set before, as `local_ray` does.
 
     Args:
-        directory: the private one, where Ray's files go, too.
-        num_cpus: that it may give away; as many as the machine has unless given.
+        directory: the fleet's private directory, where Ray's files go, too.
+        num_cpus: CPUs that Ray may hand out; as many as the machine has unless given.
     """
     import ray
 
@@ -58,9 +58,9 @@ def join_ray(address: str) -> None:
 
 
 def haproxy_of_cluster() -> bool:
-    """Whether Serve begins HAProxy on the cluster that has been joined.
+    """Whether Serve starts HAProxy on the cluster that has been joined.
 
-    Its controller decides that by the environment of the head, as a task there finds it.
+    Serve's controller decides that by the environment of the head node, which a task reads there.
     """
     import ray
 
@@ -69,22 +69,22 @@ def haproxy_of_cluster() -> bool:
 
 
 def node_addresses() -> set[str]:
-    """Addresses of the machines of the cluster that has been joined."""
+    """IP addresses of the live nodes of the cluster that has been joined."""
     import ray
 
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
 def proxy_warning(haproxy: bool, host: str, addresses: set[str]) -> str | None:
-    """A warning about the proxies of a cluster that has been joined, if there is any.
+    """A warning about the proxies of a cluster that has been joined; None if all is well.
 
     Args:
-        haproxy: whether they are HAProxy.
-        host: that they and the gateways listen on.
-        addresses: of the cluster's machines.
+        haproxy: whether the proxies are HAProxy.
+        host: address that proxies and gateways listen on.
+        addresses: IP addresses of the cluster's nodes.
 
     Raises:
-        ValueError: no HAProxy would reach the gateways of another machine.
+        ValueError: gateways would listen on loopback, where HAProxy of other nodes reaches none.
     """
     if not haproxy:
         return (
@@ -105,9 +105,10 @@ def _haproxy_is_enabled() -> bool:
 
 @contextmanager
 def local_ray(num_cpus: int | None = None) -> Iterator[None]:
-    """Ray with our settings, a token of its own, and Ray Serve's defaults.
+    """Context with a local Ray cluster: rayfleet's settings for Ray, a token of its own, and Ray
+    Serve's default settings.
 
-    The environment is as it was before when it ends.
+    Restores the environment on exit.
 
     Raises:
         RuntimeError: Ray was imported before; it would start without the token.

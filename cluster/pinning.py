@@ -1,7 +1,7 @@
-"""Serve's request router for WorkerGroup deployments: a call goes to the replica it names.
+"""Request router of Serve for WorkerGroup deployments: a call goes to the replica that it names.
 
-Serve pickles this module by value, and with it each object that it has imported by name: the
-state is reached through its module, which is pickled as a name.
+Serve pickles this module by value, and with it each object that is imported from another module. So
+it imports the module `workers`, which is pickled by reference, and not WORKERS itself.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from cluster import workers
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Routes by the keyword argument `worker_id` of each call, and publishes the set of ids."""
+    """Router by the keyword argument `worker_id` of each call; keeps `workers.WORKERS` current."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The named replica alone; none while it is not there, and Serve then asks again.
+        """The replica of `worker_id` alone; none while it is missing, and Serve then asks again.
 
-        A call that names none may go to any.
+        A call without `worker_id` may go to any replica.
         """
         if pending_request is None:
             return [candidate_replicas]
-        # HAZARD: otherwise Serve asks again without a pause. Where the named replica has just died
-        # it would never let go of the event loop, and the gateway would stand still.
+        # HAZARD: without backoff Serve asks again without a pause. Where the named replica has just
+        # died, that loop would never yield, and the gateway would hang.
         pending_request.routing_context.should_backoff = True
         worker_id = pending_request.kwargs.get("worker_id")
         if worker_id is None:
@@ -36,12 +36,12 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         return [[r for r in candidate_replicas if r.replica_id.unique_id == worker_id]]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve's news of the running replicas."""
+        """Called by Serve with the running replicas, when they change."""
         super().update_replicas(replicas)
         self._publish()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Serve found a replica dead before its controller did."""
+        """Called by Serve when a call finds a replica dead before the controller does."""
         super().on_replica_actor_died(replica_id)
         self._publish()
 

@@ -1,4 +1,4 @@
-"""TCP ports for the fleets of one machine: no two of its processes are given the same."""
+"""TCP ports for the fleets of one machine: no port is given to two of its processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import socket
 import sys
 
 PORTS_PER_FLEET = 400
-"""Loopback ports that HAProxy reaches gateways on. One that has ended keeps its own for a while."""
+"""Loopback ports of one fleet, on which HAProxy reaches its gateways. Serve gives the port of a
+gateway that has ended to no other for a while (RAY_SERVE_PORT_QUARANTINE_S)."""
 GATEWAY_PORTS = range(10_000, 24_000)
 SINGLE_PORTS = range(24_000, 30_000)
-"""Ports of both kinds lie below those that Kubernetes gives to nodes (from 30,000) and Linux to
-outgoing connections (from 32,768): one of these may take a port between its choice and its use."""
+"""Both ranges lie below Kubernetes' node ports (from 30,000) and Linux's ephemeral ports (from
+32,768), any of which another process may take between a port's choice and its use."""
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """`count` TCP ports that nothing listens on, no other process's while this one lives.
+    """`count` TCP ports that nothing listens on, given to no other process while this one lives.
 
     Raises:
-        OSError: all of SINGLE_PORTS are taken.
+        OSError: fewer of SINGLE_PORTS are free.
     """
     ports: list[int] = []
     for port in secrets.SystemRandom().sample(SINGLE_PORTS, len(SINGLE_PORTS)):
@@ -34,10 +35,10 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 class PortRange:
-    """PORTS_PER_FLEET ports for a fleet's gateways, no other fleet's until `close`.
+    """PORTS_PER_FLEET ports for a fleet's gateways, given to no other fleet until `close`.
 
     Raises:
-        OSError: as many fleets run here as there is room for in GATEWAY_PORTS.
+        OSError: as many fleets run on this machine as GATEWAY_PORTS has ranges for.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class PortRange:
         raise OSError(f"{len(firsts)} fleets run on this machine: there are no ports for another")
 
     def close(self) -> None:
-        """Gives them back."""
+        """Gives the ports back."""
         self._claim.close()
 
 
@@ -65,10 +66,11 @@ def _may_listen(port: int) -> bool:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """An object that keeps `port` from others while it is open; None where it is somebody's.
+    """A socket that claims `port` while it is open; None where another process has claimed it.
 
-    It has a name in Linux's abstract namespace of sockets: known as far as ports reach (a network
-    namespace), and gone with the process, however it ends. Elsewhere fleets are not kept apart.
+    It is bound to a name in Linux's abstract socket namespace: visible within the network
+    namespace, as ports are, and released when the process ends, however it ends. On other systems
+    fleets are not kept apart.
     """
     claim = socket.socket(socket.AF_UNIX)
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""The gateway's routing for any Ray Serve deployment that serves a language model.
+"""Request router with the gateway's routing for any Serve deployment that serves a language model.
 
     @serve.deployment(
         num_replicas=4,
@@ -8,11 +8,11 @@
         ),
     )
 
-It stands on this floor and not beside the policies because it is Ray's class: gateways and the
-policies themselves know no Ray. rayfleet's own deployments do not use it: their workers tell what
-they hold and how busy they are, while all that Serve tells of a replica is which requests it was
-sent and which have ended. The rest is assumed: that prompts are computed at the pace given, and
-kept in a cache of the size given, the least recently used evicted first.
+It is in `cluster` and not beside the policies because it is a class of Ray's: gateways and policies
+do not import Ray. rayfleet's own deployments do not use it: their workers report cached blocks and
+load, while all that Serve tells of a replica is which requests were sent to it and which have
+ended. The rest is assumed: replicas compute prompts at the given pace, and keep them in a prefix
+cache of the given size, from which the least recently used blocks are evicted first.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ from worker.wire.messages import (
 from worker.wire.step_time import StepCosts
 
 _PAGE_SIZE = 16
+"""Tokens per block of the assumed prefix caches."""
 _EPOCH = 1
 _STEP_S = 0.01
+"""Constant part of the assumed step time, in seconds."""
 
 
 class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Places each call where its prompt's first token is expected soonest, others considered.
+    """Router that places each call by a policy of the gateway's, such as the adaptive one.
 
     A prompt is the attribute, key or keyword `prompt` or `messages` of the call, or its first
-    argument where that is a text. Four bytes of it stand for a token. Calls without one go to the
-    replica with the least to do.
+    argument where that is a string. Each four bytes of it count as one token. A call without a
+    prompt is placed by load alone.
     """
 
     def initialize_state(
@@ -61,13 +63,13 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         max_num_seqs: int = 256,
         **settings: Any,
     ) -> None:
-        """Called by Serve with `request_router_kwargs`.
+        """Sets the router up; Serve calls it with `request_router_kwargs`.
 
         Args:
             routing_policy: as in `rayfleet serve --routing-policy`.
-            prefill_tokens_per_s: pace at which a replica computes prompts.
-            cache_tokens: size of a replica's prefix cache.
-            max_num_seqs: requests that a replica generates for at once.
+            prefill_tokens_per_s: prompt tokens that a replica computes per second.
+            cache_tokens: tokens that a replica's prefix cache holds.
+            max_num_seqs: most requests in a replica's running batch.
             settings: further fields of RoutingConfig.
 
         Raises:
@@ -97,14 +99,14 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._caches: dict[str, _AssumedCache] = {}
         self._placed: dict[str, _Placed] = {}
         self._open: WeakValueDictionary[str, PendingRequest] = WeakValueDictionary()
-        """Requests, by id, that were placed and have not ended."""
+        """Requests that were placed and have not ended, by id."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The best replica; after it, for when it takes no more, all others."""
+        """The replica that the policy chooses, and as second rank, where it is full, all others."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # see cluster/pinning.py
@@ -127,9 +129,9 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: Any, result: Any
     ) -> None:
-        """A replica has taken the request.
+        """Called by Serve when a replica has accepted a request.
 
-        HAZARD: a short one may have ended before Serve tells this; it runs no more.
+        HAZARD: a short request may have ended before this call, and must not count as running.
         """
         super().on_request_routed(pending_request, replica_id, result)
         request_id = pending_request.metadata.internal_request_id
@@ -139,11 +141,11 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         cache.running.add(request_id)
         placed = self._placed.get(request_id)
         if placed is not None and placed.choice.worker_id != replica_id.unique_id:
-            self._forget(request_id)  # the one that was chosen took no more
+            self._forget(request_id)  # the chosen replica was full
             self._tell(replica_id.unique_id, cache.take(placed.hashes))
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        """A request has ended in whatever way, or a replica has refused it."""
+        """Called by Serve when a request has ended in any way, or a replica has rejected it."""
         super().on_request_completed(replica_id, internal_request_id)
         self._computed(internal_request_id)
         self._open.pop(internal_request_id, None)
@@ -153,12 +155,12 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._tell(replica_id.unique_id, [])
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve's news of the running replicas."""
+        """Called by Serve with the running replicas, when they change."""
         super().update_replicas(replicas)
         self._members_changed()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Serve found a replica dead before its controller did."""
+        """Called by Serve when a call finds a replica dead before the controller does."""
         super().on_replica_actor_died(replica_id)
         self._members_changed()
 
@@ -173,7 +175,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             self._fleet.attach(name, snapshot)
 
     def _computed(self, request_id: str) -> None:
-        """Notes a prompt as computed: by now it should be in the replica's cache."""
+        """Ends a request's reservation and takes its prompt into the replica's assumed cache."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
@@ -194,7 +196,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
 
 
 class _Placed:
-    """A request that was placed and is not taken to be computed yet."""
+    """A request that was placed, and whose prompt should not be computed yet."""
 
     def __init__(self, choice: Choice, hashes: BlockHashes, timer: asyncio.TimerHandle) -> None:
         self.choice = choice
@@ -203,11 +205,12 @@ class _Placed:
 
 
 class _AssumedCache:
-    """A replica's prefix cache, as far as it should hold what it was sent."""
+    """The state that a replica should have after the requests that it was sent: its prefix cache
+    and its running requests."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.running: set[str] = set()
-        """Requests, by id."""
+        """Ids of the running requests."""
         self._max_num_seqs = info.max_num_seqs
         self._num_pages = info.max_total_tokens // info.page_size
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -222,12 +225,12 @@ class _AssumedCache:
         )
 
     def take(self, hashes: BlockHashes) -> list[BlockEvent]:
-        """A prompt was computed; what changes with it."""
+        """Stores the blocks of a computed prompt; returns the events that a worker would send."""
         values = hashes.tolist()
         events: list[BlockEvent] = []
         if any(value not in self._blocks for value in values):
             events.append(BlockStored(values, None))
-        for value in reversed(values):  # leaves are evicted before what they follow
+        for value in reversed(values):  # a block is evicted before those that it follows
             self._blocks[value] = None
             self._blocks.move_to_end(value)
         num_over = max(len(self._blocks) - self._num_pages, 0)
@@ -238,7 +241,7 @@ class _AssumedCache:
 
 
 def _prompt_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """The text of a call as little-endian int32; empty where there is none."""
+    """The prompt of a call as token ids, little-endian int32 of its UTF-8; empty without one."""
     for source in (kwargs, *args):
         for name in ("messages", "prompt"):
             value = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
@@ -248,7 +251,7 @@ def _prompt_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
 
 
 def _text_of(value: Any) -> str:
-    """Texts of nested messages and parts, in their order."""
+    """Texts of nested messages and content parts, in their order, one per line."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
 """Settings that gateways share, in the key-value store of the Ray cluster's GCS.
 
-Ray Serve keeps what it has deployed in the same store: where that survives, these do.
+Ray Serve keeps checkpoints of its deployments in the same store: settings outlive a restart of the
+head where those do.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ class RaySettings:
     """The SettingsStore of one model.
 
     Args:
-        application: of Ray Serve; another one on the same cluster has settings of its own.
-        model: its name.
+        application: name of the Serve application; each on a cluster has settings of its own.
+        model: name of the model.
     """
 
     def __init__(self, application: str, model: str) -> None:
@@ -37,7 +38,8 @@ class RaySettings:
         for key in internal_kv._internal_kv_list(self._prefix, namespace=NAMESPACE):
             name = key[len(self._prefix) :].decode()
             value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
-            if "/" not in name and value is not None:  # else it is of a model with a longer name
+            # With a slash it is a setting of another model, whose name begins with this one's.
+            if "/" not in name and value is not None:
                 found[name] = value
         return found
 

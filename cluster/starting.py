@@ -1,9 +1,9 @@
-"""Replicas whose start has failed and is to be tried again: they tell it, `/ready` and people read.
+"""Replicas that wait to retry a failed start: each publishes why, for `/ready` and for operators.
 
-    python -m cluster.starting        # on a node of the cluster: one line for each that waits
+    python -m cluster.starting        # on a node of the cluster: one line per waiting replica
 
-What is told lies in Ray's own key-value store, under the name of the replica's actor: it is there
-for gateways that come later, and void once that actor is gone.
+Entries are in Ray's key-value store, by the name of the replica's actor: gateways that start later
+find them, and they are dropped once that actor is gone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ SERVE_NAMESPACE: Final = "serve"
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica that waits."""
+    """One replica that waits to retry its start."""
 
     what: str
     """The model of a worker, or `gateway`."""
     replica: str
-    """Name of its actor."""
+    """Name of the replica's actor."""
     delay: StartDelay
+    """Failed attempts so far, time of the next one, and reason."""
 
     def __str__(self) -> str:
         left_s = max(0.0, self.delay.next_try - time.time())
@@ -46,9 +47,13 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tell(what: str, delay: StartDelay | None) -> None:
-    """Called in a replica: what it waits for, or None when it does no more.
+    """Publishes that this replica waits to retry its start; removes that where `delay` is None.
 
-    Nothing is told while Ray's head is away; the start itself does not depend on it.
+    While Ray's head is away nothing is published; the start does not depend on it.
+
+    Args:
+        what: the model of a worker, or `gateway`.
+        delay: attempts and reason; None once the replica waits no more.
     """
     replica = ray.get_runtime_context().get_actor_name() or ""
     with contextlib.suppress(RayError):
@@ -60,7 +65,7 @@ def tell(what: str, delay: StartDelay | None) -> None:
 
 
 def read() -> list[Waiting]:
-    """All that wait; blocks for a few milliseconds. Forgets those whose process has ended."""
+    """All waiting replicas; blocks for a few milliseconds. Drops entries whose actor has ended."""
     found = []
     for key in sorted(_internal_kv_list("", namespace=NAMESPACE)):
         value = _internal_kv_get(key, namespace=NAMESPACE)
@@ -77,7 +82,7 @@ def read() -> list[Waiting]:
 
 
 async def delayed() -> list[dict[str, Any]]:
-    """All that wait, as the body of `/ready` has them."""
+    """All waiting replicas in the form of the body of `/ready`."""
     return [
         {
             "name": waiting.what,

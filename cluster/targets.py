@@ -1,7 +1,7 @@
-"""How many workers each model should have, as Serve's controller has it, for gateways' metrics.
+"""Target number of workers of each model, read from Serve's controller for the gateways' metrics.
 
-The number is decided in the controller, by a policy or by a Serve config, and Serve tells replicas
-nothing of it: they ask, for what Serve's dashboard asks for.
+An autoscaling policy or a Serve config sets it in the controller, which does not send it to
+replicas. Gateways ask for the details that Serve's dashboard shows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from router.metrics.stats import WorkerTarget
 logger = logging.getLogger(__name__)
 
 ASK_S = 5.0
-"""Seconds between two questions: a third of deploy/monitoring's scrape interval. An answer costs
-the controller some 4 ms."""
+"""Seconds between two queries of the controller: a third of deploy/monitoring's scrape interval.
+Each takes the controller some 4 ms."""
 
 
 async def follow_targets(
@@ -29,15 +29,15 @@ async def follow_targets(
     ask: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
     every_s: float = ASK_S,
 ) -> None:
-    """Tells of each deployment what Serve wants of it, until it is cancelled.
+    """Calls a listener per deployment with the deployment's target, repeatedly until cancelled.
 
-    While Serve cannot be asked, what it said last is taken to hold.
+    While the controller cannot be asked, no listener is called: they keep the last target.
 
     Args:
-        application: whose deployments they are.
-        listeners: by deployment.
-        ask: returns Serve's details, as its REST API has them; the controller's, if not given.
-        every_s: seconds between two questions.
+        application: name of the Serve application of the deployments.
+        listeners: called with the target, by name of the deployment.
+        ask: returns the details of Serve, as its REST API has them; from the controller by default.
+        every_s: seconds between two queries.
     """
     ask = ask or _serve_details
     while True:
@@ -52,8 +52,8 @@ async def follow_targets(
 
 
 def target_of(details: Mapping[str, Any]) -> WorkerTarget:
-    """The target of one deployment, from its details, with its bounds; where it has none they are
-    its number."""
+    """The target of one deployment and its autoscaling bounds, from Serve's details of it. Without
+    autoscaling both bounds equal the target."""
     wanted = int(details["target_num_replicas"])
     scaling = details["deployment_config"].get("autoscaling_config")
     if scaling is None:

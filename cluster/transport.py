@@ -21,23 +21,26 @@ from worker.wire.frames import SocketOffer, pulse_key
 logger = logging.getLogger(__name__)
 
 _FIRST_CALL_S = 10.0
-"""Seconds that a handle's first call may wait: a fifth of the time that Serve looks back."""
+"""Seconds that a handle's first call may wait for a worker: a fifth of the look-back period of
+Serve's autoscaling."""
 
 
 class RayTransport:
-    """Reaches the replicas of one WorkerGroup deployment, each by its id.
+    """Transport to the replicas of one WorkerGroup deployment, each of them named by its id.
 
-    Where a worker is on the gateway's own node, its items and submits take a stream socket, at a
-    fraction of the cost of a Serve item. Serve then carries one silent call, for as long as the
-    socket is in use: it tells where the socket is, and holds a draining worker.
+    To a worker on the gateway's own node, items and submits go over a Unix stream socket, at a
+    fraction of the cost of an item over Serve. Serve's attach call stays open for as long as the
+    socket is in use: its one item is the socket's path, and Serve stops no draining worker that
+    still has a call.
 
-    Elsewhere both go over gRPC by value: an item costs a fifth of what it does by object
-    reference. Payloads are msgpack already, so Serve does not serialize answers again.
+    To a worker on another node both go over Serve's gRPC by value: an item costs a fifth of what it
+    does by object reference. Payloads are msgpack already, so Serve does not serialize answers
+    again.
 
     Args:
-        handle: of the deployment.
-        deployment: its name.
-        node_id: of the Ray node that this process runs on; empty to use no sockets.
+        handle: handle of the deployment.
+        deployment: the deployment's name.
+        node_id: id of the Ray node that this process runs on; empty to use no sockets.
     """
 
     def __init__(self, handle: DeploymentHandle, deployment: str, node_id: str = "") -> None:
@@ -52,7 +55,7 @@ class RayTransport:
         self._first_call: asyncio.Future[None] | None = None
         self._workers = WORKERS[deployment]
         # HAZARD: Serve ties a call to the HTTP request in whose context it is made, and cancels
-        # it with that request. Ours carry what many requests share: they are made in this one.
+        # it with that request. Many requests share the calls made here: their context is this one.
         self._context = contextvars.copy_context()
 
     async def attach(
@@ -68,8 +71,8 @@ class RayTransport:
                 arguments = {"gateway_id": gateway_id, "worker_id": worker_id, "node_id": node_id}
                 stream = aiter(call.track(self._call(self._attach, **arguments)))
                 path = msgspec.msgpack.decode(await anext(stream), type=SocketOffer).path
-                # From here on the stream tells of the worker's end itself. One that drains is out
-                # of the set, but finishes its requests.
+                # From here on the stream ends when the worker does. A draining worker has left the
+                # set, but still finishes its requests.
                 call.outlive_worker()
                 if path is None:
                     async for item in stream:
@@ -84,7 +87,7 @@ class RayTransport:
                 await self._follow(worker_id, link, stream)
 
     async def _follow(self, worker_id: str, link: WorkerLink, call: AsyncIterator[bytes]) -> None:
-        """Has submits take the link until it ends. Raises ConnectionError then."""
+        """Sends submits over the link until it ends, then raises ConnectionError."""
         hold = asyncio.ensure_future(_outlast(call, link))
         self._links[worker_id] = link
         try:
@@ -110,7 +113,10 @@ class RayTransport:
         return reply
 
     async def pulse(self, worker_id: str) -> bytes | None:
-        """The worker's last sign of life. Raises Exception where the GCS cannot be reached."""
+        """The last sign of life of a worker whose event loop is late; None where it gave none.
+
+        Raises Exception where the GCS cannot be reached.
+        """
         return await asyncio.to_thread(_read_pulse, worker_id)
 
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
@@ -120,10 +126,10 @@ class RayTransport:
             self._first_call = asyncio.ensure_future(self._wake_router())
 
     async def _wake_router(self) -> None:
-        """Serve makes a handle's router, and tells it the replicas, with the first call only.
+        """Makes one call: Serve creates a handle's router, which learns the replicas, only then.
 
-        HAZARD: where there is no worker the call waits for one, and a call that waits longer than
-        Serve looks back (`worker_replicas`) has it start a worker that nobody asked for.
+        HAZARD: without a worker the call is queued. Serve's autoscaling starts a worker for a call
+        that is queued for longer than its look-back period (`worker_replicas`).
         """
         call = self._call(self._hello)
         with contextlib.suppress(Exception):
@@ -140,10 +146,10 @@ def _read_pulse(worker_id: str) -> bytes | None:
 
 
 class _PinnedCall:
-    """A call that is cancelled when its worker leaves the set, and when the block is left.
+    """Context of a call to one worker: cancels it when the worker leaves the set, and on exit.
 
-    Serve would otherwise keep a call to a replica that is no more in its queue for ever.
-    Whatever goes wrong with the call leaves the block as ConnectionError.
+    Serve would otherwise queue a call to a replica that is gone for ever. Any exception in the
+    block leaves it as ConnectionError.
     """
 
     def __init__(self, workers: WorkerSet, worker_id: str) -> None:
@@ -156,12 +162,12 @@ class _PinnedCall:
         self._listening = False
 
     def track(self, call: Any) -> Any:
-        """Names the call; returns it."""
+        """Takes the call that is to be cancelled; returns it."""
         self._call = call
         return call
 
     def outlive_worker(self) -> None:
-        """The worker has the call: what becomes of it shows in the call itself."""
+        """Lets the call outlast the worker's place in the set: it ends when the worker does."""
         if self._listening:
             self._listening = False
             self._workers.forget(self._on_change)
@@ -182,7 +188,7 @@ class _PinnedCall:
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                return  # the caller's own wish
+                return  # the caller's own task was cancelled
             how = "has left" if self._gone else "dropped a call: it was cancelled"
             raise ConnectionError(f"worker {self._worker_id} {how}") from error
         if isinstance(error, Exception):
@@ -199,7 +205,8 @@ class _PinnedCall:
 
 
 async def _outlast(stream: AsyncIterator[bytes], link: WorkerLink) -> None:
-    """Waits on the silent call; its end is the worker's, whatever the socket says."""
+    """Closes the link when the attach call ends: the worker has ended then, even if its socket
+    still seems open."""
     reason = "Serve's call to the worker ended"
     try:
         await anext(stream, None)

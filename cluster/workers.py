@@ -12,9 +12,9 @@ from typing import Final
 
 
 class WorkerSet:
-    """Ids of one deployment's running replicas, and who wants to hear of changes.
+    """Ids of one deployment's running replicas, with listeners to changes.
 
-    Not thread-safe: everything happens on the replica's one event loop
+    Not thread-safe: router and transports run on the gateway's one event loop
     (RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0).
     """
 
@@ -23,7 +23,7 @@ class WorkerSet:
         self._listeners: list[Callable[[tuple[str, ...]], None]] = []
 
     def replace(self, ids: tuple[str, ...]) -> None:
-        """Takes the new set; listeners are called where it differs from the old one."""
+        """Replaces the ids; calls all listeners if that changes them."""
         ids = tuple(sorted(ids))
         if ids == self.ids:
             return
@@ -32,15 +32,15 @@ class WorkerSet:
             listener(ids)
 
     def listen(self, listener: Callable[[tuple[str, ...]], None]) -> None:
-        """Calls `listener` now and on every change."""
+        """Calls `listener` with all ids, now and on every change."""
         self._listeners.append(listener)
         listener(self.ids)
 
     def forget(self, listener: Callable[[tuple[str, ...]], None]) -> None:
-        """Ends what `listen` began."""
+        """Removes a listener. Raises ValueError where it does not listen."""
         self._listeners.remove(listener)
 
 
 WORKERS: Final[defaultdict[str, WorkerSet]] = defaultdict(WorkerSet)
-"""Workers by name of the deployment: one in a process, which joins Serve's router objects to our
-transports."""
+"""Worker sets of this process by name of the deployment: Serve's routers (`cluster.pinning`) change
+them, transports listen to them."""
