@@ -1,4 +1,4 @@
-"""A client of one OpenAI endpoint, for commands: what goes wrong is told in one line."""
+"""A client of one OpenAI endpoint, for commands: errors are told to the user in one line."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from cluster.config import API_KEY
 
 TIMEOUT_S = 600.0
-"""Seconds without a byte: a request may wait long in a queue before its first token."""
+"""Seconds to wait for the next byte: a request may be queued for long before its first token."""
 DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointOptions:
-    """Which endpoint a command asks."""
+    """Options of commands that ask an endpoint: its URL and a key."""
 
     url: str = "http://127.0.0.1:8000"
     """URL of the endpoint, with or without /v1."""
     api_key: str = field(default="", repr=False)
-    """Key to present. One given here stands on the process list; rather set RAYFLEET_API_KEY, of
-    whose keys the first is taken."""
+    """Key to present. A key given by this flag is visible in the list of processes; rather set
+    RAYFLEET_API_KEY, whose first key is taken."""
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -42,12 +43,12 @@ class EndpointOptions:
 
 
 class Endpoint:
-    """Asks an endpoint. What cannot be had is a ValueError whose text is for the user.
+    """Client of one endpoint. All errors are ValueErrors whose text is for the user.
 
     Args:
-        url: of it, with or without /v1.
-        key: that it wants; empty for none.
-        timeout_s: for each byte of an answer.
+        url: URL of the endpoint, with or without /v1.
+        key: API key to present; empty for none.
+        timeout_s: seconds to wait for the next byte of an answer.
     """
 
     def __init__(self, url: str, key: str = "", timeout_s: float = TIMEOUT_S) -> None:
@@ -60,13 +61,12 @@ class Endpoint:
         self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> Any:
-        """The JSON at a path."""
-        with self._open(path) as answer:
-            return json.loads(answer.read())
+        """The JSON answer to GET at a path."""
+        return json.loads(self.text(path))
 
     def text(self, path: str) -> str:
-        """The text at a path."""
-        with self._open(path) as answer:
+        """The text answer to GET at a path."""
+        with self._open(path) as answer, _lost_connections():
             return answer.read().decode()
 
     def models(self) -> list[str]:
@@ -74,7 +74,7 @@ class Endpoint:
         return [str(card["id"]) for card in self.get("/v1/models")["data"]]
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a streamed answer, as they come."""
+        """Sends `body` by POST and yields the events of the streamed answer."""
         with self._open(path, {**body, "stream": True}) as answer:
             for line in _lines(answer):
                 if not line.startswith(b"data:"):
@@ -119,22 +119,32 @@ class Endpoint:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """HAZARD: urllib would take the key along to wherever an answer points."""
+    """Handler that follows no redirect.
+
+    HAZARD: urllib would send the key to whatever host the redirect names.
+    """
 
     def redirect_request(self, *_: Any) -> None:
-        """Follows nothing: the redirect is an error like others."""
+        """Returns no request to follow: urllib then raises HTTPError."""
         return None
 
 
 def _lines(answer: IO[bytes]) -> Iterator[bytes]:
-    try:
+    with _lost_connections():
         yield from answer
+
+
+@contextmanager
+def _lost_connections() -> Iterator[None]:
+    """Context that turns errors of reading an answer into ValueErrors."""
+    try:
+        yield
     except (OSError, http.client.HTTPException) as error:
         raise ValueError(f"the connection was lost ({error})") from error
 
 
 def _message_of(body: Any) -> str:
-    """The message in an error's body. Raises ValueError where it is of another form."""
+    """The message in the body of an OpenAI error. Raises ValueError for a body of another form."""
     try:
         return str(body["error"]["message"])
     except (TypeError, KeyError) as error:
@@ -142,7 +152,7 @@ def _message_of(body: Any) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own."""
+    """Whether a host's name or address is loopback."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +181,34 @@ def test_a_key_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EndpointOptions(api_key="other").key == "other"
 
 
-async def test_no_key_follows_a_redirect() -> None:
-    """To wherever an answer points."""
+@asynccontextmanager
+async def raw_server(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that answers with these bytes and ends the connection; its URL, and requests."""
     came: list[bytes] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         came.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 302 Found\r\nlocation: /v1/elsewhere\r\ncontent-length: 0\r\n\r\n")
+        writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    endpoint = Endpoint(f"http://{host}:{port}", "secret")
-    with pytest.raises(ValueError, match="answers 302 Found"):
-        await asyncio.to_thread(endpoint.models)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}", came
+
+
+async def test_no_key_follows_a_redirect() -> None:
+    """To wherever an answer points."""
+    found = b"HTTP/1.1 302 Found\r\nlocation: /v1/elsewhere\r\ncontent-length: 0\r\n\r\n"
+    async with raw_server(found) as (url, came):
+        with pytest.raises(ValueError, match="answers 302 Found"):
+            await asyncio.to_thread(Endpoint(url, "secret").models)
     assert len(came) == 1
-    server.close()
+
+
+async def test_an_answer_that_breaks_off_is_told_in_a_line() -> None:
+    """As when the gateway is replaced that `rayfleet top` asks."""
+    async with raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf") as (url, _):
+        endpoint = Endpoint(url)
+        for ask in (endpoint.text, endpoint.get):
+            with pytest.raises(ValueError, match="the connection was lost"):
+                await asyncio.to_thread(ask, "/metrics")
