@@ -12,32 +12,32 @@ from cluster.cli.endpoint import Endpoint, EndpointOptions
 from cluster.cli.options import add_options, given_options
 
 FORGET = "/reset"
-"""Typed alone, it begins a new chat."""
+"""Line that begins a new chat."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-"""How thoughts look in a terminal, and what follows them."""
+"""Escape sequences before and after reasoning in a terminal."""
 _C1 = range(0x7F, 0xA0)
-"""Control characters beyond those below the space."""
+"""DEL and the C1 control characters; those of C0 are below the space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskOptions(EndpointOptions):
-    """Options of `chat` and `complete`: what is asked, and how it is to be answered."""
+    """Options of `chat` and `complete`: model and sampling parameters."""
 
     model: str = ""
     """Model to ask; the first one that the endpoint has unless given."""
     max_tokens: int | None = None
     """Most tokens of an answer."""
     temperature: float | None = None
-    """Sampling temperature; the one that the model's checkpoint recommends unless given. 0 takes
-    the likeliest."""
+    """Sampling temperature; the one that the model's checkpoint recommends unless given. 0 always
+    takes the likeliest token."""
     top_p: float | None = None
-    """Sampling from the likeliest tokens that have this probability together."""
+    """Nucleus sampling: from the likeliest tokens whose probabilities sum up to this."""
     seed: int | None = None
-    """The same seed gives the same answer to the same prompt."""
+    """Seed of sampling: the same one gives the same answer to the same prompt."""
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Fields of a request: those that were given."""
+        """Sampling parameters that were given, as fields of a request."""
         named = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -49,10 +49,10 @@ class AskOptions(EndpointOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatOptions(AskOptions):
-    """A chat's."""
+    """Options of `chat`."""
 
     system: str = ""
-    """Message of the system that the chat begins with."""
+    """System message that the chat begins with."""
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_chat(arguments: argparse.Namespace) -> int:
-    """Chats until the input ends; the exit code."""
+    """Chats until the input ends; returns the exit code."""
     options = ChatOptions(**given_options(arguments, ChatOptions))
     chat = Chat(Endpoint(options.url, options.key), options)
     if arguments.message is not None:
@@ -85,7 +85,7 @@ def run_chat(arguments: argparse.Namespace) -> int:
 
 
 def run_complete(arguments: argparse.Namespace) -> int:
-    """Completes one text, or each line of the input; the exit code."""
+    """Completes one text, or each line of the input; returns the exit code."""
     options = AskOptions(**given_options(arguments, AskOptions))
     endpoint = Endpoint(options.url, options.key)
     model = _model_of(endpoint, options)
@@ -101,11 +101,11 @@ def run_complete(arguments: argparse.Namespace) -> int:
 
 
 class Chat:
-    """Messages so far, and whom they go to.
+    """A conversation with one model, whose messages are kept and sent with each question.
 
     Args:
-        endpoint: is asked.
-        options: how.
+        endpoint: endpoint that serves the model.
+        options: model, sampling parameters and system message.
 
     Raises:
         ValueError: the endpoint does not answer, or has no model for this key.
@@ -116,16 +116,17 @@ class Chat:
         self._options = options
         self.model = _model_of(endpoint, options)
         self.messages: list[dict[str, str]] = []
-        """The messages so far, the system's first."""
+        """The messages so far, the system message first."""
         self._forget()
 
     def ask(self, text: str) -> None:
-        """Sends a message and shows the answer; both are remembered.
+        """Sends a message and shows the answer; both are kept.
 
-        A stopped answer is remembered as far as it came, one that failed is not, nor its question.
+        Of an answer that Ctrl-C stops, the part that was shown is kept; one that fails is dropped,
+        and so is its question.
 
         Raises:
-            ValueError: the endpoint refuses it.
+            ValueError: the endpoint refuses the request, or fails.
         """
         self.messages.append({"role": "user", "content": text})
         body = {"model": self.model, "messages": self.messages, **self._options.sampling}
@@ -138,7 +139,7 @@ class Chat:
         self.messages.append({"role": "assistant", "content": answer})
 
     def ask_or_forget(self, line: str) -> None:
-        """Does what a typed line says."""
+        """Sends a typed line as a message, or begins a new chat if it is FORGET."""
         if line == FORGET:
             self._forget()
         else:
@@ -159,7 +160,10 @@ def _model_of(endpoint: Endpoint, options: AskOptions) -> str:
 
 
 def _converse(model: str, take: Callable[[str], None]) -> int:
-    """Hands on lines of the input until it ends; 1 where it is no terminal and one has failed."""
+    """Calls `take` with each line of the input until it ends, and tells of those that fail.
+
+    Returns the exit code: 1 if one failed and the input is no terminal.
+    """
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  # arrows and history in `input`
@@ -187,9 +191,9 @@ def _choices(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _show(pieces: Iterable[dict[str, Any]]) -> str:
-    """Writes an answer as it comes, until its end or Ctrl-C; the text without thoughts.
+    """Writes an answer as it is streamed, until its end or Ctrl-C; returns it without reasoning.
 
-    Thoughts are shown in a terminal alone.
+    Reasoning is shown in a terminal alone.
     """
     answer, thinks = [], False
     try:
@@ -208,7 +212,7 @@ def _show(pieces: Iterable[dict[str, Any]]) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without what would steer the terminal: models may write anything."""
+    """`text` without control characters: a model's escape sequences would steer the terminal."""
     return "".join(c for c in text if c in "\n\t" or (c >= " " and ord(c) not in _C1))
 
 

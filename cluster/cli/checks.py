@@ -1,4 +1,4 @@
-"""The conclusions that `rayfleet doctor` draws from readings. Nothing is read here.
+"""Checks of `rayfleet doctor` on values that `cluster.cli.doctor` has read from the machine.
 
 A finding is one line; where something is wrong it says what to do about it.
 """
@@ -14,25 +14,26 @@ from packaging.version import Version
 
 GIB = 1 << 30
 OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
-"""Driver by major version of CUDA, all its minor ones included: NVIDIA's CUDA Compatibility."""
+"""Oldest NVIDIA driver by major version of CUDA, for all its minor versions (NVIDIA's "CUDA
+Compatibility")."""
 SHARED_MEMORY_GIB = 1
-"""Ray's object store and NCCL's buffers between the ranks of a node, with room: the chart's."""
+"""GiB of /dev/shm that are enough for Ray's object store and NCCL's buffers between the ranks of a
+node; the Helm chart gives as much."""
 OPEN_FILES = 4096
-"""Open files of a process below which Ray itself warns. HAProxy and gateway keep two per client
-that is connected."""
+"""Limit of open files below which Ray warns. HAProxy keeps two per client, as does a gateway."""
 MOST_DISK_USED = 0.95
-"""Ray's local_fs_capacity_threshold: beyond it, it stores no object on that disk."""
+"""Part of a disk beyond which Ray stores no object there (local_fs_capacity_threshold)."""
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """One line of the report: whether a check passed, and its text."""
 
     verdict: Literal["ok", "note", "bad"]
     text: str
 
 
 class Gpu(NamedTuple):
-    """One device, as its driver describes it."""
+    """One GPU, as its driver describes it."""
 
     name: str
     memory_bytes: int
@@ -43,11 +44,11 @@ class Gpu(NamedTuple):
 def check_requirements(
     requirements: Mapping[str, Sequence[str]], versions: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Whether distributions have what they require of each other, such as torch of Triton.
+    """Whether each distribution's requirements are installed, in a version that it accepts.
 
     Args:
         requirements: the `Requires-Dist` lines of each distribution.
-        versions: what is installed, by canonical name.
+        versions: installed versions by canonical name of the distribution.
     """
     broken = 0
     for distribution, lines in requirements.items():
@@ -71,7 +72,7 @@ def check_requirements(
 
 
 def check_gpu(index: int, gpu: Gpu) -> Finding:
-    """Whether kernels run on a GPU."""
+    """Whether the kernels support a GPU's compute capability."""
     from worker.rank.dtype import LEAST_CAPABILITY
 
     text = f"GPU {index}: {gpu.name}, {gpu.memory_bytes / GIB:.0f} GiB"
@@ -85,8 +86,8 @@ def check_driver(built_for: str | None, driver: str | None) -> Finding:
     """Whether the NVIDIA driver is new enough for this build of torch.
 
     Args:
-        built_for: version of CUDA that torch was built for, None for a CPU build.
-        driver: version of the driver, None where there is none.
+        built_for: version of CUDA that torch was built for; None for a CPU build.
+        driver: version of the driver; None without one.
     """
     if built_for is None and driver is None:
         return Finding("note", "no NVIDIA driver, and torch is a CPU build: models run on the CPU")
@@ -126,11 +127,11 @@ def check_weights(
     """Whether one worker's weights fit, and what is left for KV cache and activations.
 
     Args:
-        weight_bytes: of all ranks together, in the type that they are computed in.
-        gpus: of this machine; without any, `available_bytes` of its memory count.
-        tensor_parallel_size: ranks that share them.
-        gpu_memory_utilization: part of a GPU that may be used.
-        available_bytes: free memory of the machine.
+        weight_bytes: bytes of all weights, in the data type that they are computed in.
+        gpus: GPUs of this machine; without any, `available_bytes` is the limit.
+        tensor_parallel_size: ranks that the weights are sharded over.
+        gpu_memory_utilization: part of a GPU's memory that a rank may use.
+        available_bytes: available memory of the machine.
     """
     share = weight_bytes / tensor_parallel_size
     if not gpus:
@@ -160,12 +161,12 @@ def check_weights(
 
 
 def check_shared_memory(total_bytes: int, num_gpus: int) -> Finding:
-    """Whether /dev/shm holds Ray's object store and what ranks of one node exchange there."""
+    """Whether /dev/shm has room for Ray's object store and NCCL's buffers."""
     text = f"/dev/shm has {total_bytes / GIB:.2g} GiB"
     if total_bytes >= SHARED_MEMORY_GIB * GIB:
         return Finding("ok", text)
     return Finding(
-        "bad" if num_gpus > 1 else "note",  # NCCL ends with an error; Ray makes do with /tmp
+        "bad" if num_gpus > 1 else "note",  # NCCL fails without; Ray falls back to /tmp
         f"{text}, less than the {SHARED_MEMORY_GIB} that Ray and NCCL want: docker run "
         f"--shm-size={SHARED_MEMORY_GIB}g, or a larger emptyDir of medium Memory",
     )
@@ -184,7 +185,7 @@ def check_open_files(soft: int, hard: int) -> Finding:
 
 
 def check_disk(folder: str, *, free_bytes: int, total_bytes: int, needed_bytes: int = 0) -> Finding:
-    """Whether a disk has room for what will be written to `folder`."""
+    """Whether the disk of `folder` has room for `needed_bytes` and for Ray's objects."""
     text = f"{free_bytes / GIB:.1f} GiB are free at {folder}"
     if free_bytes < needed_bytes:
         return Finding(
@@ -202,7 +203,7 @@ def check_disk(folder: str, *, free_bytes: int, total_bytes: int, needed_bytes: 
 
 
 def check_hub(hub: str, problem: str | None) -> Finding:
-    """Whether models can be downloaded. `problem` is why not."""
+    """Whether the Hub at the URL `hub` answers; `problem` is the reason why not, or None."""
     if problem is None:
         return Finding("ok", f"the Hub answers at {hub}")
     return Finding(
@@ -216,9 +217,9 @@ def check_cluster(address: str, found: Mapping[str, str], ours: Mapping[str, str
     """Whether `serve --address` can join a Ray cluster.
 
     Args:
-        address: as it was given.
-        found: versions on the cluster, of `ray` and `python`; or `problem`, why there are none.
-        ours: versions here.
+        address: the cluster's address as it was given.
+        found: the cluster's versions of `ray` and `python`, or the reason for none as `problem`.
+        ours: versions of `ray` and `python` in this environment.
     """
     if "problem" in found:
         return Finding("bad", f"no Ray cluster at {address}: {found['problem']}")

@@ -1,4 +1,4 @@
-"""`rayfleet doctor`: says whether this machine and this environment can serve."""
+"""`rayfleet doctor`: checks whether this machine and this Python environment can serve."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from cluster.cli import checks
 from cluster.cli.checks import Finding, Gpu
 
 PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "starlette", "tokenizers")
+"""Distributions whose versions are told."""
 OUR_PACKAGES = ("cluster", "router", "worker", "kernels")
+"""Top-level packages of this project."""
 WITH_REQUIREMENTS = ("rayfleet", "torch", "ray", "transformers")
-"""Distributions whose requirements are held against what is installed."""
+"""Distributions whose requirements are compared with the installed versions."""
 LOW_MEMORY_GIB = 4
 PROGRAM_TIMEOUT_S = 30
-"""Seconds to wait for a program that is asked; nvidia-smi takes seconds where drivers are not kept
-loaded."""
+"""Seconds to wait for nvidia-smi, which takes several where the driver is not kept loaded, and for
+`cluster.cli.ray_probe`."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
-"""Tensors that are computed in the model's type, whatever they are stored in."""
+"""Safetensors types that are converted to the model's data type when they are loaded."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints all findings; 1 if one of them keeps the fleet from serving.
+    """Prints all findings; returns the exit code, 1 if one is bad.
 
     Raises:
-        ValueError: a size that cannot be.
+        ValueError: an argument is out of range.
     """
     if arguments.tensor_parallel_size < 1 or not 0 < arguments.gpu_memory_utilization <= 1:
         raise ValueError("--tensor-parallel-size is at least 1, --gpu-memory-utilization at most 1")
@@ -85,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Python and the packages that matter most."""
+    """Versions of Python and of PACKAGES."""
     yield Finding(
         "ok" if sys.version_info >= (3, 11) else "bad", f"Python {sys.version.split()[0]}"
     )
@@ -98,7 +100,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_requirements() -> Iterator[Finding]:
-    """Whether what is installed is what the others were built for."""
+    """Whether the requirements of WITH_REQUIREMENTS are installed."""
     versions: dict[str, str] = {
         canonicalize_name(distribution.name): distribution.version
         for distribution in importlib.metadata.distributions()
@@ -114,7 +116,7 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def check_foreign_packages() -> Iterator[Finding]:
-    """Another distribution with a top-level package named like one of ours would shadow it."""
+    """Whether no other distribution has a top-level package of our names, which it would shadow."""
     owners = importlib.metadata.packages_distributions()
     for package in OUR_PACKAGES:
         foreign = sorted({name for name in owners.get(package, []) if name != "rayfleet"})
@@ -131,7 +133,7 @@ def check_foreign_packages() -> Iterator[Finding]:
 
 
 def check_haproxy() -> Iterator[Finding]:
-    """HAProxy costs a small part of what the Python proxy does."""
+    """Whether HAProxy is installed; otherwise Serve's Python proxy takes the requests."""
     from cluster.environment import has_haproxy
 
     if has_haproxy():
@@ -141,7 +143,7 @@ def check_haproxy() -> Iterator[Finding]:
 
 
 def check_port(port: int) -> Iterator[Finding]:
-    """Whether `serve` could listen."""
+    """Whether `serve` could listen on a port of loopback."""
     from cluster.launch import refuse_used_port
 
     try:
@@ -169,7 +171,7 @@ def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
 
 
 def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
-    """Room at a folder, which need not be there yet."""
+    """Free disk space for a folder, which need not exist yet."""
     there = next(path for path in (Path(folder), *Path(folder).parents) if path.is_dir())
     usage = shutil.disk_usage(there)
     return checks.check_disk(
@@ -178,7 +180,8 @@ def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
 
 
 def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Finding]:
-    """Whether the Hub answers; of --model, whether it can be had and there is room for it."""
+    """Whether --model exists, can be stored and fits into memory; without it, whether the Hub
+    answers."""
     from worker.rank.dtype import prefers_bf16
 
     model = arguments.model
@@ -198,7 +201,7 @@ def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Find
         stored = sum(count * width(kind) for kind, count in elements.items())
         yield check_disk(constants.HF_HUB_CACHE, 0 if cached else stored)
     halved = bool(gpus) or ("BF16" in elements and prefers_bf16("auto")[0])
-    computed = 2 if halved else 4  # bytes of bfloat16 and float32, what --dtype auto takes
+    computed = 2 if halved else 4  # bytes of bfloat16 and float32, by the rule of --dtype auto
     yield checks.check_weights(
         sum(count * width(kind, computed) for kind, count in elements.items()),
         gpus,
@@ -209,7 +212,7 @@ def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Find
 
 
 def check_cluster(address: str | None) -> Iterator[Finding]:
-    """The Ray cluster that `serve --address` would join."""
+    """Whether `serve --address` could join the Ray cluster at an address, if one is given."""
     if address is None:
         return
     ours = {"ray": importlib.metadata.version("ray"), "python": platform.python_version()}
@@ -217,7 +220,7 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """Steps on CPU are compiled for the machine; Triton compiles its launchers with C."""
+    """Compilers: C++ for the kernels on CPU, C for Triton's launchers on GPUs."""
     from kernels.native import NativeUnavailable, build_library
     from worker.rank.dtype import prefers_bf16
 
@@ -234,7 +237,7 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def read_gpus() -> tuple[list[Gpu], str | None]:
-    """GPUs and version of the driver, from nvidia-smi: torch sees none with too old a driver."""
+    """GPUs and driver version by nvidia-smi, as torch finds no GPU where the driver is too old."""
     query = ["driver_version", "memory.total", "compute_cap", "name"]
     command = ["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader,nounits"]
     try:
@@ -252,7 +255,7 @@ def read_gpus() -> tuple[list[Gpu], str | None]:
 
 
 def read_gpus_by_torch() -> tuple[list[Gpu], str | None]:
-    """GPUs and the driver's version where there is no nvidia-smi, as in some containers."""
+    """GPUs and driver version by torch, where nvidia-smi is missing, as in some containers."""
     import torch
 
     devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
@@ -267,12 +270,12 @@ def read_gpus_by_torch() -> tuple[list[Gpu], str | None]:
 
 
 def read_available_bytes() -> int:
-    """Memory of this machine that programs may still take."""
+    """Available memory of this machine, in bytes."""
     return int(psutil.virtual_memory().available)
 
 
 def read_elements(model: str) -> dict[str, int]:
-    """How many numbers a checkpoint's tensors have, by their type; no tensor is read."""
+    """Number of elements of a checkpoint's tensors by safetensors type, from headers alone."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         from huggingface_hub import get_safetensors_metadata
@@ -294,7 +297,7 @@ def read_elements(model: str) -> dict[str, int]:
 
 
 def width(kind: str, computed: int | None = None) -> int:
-    """Bytes of a number of a safetensors type; of floats `computed`, where that is given."""
+    """Bytes per element of a safetensors type; for FLOATS `computed`, where that is given."""
     if computed is not None and kind in FLOATS:
         return computed
     bits = re.search(r"\d+", kind)  # F8_E4M3, BF16, I32
@@ -302,7 +305,7 @@ def width(kind: str, computed: int | None = None) -> int:
 
 
 def read_cluster(address: str) -> dict[str, str]:
-    """Versions on a Ray cluster, or the `problem` with it."""
+    """Versions of `ray` and `python` on a Ray cluster, or the reason for none as `problem`."""
     try:
         result = subprocess.run(
             [sys.executable, "-m", "cluster.cli.ray_probe", address],

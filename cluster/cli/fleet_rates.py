@@ -16,12 +16,12 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerRow:
-    """One worker now, and since the scrape before."""
+    """One worker: its state at a scrape, and its rates since the scrape before."""
 
     model: str
     """Name of the model that it serves."""
     worker: str
-    """Its id."""
+    """Id of the worker."""
     ready: bool
     """Whether it takes requests."""
     running: int
@@ -29,49 +29,49 @@ class WorkerRow:
     waiting: int
     """Requests in its queue."""
     kv_usage: float
-    """Part of its KV pages that is in use."""
+    """Part of its KV pages that is in use, 0 to 1."""
     host_usage: float | None
-    """Part of its host-memory tier that is in use; None where it has none."""
+    """Part of its host-memory tier that is in use, 0 to 1; None without that tier."""
     hit_rate: float | None
-    """Part of the prompt tokens that its prefix cache had; None where none came."""
+    """Part of the prompt tokens that were cached, 0 to 1; None without prompts."""
     tokens_per_s: float
     """Tokens generated per second."""
     ttft_ms: float | None
-    """Median of the times from arrival at the worker to the first token; None without any."""
+    """Median milliseconds from arrival at the worker to the first token; None without tokens."""
     preemptions: int
     """Requests preempted since the scrape before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRow:
-    """One model as its gateways see it, since the scrape before."""
+    """One model as its gateways see it: state at a scrape, and rates since the scrape before."""
 
     model: str
-    """Its name."""
+    """Name of the model."""
     workers_ready: int
     """Workers that take requests."""
     workers_wanted: int
-    """Workers that there should be."""
+    """Target number of workers."""
     pending: int
-    """Requests that no worker has yet, now."""
+    """Requests at gateways that no worker has taken yet."""
     requests_per_s: float
-    """Requests that ended."""
+    """Requests per second that ended."""
     tokens_per_s: float
-    """Tokens generated, of requests that ended or not."""
+    """Tokens generated per second, those of unfinished requests included."""
     ttft_p50_ms: float | None
-    """Arrival at the gateway to the first token, median; None without any."""
+    """Median milliseconds from arrival at the gateway to the first token; None without tokens."""
     ttft_p95_ms: float | None
-    """The time that one in twenty exceeds."""
+    """95th percentile of these milliseconds; None without tokens."""
     slo_attainment: float | None
-    """Part of the requests with an SLO that met it; None where none ended."""
+    """Part of the requests with an SLO that met it, 0 to 1; None if none ended."""
 
 
 class Scrape:
-    """The samples of one moment, of one node or several.
+    """Metric samples of one moment, from one node or several.
 
     Args:
-        at: seconds, on any clock that does not go back.
-        texts: answers of /metrics; a series in several of them counts once.
+        at: time in seconds of a monotonic clock.
+        texts: bodies of /metrics of the nodes; a series in several of them counts once.
     """
 
     def __init__(self, at: float, texts: Iterable[str]) -> None:
@@ -86,23 +86,24 @@ class Scrape:
                     self._processes.add(_process_of(key))
 
     def items(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
-        """Labels and values of the series of a name that have these labels."""
+        """Labels and values of the series with this name and, among others, these labels."""
         wanted = labels.items()
         for key, value in self._samples.get(name, {}).items():
             if wanted <= set(key):
                 yield dict(key), value
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of these series; 0 without any."""
+        """Sum of the series that `items` yields; 0 without any."""
         return sum(value for _, value in self.items(name, **labels))
 
     def since(self, before: Scrape | None, name: str, **labels: str) -> float:
-        """Growth of the sum of these counters; one that began anew counts from 0."""
+        """Growth of the sum of these counters since the scrape `before`; one that was reset counts
+        from 0. 0 where `before` is None."""
         return sum(grown for _, grown in self._growths(before, name, labels))
 
     def quantile(self, before: Scrape | None, name: str, q: float, **labels: str) -> float | None:
-        """Quantile of what a histogram took in between, within its buckets; None where that is
-        nothing."""
+        """Quantile `q` of a histogram's observations since the scrape `before`, interpolated within
+        its buckets; None without observations."""
         counts: dict[float, float] = defaultdict(float)
         for key, grown in self._growths(before, f"{name}_bucket", labels):
             counts[float(dict(key)["le"])] += grown
@@ -111,27 +112,29 @@ class Scrape:
     def _growths(
         self, before: Scrape | None, name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Labels, float]]:
-        """Growth of each of these counters, of processes that were there before, too.
+        """Growth of each of these counters, of processes that the scrape `before` has, too.
 
-        Others may be of a node that comes and goes.
+        The totals of another process would count as growth, as where the scrape before missed its
+        node.
         """
         if before is None:
             return
         old, wanted = before._samples.get(name, {}), labels.items()
         for key, value in self._samples.get(name, {}).items():
             if wanted <= set(key) and _process_of(key) in before._processes:
-                former = old.get(key, 0.0)  # some begin when there is something to count
+                former = old.get(key, 0.0)  # a series may begin with its first observation
                 yield key, value - former if value >= former else value
 
 
 def _process_of(key: Labels) -> str:
-    """Gateway or worker that tells of itself; empty where it is neither."""
+    """Id of the gateway or worker that exports a series; empty where it has neither label."""
     labels = dict(key)
     return labels.get("gateway_id") or labels.get("worker_id", "")
 
 
 def quantile_of(counts: Sequence[tuple[float, float]], q: float) -> float | None:
-    """A quantile from cumulative counts by upper bound, as Prometheus interpolates it."""
+    """Quantile `q` from cumulative counts by upper bound, as Prometheus' histogram_quantile does;
+    None without counts."""
     if not counts or counts[-1][1] <= 0.0:
         return None
     rank = q * counts[-1][1]
@@ -147,19 +150,19 @@ def quantile_of(counts: Sequence[tuple[float, float]], q: float) -> float | None
 
 
 def worker_rows(before: Scrape | None, now: Scrape) -> list[WorkerRow]:
-    """All workers that a scrape tells of, by model and id."""
+    """Rows of all workers in a scrape, sorted by model and id."""
     rows = [_worker_row(before, now, label) for label, _ in now.items("rayfleet_worker_ready")]
     return sorted(rows, key=lambda row: (row.model, row.worker))
 
 
 def model_rows(before: Scrape | None, now: Scrape) -> list[ModelRow]:
-    """All models that a scrape tells of, by name."""
+    """Rows of all models in a scrape, sorted by name."""
     names = {label["model_name"] for label, _ in now.items("rayfleet_num_workers_ready")}
     return [_model_row(before, now, name) for name in sorted(names)]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, the largest one full; none is higher than the line for zeros."""
+    """A bar for each value, relative to the largest one; the lowest bars if none is above 0."""
     top = max(values, default=0.0)
     if top <= 0.0:
         return BARS[0] * len(values)

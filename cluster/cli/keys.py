@@ -11,7 +11,7 @@ from router.keys import KeyFile, digest_of
 from router.keys.entry import PREFIX, named
 
 KEY_BYTES = 32
-"""Bytes of a new key, all by chance: nobody finds it from its digest."""
+"""Random bytes of a new key: too many for anyone to find it from its digest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_new(arguments: argparse.Namespace) -> int:
-    """Prints the key on stderr, for whom it is for, and its table on stdout; the exit code."""
+    """Prints a new key on stderr and its table for --api-key-file, which has the key's digest
+    alone, on stdout; returns the exit code."""
     key = f"rf-{secrets.token_urlsafe(KEY_BYTES)}"
     table = {"key": PREFIX + digest_of(key.encode()).hex()}
     named(arguments.name, table)
@@ -36,7 +37,7 @@ def run_new(arguments: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Prints what each key may do; the exit code."""
+    """Prints the limits of each key in a file; returns the exit code."""
     for entry in KeyFile(arguments.path).entries():
         limits = {
             "requests per minute": entry.requests_per_minute,

@@ -1,4 +1,4 @@
-"""Entry of the `rayfleet` command. Each subcommand imports what it needs when it runs."""
+"""Entry of the `rayfleet` command. The module of a subcommand is imported when it is called."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COMMANDS = {
     "keys": ("cluster.cli.keys", "make and check API keys"),
     "models": ("cluster.cli.models", "families of models, and what was checked of each"),
 }
-"""Modules, whose `add_arguments` or named function fills the command's parser, and what the
-commands do."""
+"""Subcommands: a module with the function that fills the parser (`add_arguments` unless named), and
+a summary for --help."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command; exits with 2 and one line for what the user can put right."""
+    """Runs the command and exits; with status 2 and one line for an error that users can mend."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:
@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser with all subcommands; `run` of its result takes it and returns an exit code."""
+    """The parser with all subcommands. `run` of the parsed namespace is the function that takes the
+    namespace, runs the subcommand and returns the exit code."""
     parser: argparse.ArgumentParser = CommandParser(
         prog="rayfleet",
         description="Serve language models on a fleet of worker groups under Ray.",

@@ -1,4 +1,4 @@
-"""`rayfleet models`: which families of models are served, and what was checked of each."""
+"""`rayfleet models`: families of models that are served, and what tests check of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from worker.models.checked import CHECKS, CheckedFamily, checked_families, checked_formats
 
 _TOLD_IN_FULL = 3
-"""Families of which all is told."""
+"""Most families that are described in full; more are listed in a table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what fits the name; 1 where nothing does."""
+    """Prints the families that fit the name; returns the exit code, 1 where none does."""
     word = arguments.name.lower()
     families = [family for family in checked_families() if family.fits(word)]
     if arguments.json:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(families: Sequence[CheckedFamily]) -> str:
-    """A row per family, then the meaning of columns, then formats of weights."""
+    """Text with a row per family, then the meaning of the columns, then formats of weights."""
     formats: dict[tuple[str, ...], list[str]] = {}
     for one in checked_formats():
         formats.setdefault(one.against, []).append(one.name)

@@ -23,14 +23,16 @@ def add_options(
     cls: type,
     exclude: Collection[str] = (),
 ) -> None:
-    """Adds a flag for each field of the dataclass `cls`, its own before those that it inherits.
+    """Adds a flag for each field of the dataclass `cls`, its own before inherited ones.
 
-    Flags not given leave no trace.
+    A flag that is not given sets no attribute of the namespace.
 
-    Metadata of a field may say `flag`, its name where it is another one (None for no flag),
-    `aliases`, further names, `within`, the flag whose JSON object holds it besides others that few
-    set, `separator`, what stands between the values of a tuple in one argument, and `argparse`,
-    further settings of the argument.
+    Metadata of a field may have:
+        flag: name of the flag, where it is not the field's; None for no flag.
+        aliases: further names of the flag.
+        within: flag with a JSON object that has this field as a key; for options that few set.
+        separator: text between the values of a tuple, which are then given in one argument.
+        argparse: further keyword arguments of `add_argument`.
     """
     hints = typing.get_type_hints(cls)
     docs = field_docstrings(cls)
@@ -63,17 +65,18 @@ def add_options(
 
 
 class ObjectOption:
-    """Reads the JSON object of one flag.
+    """Type of a flag whose value is a JSON object, for argparse.
 
     Args:
-        hints: types of its values by key.
+        hints: types of the object's values by key.
     """
 
     def __init__(self, hints: Mapping[str, Any]) -> None:
         self.hints = hints
 
     def __call__(self, text: str) -> dict[str, Any]:
-        """The object's values; raises argparse.ArgumentTypeError for what it must not hold."""
+        """The object's values, converted. Raises argparse.ArgumentTypeError for text that is no
+        JSON object, an unknown key or a value of the wrong type."""
         try:
             given = json.loads(text)
         except ValueError as error:
@@ -94,7 +97,7 @@ class ObjectOption:
 
 
 def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """The fields of `cls` that were given as flags."""
+    """Values of the fields of `cls` that were given as flags, by field name; lists as tuples."""
     given = {f.name: getattr(namespace, f.name) for f in fields(cls) if hasattr(namespace, f.name)}
     for flag in _object_flags(fields(cls)):
         given |= getattr(namespace, _destination(flag), {})
@@ -102,7 +105,7 @@ def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 
 def flag_name(field: Field[Any]) -> str:
-    """The flag of a field: its name with dashes, unless its metadata has another one."""
+    """Name of a field's flag: the field's own with dashes, unless its metadata names another."""
     name = (
         field.metadata.get("within")
         or field.metadata.get("flag")
@@ -122,7 +125,7 @@ def _destination(flag: str) -> str:
 
 
 def field_docstrings(cls: type) -> Mapping[str, str]:
-    """The string under each field in the source of the dataclass, as one line of text."""
+    """Docstrings of all fields of a dataclass, each as one line, by field name."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_dataclass(base):
@@ -132,9 +135,9 @@ def field_docstrings(cls: type) -> Mapping[str, str]:
     return docs
 
 
-@cache  # a base of several is read once, in several milliseconds
+@cache  # reading a class takes several milliseconds, and several may have the same base
 def _own_docstrings(cls: type) -> Mapping[str, str]:
-    """The docstrings of fields in the source of the class itself."""
+    """Docstrings of the fields that the class itself declares, from its source."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -151,7 +154,7 @@ def _own_docstrings(cls: type) -> Mapping[str, str]:
 
 
 def _argument_kind(hint: Any, field: Field[Any]) -> dict[str, Any]:
-    """argparse's settings for values of a field's type."""
+    """Keyword arguments of `add_argument` for values of a field's type."""
     options = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         (hint,) = (option for option in options if option is not type(None))
@@ -173,14 +176,15 @@ def _argument_kind(hint: Any, field: Field[Any]) -> dict[str, Any]:
 
 
 def _separated(kind: type, separator: str) -> dict[str, Any]:
-    """argparse's settings for values that stand in one argument, or in a JSON list as vLLM's do."""
+    """Keyword arguments of `add_argument` for several values in one argument, with a separator or,
+    as vLLM has them, as a JSON list."""
 
     def parse(text: str) -> tuple[Any, ...]:
         parts = json.loads(text) if text.startswith("[") else text.split(separator)
         return tuple(kind(part) for part in parts)
 
     name = kind.__name__.upper()
-    parse.__name__ = f"list of {kind.__name__}"  # as argparse names it where a value is none
+    parse.__name__ = f"list of {kind.__name__}"  # argparse: "invalid list of int value"
     return {"type": parse, "metavar": f"{name}{separator}..."}
 
 

@@ -1,4 +1,4 @@
-"""The command line's parser: a mistake is told in two lines, with what was probably meant."""
+"""Parser of the command line: errors take two lines, and name the flag that was probably meant."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from cluster.cli.options import ObjectOption
 from cluster.config import REFUSED, REMOVED, RENAMED
 
 SIMILARITY = 0.6
-"""Ratio of difflib from which another flag is worth naming; its own default."""
+"""Least ratio of difflib at which another flag is suggested; difflib's own default."""
 WIDTH = 1000
-"""Columns of the line about the usage, which is not broken."""
-
-
+"""Columns of the usage line of an error, wide enough to be never broken."""
 OWN_GROUPS = ("positional arguments", "options")
-"""Titles that argparse gives."""
+"""Titles of argparse's own groups of arguments."""
 HELP_ON = "--help="
-"""Begins a question for other options than the most used ones."""
+"""Beginning of a flag that asks for help on all options, or on those of one group."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's, but for what it says of mistakes. Parsers of subcommands become of this class.
+    """ArgumentParser with shorter errors and help; its subcommands have parsers of this class.
 
-    A flag that a subcommand does not know is told by that subcommand: argparse hands it on to the
-    outermost parser, which shows the usage of all.
+    A subcommand itself reports a flag that it does not know. In argparse the outermost parser does,
+    with the usage of all commands.
     """
 
     def __init__(
         self, *args: Any, fill: Callable[[CommandParser], None] | None = None, **kwargs: Any
     ) -> None:
-        """`fill` adds the arguments, when this command is asked for: imports take their time."""
+        """Creates a parser; `fill` adds its arguments when this command is called, as that imports
+        the command's modules."""
         super().__init__(*args, **kwargs)
         self._fill = fill
         self.common: frozenset[str] = frozenset()
-        """Flags that plain `--help` tells; all of them where it is empty."""
+        """Flags that plain `--help` lists; empty for all."""
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parses as argparse does, but leaves nothing unknown."""
+        """Parses as argparse does, but exits with an error for an unknown argument."""
         if self._fill is not None:
             fill, self._fill = self._fill, None
             fill(self)
@@ -60,10 +59,10 @@ class CommandParser(argparse.ArgumentParser):
         return self.help_on("") if self.common else super().format_help()
 
     def help_on(self, topic: str) -> str:
-        """The text that `--help=TOPIC` prints: `all`, the options of one group, or, where it is
-        empty, those that users need most.
+        """The text that `--help=TOPIC` prints; exits with 2 for an unknown topic.
 
-        Ends with 2 where there is no such group.
+        Args:
+            topic: `all`, the title of a group of options, or empty for the flags in `common`.
         """
         groups = [g for g in self._action_groups if g._group_actions]
         titles = [g.title or "" for g in groups]
@@ -88,11 +87,11 @@ class CommandParser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def _in(self, action: argparse.Action) -> bool:
-        """Whether plain `--help` tells of an argument."""
+        """Whether plain `--help` lists an argument."""
         return not action.option_strings or not self.common.isdisjoint(action.option_strings)
 
     def error(self, message: str) -> NoReturn:
-        """Ends with 2, after a line about the usage and one about the mistake."""
+        """Prints a line of usage and the message, and exits with 2."""
         formatter = argparse.HelpFormatter(prog=f"{self.prog} [FLAGS]", width=WIDTH)
         formatter.add_usage(None, [a for a in self._actions if not a.option_strings], [])
         usage = formatter.format_help().strip()
@@ -113,7 +112,8 @@ class CommandParser(argparse.ArgumentParser):
         return f"unknown flag {', '.join(descriptions)}"
 
     def _news_of(self, flag: str) -> str | None:
-        """News of a flag that there was once; None for one that there never was."""
+        """What has become of a flag that was renamed, removed, refused or moved into a JSON object;
+        None for any other flag."""
         old = flag.lstrip("-").removeprefix("no-").replace("-", "_")
         if old in REMOVED or old in REFUSED:
             return REMOVED.get(old) or REFUSED[old]

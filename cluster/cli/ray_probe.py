@@ -1,7 +1,7 @@
-"""`python -m cluster.cli.ray_probe ADDRESS`: what runs on a Ray cluster, as one JSON object.
+"""`python -m cluster.cli.ray_probe ADDRESS`: prints a Ray cluster's versions as one JSON object.
 
-A process of its own, since Ray ends a process that is not let in, waits for long where nothing
-answers, and reads the token's variables once.
+It is a process of its own, as Ray exits the process if its token is refused, waits for long where
+nothing answers, and reads the token's variables only once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONNECT_TIMEOUT_S = 3
 
 
 def main(address: str) -> dict[str, Any]:
-    """Versions of Ray and Python on the cluster, or why there are none, as `problem`.
+    """The cluster's versions of `ray` and `python`, or the reason for none as `problem`.
 
     Args:
         address: HOST:PORT of the cluster's GCS; `auto` is that of RAY_ADDRESS, or this machine's.

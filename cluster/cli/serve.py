@@ -1,4 +1,4 @@
-"""`rayfleet serve`: starts a fleet and stays until it is told to stop."""
+"""`rayfleet serve`: starts a fleet, and stops it at SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ COMMON = frozenset(
         "--batch-invariant",
     )
 )
-"""Flags that `serve --help` tells; `--help=all` tells the rest."""
+"""Flags that `serve --help` lists; `--help=all` lists all."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -101,14 +101,15 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves until SIGINT or SIGTERM; the exit code."""
+    """Serves until SIGINT or SIGTERM; returns the exit code."""
     began = time.monotonic()
     config = configure(arguments)
-    # Gateways get the keys with their configuration; what is started from here on would only hand
-    # them on.
+    # Gateways get the keys with their configuration; no process that is started from here on needs
+    # them in its environment.
     for variable in (API_KEY, ADMIN_API_KEY):
         os.environ.pop(variable, None)
-    # The nodes of another cluster have the files; who waits for a mount has none yet.
+    # Not for a cluster that is joined, where other nodes have the files, nor with startup_retry_s,
+    # where they may be mounted later.
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
             _refuse_missing_checkpoints(model.engine)
@@ -144,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     finally:
         _on_signals(signal.SIG_IGN)
-        _tell(console, "stopping", threading.Event())
+        console.print("stopping")
         fleet.stop()
     return 0
 
@@ -153,7 +154,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
     """The fleet that the arguments describe.
 
     Raises:
-        ValueError: arguments that contradict each other, or a value that cannot be.
+        ValueError: arguments contradict each other, or a value is out of range.
     """
     per_model: dict[str, Any] = {}
     for cls in PER_MODEL:
@@ -181,7 +182,7 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def open_listener(endpoint: EndpointConfig) -> str | None:
-    """A warning to who lets in everybody, and not from this machine alone."""
+    """A warning if the endpoint needs no key and listens on more than loopback; None otherwise."""
     guarded = endpoint.api_keys or endpoint.api_key_file
     if guarded or is_loopback(endpoint.host):
         return None
@@ -225,8 +226,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _tell(console: Console, line: str, stopping: threading.Event) -> None:
-    # Ray sets a SIGTERM handler of its own while it starts; ours is put back at each phase.
-    if not stopping.is_set() and line != "stopping":
+    # Ray sets a SIGTERM handler of its own while it starts; each phase sets ours again.
+    if not stopping.is_set():
         _on_signals(_interrupt)
     console.print(line, markup=False, soft_wrap=True)
 
@@ -245,7 +246,7 @@ def _workers(model: ModelSpec) -> str:
 
 
 def banner(config: ServeConfig, base_url: str, logs: str) -> str:
-    """The next steps of a user. The text stays in terminals and logs, so it holds no key."""
+    """Text with the URL and an example request. It stays in terminals and logs: it has no key."""
     body = {
         "model": config.models[0].name,
         "messages": [{"role": "user", "content": "What is 12 + 30?"}],

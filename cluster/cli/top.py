@@ -1,4 +1,4 @@
-"""`rayfleet top`: a fleet's models and workers as they are now."""
+"""`rayfleet top`: live view of a fleet's models and workers, from its metrics."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCRAPE_TIMEOUT_S = 10.0
-"""A node that takes longer to tell its metrics hangs."""
+"""Seconds to wait for the metrics of a node."""
 HISTORY = 30
-"""Bars of a sparkline."""
+"""Scrapes that a sparkline shows."""
 _FLAG = {"argparse": {"action": "store_true"}}
 MODEL_HEADS = ("MODEL", "WORKERS", "PENDING", "REQ/S", "TOK/S", "TTFT-P50", "P95", "SLO-MET")
 WORKER_HEADS = (
@@ -40,17 +40,17 @@ WORKER_HEADS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopOptions(EndpointOptions):
-    """Options of `top`: whom to ask, and how often."""
+    """Options of `top`: URLs of metrics, interval, and form of the output."""
 
     metrics_url: tuple[str, ...] = ()
     """URL of a further node's --metrics-port, as http://node:9464; may be given several times. The
-    endpoint tells of the node of the gateway that is asked."""
+    endpoint has the metrics of one node: that of the gateway which takes the request."""
     interval_s: float = 1.0
-    """Seconds between two looks; rates are those in between."""
+    """Seconds between two scrapes; rates are means over this time."""
     once: bool = field(default=False, metadata=_FLAG)
-    """Look twice, print plain lines, and end, as where the output is no terminal."""
+    """Scrape twice, print plain lines, and end, as where the output is no terminal."""
     json: bool = field(default=False, metadata=_FLAG)
-    """Print one look, as --once does, in JSON."""
+    """Print as --once does, but JSON."""
 
     def __post_init__(self) -> None:
         EndpointOptions.__post_init__(self)
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the fleet until Ctrl-C, or once; the exit code."""
+    """Shows the fleet until Ctrl-C, or once; returns the exit code."""
     options = TopOptions(**given_options(arguments, TopOptions))
     fleet = FleetWatch(options)
     if options.once or options.json or not sys.stdout.isatty():
@@ -81,14 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class FleetWatch:
-    """Looks at a fleet again and again.
+    """State of a fleet, updated by scrapes of its metrics.
 
     Args:
-        options: where.
+        options: URLs and key.
     """
 
     def __init__(self, options: TopOptions) -> None:
-        # Ports of nodes ask for no key, so they get none.
+        # A --metrics-port needs no key, so none is sent there.
         self._endpoints = [
             Endpoint(options.url, options.key, SCRAPE_TIMEOUT_S),
             *(
@@ -97,11 +97,11 @@ class FleetWatch:
             ),
         ]
         self.models: list[ModelRow] = []
-        """Rows of models as of the last look."""
+        """Rows of models as of the last scrape."""
         self.workers: list[WorkerRow] = []
-        """Rows of workers as of the last look."""
+        """Rows of workers as of the last scrape."""
         self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=HISTORY))
-        """Tokens per second of late, by worker."""
+        """Tokens per second at the last scrapes, oldest first, by worker."""
         self._before: Scrape | None = None
 
     def look(self) -> None:
@@ -110,7 +110,7 @@ class FleetWatch:
         self.take(Scrape(time.monotonic(), texts))
 
     def take(self, now: Scrape) -> None:
-        """Compares a scrape with the one before."""
+        """Updates all rows by a scrape and the one before it."""
         self.models = model_rows(self._before, now)
         self.workers = worker_rows(self._before, now)
         if self._before is not None:
@@ -120,7 +120,7 @@ class FleetWatch:
 
 
 def model_cells(row: ModelRow) -> tuple[str, ...]:
-    """The cells of a model's row, under MODEL_HEADS."""
+    """Cells of a model's row, in the order of MODEL_HEADS."""
     return (
         row.model,
         f"{row.workers_ready}/{row.workers_wanted}",
@@ -134,7 +134,7 @@ def model_cells(row: ModelRow) -> tuple[str, ...]:
 
 
 def worker_cells(row: WorkerRow) -> tuple[str, ...]:
-    """The cells of a worker's row, under WORKER_HEADS."""
+    """Cells of a worker's row, in the order of WORKER_HEADS."""
     return (
         row.model,
         row.worker if row.ready else f"{row.worker} (loading)",
@@ -150,7 +150,7 @@ def worker_cells(row: WorkerRow) -> tuple[str, ...]:
 
 
 def page(fleet: FleetWatch) -> Group:
-    """Models and workers, as they are shown in a terminal."""
+    """Tables of models and workers for a terminal."""
     from rich.console import Group
 
     models = _table(MODEL_HEADS, [model_cells(row) for row in fleet.models])
@@ -167,14 +167,14 @@ def _show(fleet: FleetWatch, interval_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    fleet.look()  # what cannot be had at all is told on the usual screen
+    fleet.look()  # before the alternate screen: an error of the first scrape stays visible
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         while True:
             live.update(page(fleet), refresh=True)
             time.sleep(interval_s)
             try:
                 fleet.look()
-            except ValueError as error:  # a gateway that is replaced is back soon
+            except ValueError as error:  # a gateway that is being replaced will answer again
                 live.update(Text(f"{error}\n(asking again; Ctrl-C ends)"), refresh=True)
                 time.sleep(interval_s)
 
@@ -199,7 +199,7 @@ def _as_text(fleet: FleetWatch) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells without blanks in columns: `awk` counts them."""
+    """Lines with aligned columns; blanks in cells become dashes, so that `awk` splits columns."""
     cells = [[cell.replace(" ", "-") for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
