@@ -7,40 +7,39 @@ from dataclasses import dataclass, field
 from worker.wire.admission import option_name
 
 _RARE = {"within": "--autoscaling-config"}
-"""Metadata of options that have no flag of their own."""
+"""Metadata of options that are keys of --autoscaling-config and have no flag of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoscalingConfig:
-    """How the number of a model's workers follows its load."""
+    """Options of a model's autoscaling: bounds, targets and delays."""
 
     max_workers: int = 0
-    """Most workers; 0 keeps --num-workers all the time. With it --num-workers is not given."""
+    """Most workers; 0 disables autoscaling, which replaces --num-workers."""
     min_workers: int = 1
-    """Fewest workers, with --max-workers. 0 lets an idle model go: its next request waits, for up
-    to `no_worker_timeout_s` of --routing-config, until a worker has been started."""
+    """Fewest workers, with --max-workers. 0 stops the last worker of an idle model: the next
+    request then waits for a new one, up to `no_worker_timeout_s` of --routing-config."""
     target_load: float = field(default=0.7, metadata=_RARE)
-    """Part of the workers' time that the load is to take: the time that the tokens which arrive
-    need, as fitted to the steps of late, in batches that are full."""
+    """Target utilization of the workers: the time that arriving tokens need in full batches, by
+    step times fitted to recent steps, as a part of the workers' time."""
     target_queue_delay_ms: float = field(default=1000.0, metadata=_RARE)
-    """Longest time that the next request should be expected to wait before a worker begins it.
-    Where it waits longer, workers are taken to be busy all the time, and what they get done is
-    measured."""
+    """Longest acceptable queueing delay of the next request, as expected, in milliseconds. While it
+    is longer, workers are taken to be always busy, and their throughput is measured."""
     target_kv_usage: float = field(default=0.85, metadata=_RARE)
-    """Part of the KV caches that running and waiting requests are to take."""
+    """Target part of the KV caches that running and waiting requests take."""
     backlog_horizon_s: float = field(default=30.0, metadata=_RARE)
-    """Seconds in which what waits should be worked off once more workers are there. It may take
-    longer after a start of T seconds: T * target_load / (1 - target_load), in which workers do it
-    with the time that the load leaves them."""
+    """Seconds in which the backlog should be worked off once new workers run. After a start of T
+    seconds it may take T * target_load / (1 - target_load) if that is longer: as long as workers
+    need that use only the time which the load leaves idle."""
     upscale_delay_s: float = field(default=3.0, metadata=_RARE)
-    """Seconds for which more workers must have been wanted before they are started, longer in
-    proportion where a start takes longer than 30 s; from zero the first one is started at once."""
+    """Seconds for which more workers must be needed before they are started; longer in proportion
+    where a start takes more than 30 s. With no worker the first one is started at once."""
     downscale_delay_s: float = field(default=300.0, metadata=_RARE)
-    """Seconds for which fewer workers must have been plenty before any that runs is let go; four
-    times as long where they only just suffice, and up to eight times longer after each time that
-    one was missed soon after it had gone."""
+    """Seconds for which much fewer workers must suffice before running ones are stopped; four times
+    as long if fewer only just suffice. Doubled, up to eightfold, each time that workers are needed
+    again soon after some were stopped."""
     downscale_to_zero_delay_s: float = field(default=600.0, metadata=_RARE)
-    """Seconds without any request before the last worker is let go, with --min-workers 0."""
+    """Seconds without any request before the last worker is stopped, with --min-workers 0."""
 
     def __post_init__(self) -> None:
         if self.max_workers < 0 or self.min_workers < 0:
@@ -66,14 +65,14 @@ class AutoscalingConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether the number of workers follows the load at all."""
+        """Whether the number of workers follows the load."""
         return self.max_workers > 0
 
     @property
     def to_zero(self) -> bool:
-        """Whether there may be no worker at all."""
+        """Whether the last worker of an idle model is stopped."""
         return self.enabled and not self.min_workers
 
     def bounded(self, count: int) -> int:
-        """`count`, brought within the bounds."""
+        """`count`, clamped to the bounds."""
         return max(self.min_workers, min(self.max_workers, count))

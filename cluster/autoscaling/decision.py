@@ -1,4 +1,4 @@
-"""The decision: how many workers a model should have."""
+"""Decision of the autoscaler: the target number of a model's workers."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from cluster.autoscaling.planning import ServiceRate, SteadyWork, workers_needed
 from cluster.autoscaling.starts import SHORT_S, StartTimes
 
 _BAND = 0.1
-"""Around numbers of workers: so much over what n can do is still theirs, and n - 1 must be so much
-more than enough before one goes."""
+"""Tolerance around a number of workers: n workers do for a need of up to (1 + 0.1) n, and some are
+stopped only where the rest does for a need that is larger by 1 / (1 - 0.1)."""
 _STEP = 0.2
-"""Least part by which a number of workers changes, where that is more than one. A load that grows
-and shrinks eightfold within a day changes it 2 ln 8 / ln 1.2 = 23 times."""
+"""Least part by which the number of workers changes, where that is more than one worker. A load
+that grows and shrinks eightfold within a day changes the number 2 ln 8 / ln 1.2 = 23 times."""
 _SURE = 0.6
+"""Utilization of fewer workers, relative to the targets, up to which they are much more than
+enough: the others are stopped after one downscale delay."""
 _DOUBT = 4.0
-"""Fewer workers go after one delay where the load leaves them so much below what they can do, and
-after so many delays where they only just suffice: noise would have them back soon."""
+"""Downscale delays after which workers are stopped where fewer only just suffice: noise of the load
+would soon start them again."""
 _MOST_PATIENCE = 8.0
+"""Largest factor of the downscale delay."""
 _REGRET = 2.0
-"""Window of regret, in downscale delays: more workers wanted again so soon after some have gone
-mean that they were missed."""
+"""Downscale delays within which workers that are needed again were stopped too early."""
 
 
 @dataclass(slots=True)
 class _Wish:
-    """Fewer workers than the present ones have sufficed for a while."""
+    """A period in which fewer workers than the present ones suffice."""
 
     since: float
+    """Time at which it began."""
     most: float
-    """Most workers that were needed in that time."""
+    """Most workers that were needed in it."""
 
 
 class Autoscaler:
-    """Follows the load of one model: up once it has lasted a part of a start, down after minutes.
+    """Autoscaler of one model: decides on the target number of workers by the model's load.
 
-    More workers are started for the least that was needed for `upscale_delay_s`, which is longer
-    in proportion where workers take longer to start than a short start: a burst that is over by
-    then buys nothing. Those that do not run yet serve nobody, and are called off once the load
-    no longer needs them. Of those that run fewer remain once the most that was needed for
-    `downscale_delay_s` is much less, or just less for four times as long. Numbers change in steps
-    of a fifth at least. So load that comes and goes within that time keeps its workers, and where
-    workers that were let go are soon missed, the delay doubles.
+    Up: by the least need within `upscale_delay_s`, which grows in proportion where a start takes
+    longer than SHORT_S, so a burst that is over by then starts no worker. Workers that are still
+    starting are cancelled once the load does not need them. Down, of running workers: once the most
+    that was needed within `downscale_delay_s` is much less than there are, or just less for four
+    times as long. The number changes by a fifth at least. Where workers are needed again soon after
+    some were stopped, the delay doubles.
 
-    Pure but for what it remembers: no clock of its own, no randomness.
+    Deterministic: it has state, but no clock of its own and no randomness.
 
     Args:
         config: bounds, targets and delays.
@@ -59,30 +61,32 @@ class Autoscaler:
         self._rate = ServiceRate(config, _MOST_PATIENCE * config.downscale_delay_s)
         self._steady = SteadyWork()
         self._least = _SlidingLeast()
-        """Least workers that were needed while more may be started."""
+        """Least number of workers that were needed within the upscale delay."""
         self._least_negative = _SlidingLeast()
-        """The most, with its sign turned, while some that start may be called off."""
+        """Most workers that were needed within `_DOUBT` upscale delays, negated."""
         self._rose_at: float | None = None
+        """Time of the last decision for more workers."""
         self._downs: list[_Wish | None] = [None, None]
-        """Wishes for fewer workers: where these are plenty, and where they just suffice."""
+        """Periods in which fewer workers are much more than enough, and in which they suffice."""
         self._idle_since: float | None = None
         self._fell_at: float | None = None
-        """When workers were let go last, unless more were started since."""
+        """Time at which running workers were stopped last; None if more were started since."""
         self._patience = 1.0
+        """Factor of the downscale delay."""
 
     def observe(self, target: int, running: int, now: float) -> None:
-        """Looks at workers while nothing is known of the load; `decide` does so, too."""
+        """Updates the start-up times alone, while no load is known; `decide` does so, too."""
         self._starts.observe(target, running, now)
 
     def decide(self, load: FleetLoad, target: int, now: float, running: int | None = None) -> int:
-        """How many workers there should be.
+        """The new target number of workers.
 
         Args:
-            load: of the moment.
-            target: how many there should be so far; some of them may not be up yet.
-            now: seconds on any clock that does not go back.
-            running: workers that have started, whether or not they take requests at the moment;
-                none of them is called off. Those that are ready, if not given.
+            load: the present load.
+            target: the present target; some of these workers may still be starting.
+            now: time in seconds of a monotonic clock.
+            running: workers that have started, whether or not they are ready for requests; none of
+                them is cancelled. Those that are ready, if not given.
         """
         running = load.num_ready if running is None else running
         self.observe(target, running, now)
@@ -97,11 +101,12 @@ class Autoscaler:
             self._idle_since = now
         decided = self._config.bounded(target)
         if self._config.to_zero and self._idle_for(self._config.downscale_to_zero_delay_s, now):
-            # Serve goes there by way of one, for which the mean of what is over is too much.
+            # Whatever the mean of past load needs. Serve sets the target to one on the way to zero:
+            # there this branch decides again.
             decided = 0
         elif not target:
-            # Whoever waits finds no worker at all, and a delay would add to that. Where nobody
-            # does, what there is of load is the tail of a mean over what is over.
+            # Requests wait for a first worker: no delay is added. Without any request what is left
+            # of the load is the decaying mean of past load, which needs no worker.
             decided = self._config.bounded(_up_to(needed) if load.active else 0)
         elif (higher := self._higher(lasting, target, now)) > target:
             decided = higher
@@ -114,23 +119,24 @@ class Autoscaler:
         return decided
 
     def wanted(self, load: FleetLoad) -> float:
-        """Workers that a load needs as of the last decision; see `workers_needed`."""
+        """Workers that a load needs, by the averages of the last decision; see `workers_needed`."""
         return workers_needed(
             load, self._steady.value, self._starts, self._rate.value, self._config
         )
 
     @property
     def start_s(self) -> float:
-        """Seconds that a worker takes to start, as measured."""
+        """Seconds that a worker usually takes to start, see `StartTimes`."""
         return self._starts.usual_s
 
     @property
     def _upscale_delay_s(self) -> float:
-        """Seconds for which more must be needed: the same part of every start."""
+        """Seconds for which more workers must be needed, in proportion to a start."""
         return self._config.upscale_delay_s * max(self.start_s / SHORT_S, 1.0)
 
     def _higher(self, lasting: float | None, target: int, now: float) -> int:
-        """Stuck starts stand for no worker: as many more are wanted."""
+        """A larger target for the need that has lasted, or the present one. Stuck starts do not
+        count as workers: as many more are started."""
         lost = self._starts.num_lost
         alive = target - lost
         if lasting is None or _up_to(lasting) <= alive:
@@ -141,11 +147,12 @@ class Autoscaler:
         return self._config.bounded(more + lost)
 
     def _called_off(self, needed: float, negative: float | None, target: int, running: int) -> int:
-        """Workers that start go at once where they are plenty, and soon where fewer suffice.
+        """A smaller target that cancels workers which are still starting, or the present one.
 
-        By two steps at least: those that noise alone makes look superfluous will be wanted back,
-        and what they have done of their start would be lost. Serve stops first what does not run
-        yet. The first worker of all is not called off: whoever gave up waiting for it comes again.
+        At once where fewer are much more than enough, after `_DOUBT` upscale delays where they
+        suffice. By two steps at least: workers cancelled for noise of the load would be needed
+        again, and their start would have been in vain. Serve stops starting replicas first. The
+        only worker is not cancelled: a client that gave up waiting for it will try again.
         """
         if target <= running:
             return target
@@ -157,6 +164,7 @@ class Autoscaler:
         return self._config.bounded(min(max(keep, running, 1), target))
 
     def _lower(self, needed: float, target: int, now: float) -> int:
+        """A smaller target that stops running workers, or the present one."""
         decided = target
         for place, (part, times) in enumerate(((_SURE, 1.0), (1.0, _DOUBT))):
             if max(_down_to(needed / part), 1) > _step_below(target):
@@ -189,36 +197,36 @@ class Autoscaler:
 
 
 class _SlidingLeast:
-    """The least of a value over the last seconds."""
+    """Sliding-window minimum of a value over time."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._rising: deque[tuple[float, float]] = deque()
-        """Times and values; those that a later one undercuts are gone."""
+        """Times and values, both increasing: a value is dropped when a smaller one follows."""
 
     def over(self, seconds: float, value: float, now: float) -> float | None:
-        """Takes a value; None while we have not looked for so long."""
+        """Adds a value; returns the minimum over the last `seconds`, None until as many passed."""
         if self._since is None:
             self._since = now
         while self._rising and self._rising[-1][1] >= value:
             self._rising.pop()
         self._rising.append((now, value))
-        # The last one before the window held when it began.
+        # The last value before the window is still that at its beginning.
         while len(self._rising) > 1 and self._rising[1][0] <= now - seconds:
             self._rising.popleft()
         return self._rising[0][1] if now - self._since >= seconds else None
 
 
 def _up_to(wanted: float) -> int:
-    """Fewest workers that are not too few."""
+    """Fewest workers that do for a need, the tolerance used up."""
     return ceil(wanted / (1.0 + _BAND))
 
 
 def _down_to(wanted: float) -> int:
-    """Fewest workers that are plenty."""
+    """Fewest workers that do for a need, the tolerance kept free."""
     return ceil(wanted / (1.0 - _BAND))
 
 
 def _step_below(count: int) -> int:
-    """Most workers that are a step fewer."""
+    """Most workers that are a step (`_STEP`) or more below `count`."""
     return min(floor(count / (1.0 + _STEP)), count - 1)

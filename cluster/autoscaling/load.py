@@ -1,4 +1,4 @@
-"""The load of a model: what its workers have to do, in units of workers."""
+"""Load of a model, in units of workers and of their time."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from router.serving.load import LoadReport
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetLoad:
-    """The load of one model. Tokens are weighed by what they cost, requests are not counted."""
+    """Load of one model. It is measured by the cost of tokens, not by the number of requests."""
 
     num_ready: int = 0
     """Workers that take requests."""
     work: float = 0.0
-    """Workers that what arrives keeps busy: seconds of their time per second."""
+    """Offered load: seconds of workers' time per second that arriving requests need, which is how
+    many workers they keep busy."""
     backlog_s: float = 0.0
-    """Seconds of a worker's time that wait, at workers and at gateways."""
+    """Seconds of a worker's time that queued requests need, at workers and at gateways."""
     queue_delay_s: float = 0.0
-    """How long the next request is expected to wait."""
+    """Seconds that the next request is expected to wait."""
     kv: float = 0.0
-    """Workers whose KV caches running and waiting requests fill."""
+    """Number of workers whose KV caches running and waiting requests fill."""
     active: bool = False
-    """Whether there is any request, wherever it is."""
+    """Whether there is any unfinished request."""
     visited: bool = False
-    """Whether any came of late, which may be over already."""
+    """Whether any request came recently; it may be finished."""
 
 
 def combined(reports: Sequence[LoadReport]) -> FleetLoad:
-    """The load that the gateways of a model report together.
+    """The load of a model from the reports of its gateways, at least one.
 
-    Each tells of the requests that came to itself, which add up, and of the same workers, of which
-    the most is taken: a gateway that has just begun knows less.
+    What gateways report of their own requests adds up. What they report of workers concerns the
+    same ones: the largest value is taken, as a gateway that has just started knows less.
     """
-    if not reports:
-        return FleetLoad()
     return FleetLoad(
         num_ready=round(max(r.num_ready for r in reports)),
         work=sum(r.work for r in reports),

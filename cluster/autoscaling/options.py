@@ -12,19 +12,19 @@ from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 from cluster.autoscaling.config import AutoscalingConfig
 
 REPORT_S = 1.0
-"""Seconds between two reports of a gateway."""
+"""Seconds between two load reports of a gateway."""
 _POLICIES = "cluster.autoscaling.policy"
 
 
 def gateway_replicas(count: int, *, reporting: bool) -> dict[str, Any]:
-    """Options for so many gateways; `reporting` has them tell the controller of their load."""
+    """Options for `count` gateways; with `reporting` Serve collects their load reports."""
     if not reporting:
         return {"num_replicas": count}
     return {"autoscaling_config": _autoscaling(count, count, "GatewayPolicy", {}, REPORT_S)}
 
 
 def worker_replicas(count: int, config: AutoscalingConfig) -> dict[str, Any]:
-    """Options for a model's workers: `count` of them where no autoscaling is asked for."""
+    """Options for a model's workers: the autoscaling policy, or `count` replicas without one."""
     if not config.enabled:
         return {"num_replicas": count}
     bounds = (config.min_workers, config.max_workers)
@@ -34,9 +34,17 @@ def worker_replicas(count: int, config: AutoscalingConfig) -> dict[str, Any]:
 def _autoscaling(
     least: int, most: int, policy: str, arguments: dict[str, Any], interval_s: float
 ) -> ServeAutoscaling:
-    """Serve's own delays are zero: the decision has its own."""
+    """Serve's autoscaling options for a policy. Serve's delays are zero: `Autoscaler` has its own.
+
+    Args:
+        least: fewest replicas.
+        most: most replicas.
+        policy: name of the class in `cluster.autoscaling.policy`.
+        arguments: keyword arguments of the class.
+        interval_s: seconds between two metric reports of a replica.
+    """
     with warnings.catch_warnings():
-        # Serve wants the interval in the environment some day, but reads this one.
+        # Serve deprecates the interval in favour of an environment variable, but still reads it.
         warnings.simplefilter("ignore", DeprecationWarning)
         return ServeAutoscaling(
             min_replicas=least,
@@ -46,8 +54,9 @@ def _autoscaling(
             downscale_to_zero_delay_s=0.0,
             metrics_interval_s=interval_s,
             look_back_period_s=5.0 * interval_s,
-            # HAZARD: before it asks a policy, Serve starts a replica where there is none and any
-            # request was counted in that period. The least in it is none: those were answered.
+            # HAZARD: Serve starts a replica without asking the policy where there is none and the
+            # aggregate of requests over the look-back period is above zero. The minimum is zero,
+            # unless a request is queued for all of it.
             aggregation_function=AggregationFunction.MIN,
             policy=AutoscalingPolicy(
                 policy_function=f"{_POLICIES}:{policy}", policy_kwargs=arguments

@@ -1,4 +1,4 @@
-"""How many workers a load needs: for what arrives, and for what will wait when they are there."""
+"""Number of workers that a load needs, by arriving work, KV caches and backlog."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from cluster.autoscaling.starts import StartTimes
 from router.serving.load import WINDOW_S
 
 _LEAST_RATE = 0.5
-"""Least part of the meter's service rate that a worker is taken to have: a queue says that there is
-too little, but hardly of how much, so the correction at most doubles what is asked for."""
+"""Lower bound of the service rate: a queue shows that there are too few workers, but hardly how
+many more are needed, so the correction at most doubles their number."""
 _LEARN_S = 6.0 * WINDOW_S
-"""Time constant in which the rate follows what is measured; long beside the meter's own, which
-smears every step of the load."""
+"""Time constant in seconds of the measured service rate; long compared with the meter's window,
+over which every step of the load is smeared."""
 _MEAN = 0.5
-"""Time constant, in start-up times, of the mean of arriving work. What comes and goes within a
-start none can answer, and a rise that lasts should not wait for another one."""
+"""Time constant of the mean of arriving work, in start-up times: no new worker could serve work
+that comes and goes within one start, and a rise that lasts should not wait for a second start."""
 _MOST_FULL = 0.9
-"""Utilisation from which the headroom is taken to be no smaller: at 1.0 no backlog would ever be
-worked off by it."""
+"""Upper bound of the utilization in the horizon's formula: at 1.0 no idle time would be left to
+work off a backlog."""
 
 
 class ServiceRate:
-    """The service rate of a worker: work done per second, in the seconds for which the meter counts
-    work.
+    """Measured service rate of a worker: seconds of metered work that it does per second.
 
-    Where requests wait longer than they should, all workers are busy: what arrives and does not add
-    to the queue is what they do. The meter weighs tokens as the step times of late have it; where
-    it is right the rate is 1, where it counts 40 % too little the rate turns out as 0.6. Without a
-    queue nothing is learned, and the correction is forgotten.
+    While the queueing delay exceeds its target, all workers are busy: they do the arriving work
+    less the growth of the backlog. The meter (`router.serving.load`) weighs tokens by fitted step
+    times; the rate is 1 where these are right, and 0.6 where workers do only 60 % of what the meter
+    expects of them. Without a queue the rate cannot be measured, and returns to 1.
 
     Args:
-        config: from which wait on requests wait too long.
-        forget_s: time constant in which the rate returns to 1.
+        config: its `target_queue_delay_ms` is used.
+        forget_s: time constant in seconds of the return to 1.
     """
 
     def __init__(self, config: AutoscalingConfig, forget_s: float) -> None:
@@ -43,14 +42,14 @@ class ServiceRate:
         self._longest_s = config.target_queue_delay_ms * 1e-3
         self._forget_s = forget_s
         self._last: tuple[float, float] | None = None
-        """When we looked last, and the backlog then."""
+        """Time and backlog of the last observation."""
         self._growth = 0.0
-        """Growth of the backlog, in workers; smoothed as the meter smooths what arrives."""
+        """Growth of the backlog in workers, smoothed over the same window as the arriving work."""
         self._num_ready = 0.0
-        """Smoothed in the same way."""
+        """Number of ready workers, smoothed likewise."""
 
     def observe(self, load: FleetLoad, now: float) -> None:
-        """Looks at the load of the moment."""
+        """Updates the rate by the present load."""
         last, self._last = self._last, (now, load.backlog_s)
         if last is None:
             self._num_ready = load.num_ready
@@ -70,20 +69,20 @@ class ServiceRate:
 
 
 class SteadyWork:
-    """The arriving work that lasts, without what is over before a worker could be started for it.
+    """Arriving work without bursts that are over before a worker could be started for them.
 
-    The mean over half a start-up time, or what arrives now where that is less. What rises faster
-    is what the headroom is there for, as long as workers keep up with it.
+    It is the mean over half a start-up time, or the present work if that is less. For faster rises
+    there is the headroom that `target_load` leaves.
     """
 
     def __init__(self) -> None:
         self.value = 0.0
-        """Workers kept busy."""
+        """Number of workers that the steady work keeps busy."""
         self._mean = 0.0
         self._last: float | None = None
 
     def observe(self, work: float, start_s: float, now: float) -> None:
-        """Looks at what arrives while a start takes so long."""
+        """Updates the mean by the present arriving work; `start_s` is the usual start-up time."""
         if self._last is None:
             self._mean = work
         elif now > self._last:
@@ -95,30 +94,31 @@ class SteadyWork:
 def workers_needed(
     load: FleetLoad, steady: float, starts: StartTimes, rate: float, config: AutoscalingConfig
 ) -> float:
-    """Workers that a load needs, neither rounded nor bounded; those that start count as there.
+    """Workers that a load needs, ready and starting ones included, neither rounded nor bounded.
 
-    The most of three. For what arrives steadily: enough to be busy for `target_load` of their time.
-    For KV caches: enough to be filled by `target_kv_usage`. For what waits: enough for all that
-    waits now, and comes in the meantime, to be served by a moment that lies one start and one
-    horizon ahead. A worker that is ready serves all that time, one that is starting the rest of it,
-    and one that is yet to be started for the horizon.
+    The largest of three numbers. For steady work: as many as are busy for `target_load` of their
+    time. For KV caches: as many as are filled to `target_kv_usage`. For the backlog: as many as
+    serve all that is queued now and arrives meanwhile within one start-up time and one horizon.
+    There a ready worker serves for the whole time, a starting one for the rest of it, and one yet
+    to be started for the horizon.
 
-    The horizon is so long that a step of the load asks for no more than what arrives does: at the
-    target a part `1 - target_load` of each worker is idle, and works off what came during a start
-    of T seconds within `T * target_load / (1 - target_load)`.
+    The horizon is `backlog_horizon_s`, or longer, so that a step of the load needs no more workers
+    for the backlog than for steady work: at the target a part `1 - target_load` of each worker is
+    idle, and works off what arrived during a start of T seconds within
+    `T * target_load / (1 - target_load)`.
 
     Args:
-        load: of the moment.
-        steady: part of its work, see `SteadyWork`.
-        starts: what is starting.
-        rate: of service, see `ServiceRate`.
-        config: targets.
+        load: the present load.
+        steady: steady part of its work, see `SteadyWork`.
+        starts: starting workers, and the usual start-up time.
+        rate: service rate of a worker, see `ServiceRate`.
+        config: targets and horizon.
     """
     arriving = load.work / rate
     full = min(config.target_load, _MOST_FULL)
     horizon_s = max(config.backlog_horizon_s, starts.usual_s * full / (1.0 - full))
-    # Both tell of the same queue, in parts of its own each: what is not at a worker yet, and what
-    # weighs more than the meter has it.
+    # Two estimates of the same queue: the backlog covers requests that are still at gateways, the
+    # delay also work that the meter underrates.
     waiting_s = max(load.backlog_s / rate, load.queue_delay_s * load.num_ready)
     span_s = starts.usual_s + horizon_s
     serve_s = [span_s - remaining_s for remaining_s in starts.remaining_s()]
@@ -135,7 +135,15 @@ def workers_needed(
 def _to_serve(
     work_s: float, num_ready: int, span_s: float, serve_s: list[float], new_s: float
 ) -> float:
-    """Workers for so much work: first those that are ready, then those that start, then others."""
+    """Number of workers that do so much work: of the ready ones, then starting ones, then new ones.
+
+    Args:
+        work_s: seconds of work.
+        num_ready: workers that are ready.
+        span_s: seconds that each ready worker serves.
+        serve_s: seconds that each starting worker serves, longest first.
+        new_s: seconds that each new worker serves.
+    """
     left_s = work_s - num_ready * span_s
     if left_s <= 0.0:
         return work_s / span_s

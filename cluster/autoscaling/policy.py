@@ -1,8 +1,8 @@
-"""Ray Serve's policies: one that listens to the gateways, and one per model that decides.
+"""Autoscaling policies for Ray Serve: one that collects gateways' load reports, and one per model.
 
 They run in Serve's controller, which has to be able to import rayfleet. Serve pickles this module
-by value, and with it each object that it has imported by name: the registries are reached through
-their module, which is pickled as a name.
+by value, and with it each object that is imported from another module. So it imports the module
+`registry`, which is pickled by reference, and not REGISTRIES itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.decision import Autoscaler
 
 Decision = tuple[int, dict[str, Any]]
-"""Replicas, and state that Serve would keep."""
+"""Target number of replicas, and state that Serve keeps for the policy (none here)."""
 
 
 class GatewayPolicy:
-    """Leaves the number of gateways as it is, and takes down what they tell of their models."""
+    """Policy of the gateways: keeps their number, and puts their load reports into the registry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,10 +34,10 @@ class GatewayPolicy:
 
 
 class WorkerPolicy:
-    """Decides for one model.
+    """Policy of one model's workers: asks `Autoscaler` with the load from the registry.
 
     Args:
-        clock: seconds from some fixed moment.
+        clock: monotonic clock in seconds.
         config: fields of AutoscalingConfig.
     """
 
@@ -56,7 +56,7 @@ class WorkerPolicy:
             return target, {}
         decided = self._autoscaler.decide(load, target, now, running)
         if decided != target:
-            # Where Serve's controller logs what it does.
+            # The logger of Serve's controller.
             logging.getLogger("ray.serve").info(
                 "%s: %d workers in place of %d, of which %d run; starts take %.0f s; %s",
                 context.deployment_name,

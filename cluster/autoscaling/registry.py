@@ -1,8 +1,8 @@
-"""The last reports of gateways, where all policies of a controller find them.
+"""Registry of the gateways' last load reports, for all autoscaling policies of Serve's controller.
 
-Serve hands a deployment's policy the reports of that deployment alone, while the load of a model is
-known to the gateways, most of all where the model has no worker. It pickles a policy's module by
-value, too, so policies do not share that module's globals: they meet here, in the controller.
+Serve gives a policy the metrics of its own deployment alone, while it is the gateways that know the
+load of a model, above all where the model has no worker. Serve also pickles a policy's module by
+value, so policies share none of that module's globals: they share those of this module.
 """
 
 from __future__ import annotations
@@ -15,29 +15,36 @@ from cluster.autoscaling.load import FleetLoad, combined
 from router.serving.load import LoadReport
 
 STALE_S = 15.0
-"""A gateway that has reported nothing new for so long counts no more."""
+"""Seconds without a new report after which a gateway's last one is ignored."""
 
 
 class _Reported(NamedTuple):
     stamp: float
-    """The gateway's own, which only tells whether it is news."""
+    """Time of the report by the gateway's own clock: only its changes have a meaning here."""
     received_at: float
+    """Time at which the report first arrived, by the controller's clock."""
     values: Mapping[str, float]
+    """Values by the names of `flattened`."""
 
 
 def flattened(deployment: str, report: LoadReport) -> dict[str, float]:
-    """A model's report in the names and numbers that Serve carries."""
+    """A model's report as named numbers, the form of Serve's custom autoscaling metrics."""
     return {f"{deployment}/{name}": value for name, value in report._asdict().items()}
 
 
 class LoadRegistry:
-    """The loads that the gateways of one application reported last."""
+    """Last load reports of the gateways of one Serve application."""
 
     def __init__(self) -> None:
         self._reported: dict[str, _Reported] = {}
 
     def take(self, series: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> None:
-        """Takes what the running gateways have recorded: points in time, by name and replica."""
+        """Replaces all reports by those of the running gateways.
+
+        Args:
+            series: Serve's time series of each metric, by its name and the replica.
+            now: time in seconds of the clock that `load` is asked with.
+        """
         values: dict[str, dict[str, float]] = {}
         stamps: dict[str, float] = {}
         for name, by_replica in series.items():
@@ -54,7 +61,7 @@ class LoadRegistry:
         self._reported = reported
 
     def load(self, deployment: str, now: float) -> FleetLoad | None:
-        """The load of the model with this deployment; None while no gateway reports it."""
+        """The load of the model with this deployment; None without any recent report of it."""
         names = [f"{deployment}/{field}" for field in LoadReport._fields]
         reports = [
             LoadReport(*(reported.values[name] for name in names))
@@ -66,5 +73,5 @@ class LoadRegistry:
 
 
 REGISTRIES: Final[defaultdict[str, LoadRegistry]] = defaultdict(LoadRegistry)
-"""Registries by application: one in a process, which joins the policy of gateways to those of
-models."""
+"""Registries of this process by application: the policy of gateways writes them, those of models
+read them."""

@@ -1,4 +1,4 @@
-"""Workers that are starting, and how long a start takes."""
+"""Workers that are starting, and the time that a start takes."""
 
 from __future__ import annotations
 
@@ -8,47 +8,52 @@ from dataclasses import dataclass
 from math import inf
 
 SHORT_S = 30.0
-"""Seconds of a short start, and of one until the first has been measured: `rayfleet serve` takes 25
-to 57 s with a small model on a node that is there, Ray included."""
+"""Seconds of a short start, which every start is taken to be until one has been measured:
+`rayfleet serve` takes 25 to 57 s with a small model on a running node, Ray's start included."""
 _KEPT = 8
-"""Starts that are remembered. Enough for one odd one not to move their median, few enough to
-follow another image, model or kind of node within one scale-up."""
+"""Measured starts that are kept: enough that one outlier does not move their median, and few enough
+to follow another image, model or kind of node within one scale-up."""
 _OVERDUE = 3.0
-"""Times the usual start-up time after which a start counts as stuck: what RFC 6298 (section 2.2)
-allows a first round trip, its mean and four times the deviation that one measurement suggests."""
+"""Multiple of the usual start-up time after which a start counts as stuck: the first timeout of RFC
+6298 (section 2.2), the mean and four times a deviation that is taken to be half of it."""
 _STUCK_S = 600.0
-"""Seconds after which a start is stuck while none has been measured, as Kubernetes has it."""
+"""Seconds after which a start counts as stuck while none has been measured: the default
+progressDeadlineSeconds of a Kubernetes Deployment."""
 
 
 @dataclass(slots=True)
 class _Start:
     since: float
+    """Time at which the start was first observed."""
     seen: bool
-    """Whether it began while we looked."""
+    """Whether the start began between two observations; its length is known then."""
 
 
 class StartTimes:
-    """Follows the workers that are wanted and do not run yet.
+    """Starts of workers: those under way, and the usual start-up time by those that are over.
 
-    Who takes a worker's place when it died starts, too. Starts are told apart by when they began
-    alone: whoever gets ready is taken to be the oldest that is not overdue.
+    A start is a worker of the target that does not run, the replacement of a dead one included.
+    Only numbers of workers are known: one that begins to run is taken to be the oldest start that
+    is not stuck.
     """
 
     def __init__(self) -> None:
         self.usual_s = SHORT_S
-        """Start-up time: the lower median of the last starts, and of those under way that have
-        taken longer already. Until one has been measured, the longest that any was seen
-        under way, and no less than a short one."""
+        """Usual start-up time in seconds: the lower median of the last measured starts and of those
+        under way that have already taken longer than that median. Until one has been measured: the
+        longest that any has been under way without being stuck, at least SHORT_S."""
         self._starts: list[_Start] = []
-        """Oldest first."""
+        """Starts under way, oldest first."""
         self._took: deque[float] = deque(maxlen=_KEPT)
+        """Seconds of the last measured starts."""
         self._newest_ready = -inf
-        """When the newest of the workers that got ready was asked for."""
+        """Time at which the start began that is the newest of those that are over."""
         self._running: int | None = None
         self._now = 0.0
+        """Time of the last observation."""
 
     def observe(self, target: int, running: int, now: float) -> None:
-        """Looks at so many workers that are wanted, of which so many run."""
+        """Updates the starts by the target number of workers and the number that run."""
         self._now = now
         first, self._running = self._running, running
         for _ in range(running - first if first is not None else 0):
@@ -61,17 +66,17 @@ class StartTimes:
 
     @property
     def num_lost(self) -> int:
-        """Stuck starts that others are to be started for.
+        """Number of stuck starts that others should replace.
 
-        Where workers that were asked for no earlier have got ready, it is the start that fails. In
-        a cluster that is full none gets ready: there only one more is tried.
+        A start that a newer one has overtaken is stuck by itself: it is replaced. Stuck starts that
+        none has overtaken may lack a free node, as in a full cluster: one of them is replaced.
         """
         stuck = [start.since for start in self._starts if self._stuck(start)]
         alone = sum(since <= self._newest_ready for since in stuck)
         return alone + (len(stuck) > alone)
 
     def remaining_s(self) -> list[float]:
-        """Seconds until each start that is not stuck should be over, soonest first."""
+        """Expected seconds left of each start that is not stuck, shortest first."""
         usual = self.usual_s
         return [
             max(start.since + usual - self._now, 0.0)
@@ -105,5 +110,5 @@ class StartTimes:
 
 
 def _median(values: Sequence[float]) -> float:
-    """The lower one of an even number."""
+    """The median; of an even number of values the lower of the middle two."""
     return sorted(values)[(len(values) - 1) // 2]
