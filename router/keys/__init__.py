@@ -1,4 +1,4 @@
-"""API keys: who they belong to, what each may do, and what it uses now."""
+"""API keys: their names, permissions, limits, and current use."""
 
 from router.keys.entry import KeyEntry, digest_of
 from router.keys.file import KeyFile

@@ -1,4 +1,4 @@
-"""One API key and what it may do."""
+"""KeyEntry: an API key with its name, permissions and limits."""
 
 from __future__ import annotations
 
@@ -11,63 +11,66 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 MAX_PRIORITY = 9
+"""Greatest priority of a request."""
 PREFIX = "sha256:"
-"""Stands before the hexadecimal SHA-256 of a key, where the key itself is not written down."""
+"""Prefix of the hexadecimal SHA-256 of a key, which may be given in place of the key."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Pattern of names of keys."""
 RESERVED_NAMES = frozenset(("default", "other"))
-"""Labels of metrics for requests without a key, and for tenants that metrics do not distinguish."""
+"""Labels of metrics for requests without a key, and for tenants without a label of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyEntry:
-    """An API key: who may ask, and for how much."""
+    """An API key with its permissions and limits. A limit of 0 is none."""
 
     name: str
-    """Stands for it in metrics and the audit log; no secret."""
+    """Name of the key in metrics and the audit log; not secret."""
     digests: tuple[bytes, ...] = field(repr=False)
-    """SHA-256 of its key; of several while one replaces another."""
+    """SHA-256 of the key, or of several keys while one replaces another."""
     is_named: bool = True
-    """Whether somebody gave it the name, so that it outlives its keys."""
+    """Whether the name is from a key file, and not derived from the key."""
     expires: float = math.inf
-    """Unix seconds after which it is none."""
+    """Unix time in seconds at which the key expires."""
     requests_per_minute: float = 0.0
-    """0 for any number, as below."""
+    """Most requests per minute."""
     tokens_per_minute: float = 0.0
-    """Prompt tokens and generated ones."""
+    """Most tokens per minute, prompts and generated ones together."""
     max_concurrent_requests: int = 0
+    """Most requests that are open at a time."""
     max_priority: int = MAX_PRIORITY
-    """Most urgent `priority` that it may ask for."""
+    """Greatest `priority` that its requests may have."""
     slo: bool = True
-    """Whether it may ask for an SLO."""
+    """Whether its requests may have an SLO."""
     models: frozenset[str] = frozenset()
-    """Names of models that it may use; empty for all."""
+    """Names of the models that it may use; empty for all."""
 
     def may_use(self, *names: str) -> bool:
-        """Whether it may use a model that has these names."""
+        """Whether the key may use a model that has these names."""
         return not self.models or not self.models.isdisjoint(names)
 
 
 def digest_of(key: bytes) -> bytes:
-    """The digest that is compared in place of a key."""
+    """SHA-256 of a key, by which keys are compared."""
     return hashlib.sha256(key).digest()
 
 
 def unnamed(key: str) -> KeyEntry:
-    """An entry for a key, or for `sha256:` and its digest, that nobody gave a name.
+    """The entry of a key without a name, which is given itself or as `sha256:DIGEST`.
 
     Raises:
-        ValueError: it begins like a digest and is none.
+        ValueError: the digest is malformed.
     """
     digest = _digest(key)
-    # Hashed again: the name goes to people who are not to compare it with digests they have.
+    # Hashed again, since the name is public, and must not tell which digest it is of.
     return KeyEntry(name=hashlib.sha256(digest).hexdigest()[:16], digests=(digest,), is_named=False)
 
 
 def named(name: str, table: object) -> KeyEntry:
-    """An entry from a table of a key file.
+    """The entry of a table `[name]` in a key file.
 
     Raises:
-        ValueError: something in it is wrong; the text says what, and holds no key.
+        ValueError: the name or an option is wrong; the message contains no key.
     """
     if not NAME.fullmatch(name) or name in RESERVED_NAMES:
         raise ValueError(

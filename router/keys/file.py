@@ -1,4 +1,4 @@
-"""API keys that lie in files, such as a mounted Kubernetes Secret, and change while serving."""
+"""KeyFile: API keys in files, such as a mounted Kubernetes Secret, which may change at any time."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from router.keys.entry import KeyEntry, named, unnamed
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 5.0
-"""How long a changed file may go unnoticed."""
+"""Seconds between two checks for changed files."""
 STABLE_S = 1.0
-"""A file that is written in place is read half-written: what is new counts once it has been the
-same for as long."""
+"""Seconds for which changed files must stay the same before they count: a file that is written in
+place may be read half-written."""
 
 
 class KeyFile:
-    """The keys in `path`; of a folder, those of all its files.
+    """The API keys in a file, or in all files of a folder.
 
-    A file holds a key per line, or `sha256:` and its digest. Or it is TOML, and begins with a
-    table: see KeyEntry for what one may hold.
+    A file has a key or `sha256:DIGEST` per line. Or it is TOML and begins with a table, which has
+    the fields of a KeyEntry:
 
         # comments begin so
         [search-team]
         key = "sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
         requests_per_minute = 600
 
-    Files whose names begin with a dot are left out: Kubernetes keeps its own there. What is wrong,
-    empty or unreadable later leaves the former keys valid, and `is_stale` tells so.
+    Files whose names begin with a dot are ignored, since Kubernetes keeps its own there. Files that
+    become wrong, empty or unreadable leave the former keys valid, and set `is_stale`.
 
     Args:
-        path: file or folder.
-        clock: monotonic seconds.
+        path: the file or folder.
+        clock: time in seconds from some fixed moment.
 
     Raises:
-        ValueError: it cannot be read, is wrong, or holds no key.
+        ValueError: the path cannot be read, or a file is wrong, or there is no key.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = Path(path)
         self._clock = clock
         self.is_stale = False
-        """Whether the files say something that could not be taken."""
+        """Whether the files have changed to something wrong or unreadable."""
         try:
             self._texts = self._read()
         except OSError as error:
@@ -56,14 +56,15 @@ class KeyFile:
         self._pending: dict[str, bytes] | None = None
 
     def entries(self) -> tuple[KeyEntry, ...]:
-        """All keys, as the files have them now; the same tuple until they change."""
+        """All keys of the files; the same tuple object until they change."""
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + (STABLE_S if self._has_changed() else CHECK_INTERVAL_S)
         return self._entries
 
     def _has_changed(self) -> bool:
-        """Looks into the files; whether there is something new in them that may still change."""
+        """Reads the files; returns whether they have changed and must be read again to be
+        stable."""
         try:
             texts = self._read()
         except OSError as error:
@@ -114,10 +115,10 @@ class KeyFile:
 
 
 def parse_keys(text: str) -> list[KeyEntry]:
-    """The keys that a file holds; of a key that is there twice, one.
+    """The keys in the text of a file, each once.
 
     Raises:
-        ValueError: it is wrong; the text holds no key.
+        ValueError: the text is wrong; the message contains no key.
     """
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith("#")]
@@ -127,7 +128,7 @@ def parse_keys(text: str) -> list[KeyEntry]:
 
 
 def refuse_doubles(entries: Sequence[KeyEntry]) -> None:
-    """Raises ValueError for a key, or the name of one, that two entries have."""
+    """Raises ValueError if two entries have the same key, or the same name."""
     names = Counter(entry.name for entry in entries if entry.is_named)
     doubles = [name for name, count in names.items() if count > 1]
     owners: dict[bytes, str] = {}

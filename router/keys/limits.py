@@ -1,4 +1,4 @@
-"""The use of each API key now, held against what it may use."""
+"""KeyLimits: counts the use of API keys against their limits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MINUTE_S = 60.0
 
 
 class KeyLimits:
-    """The use of all keys at one gateway. Belongs to the event loop.
+    """The use of all keys at one gateway, on its event loop.
 
-    Requests spread evenly over gateways, so each counts its own against its part of a limit, and no
-    two have to agree: a key's limit holds for all of them as far as they are asked evenly.
+    Each of n gateways counts its own requests against 1/n of a limit, without communication:
+    requests are spread evenly over gateways, so the limit holds for all of them together.
 
     Args:
-        num_gateways: how many there are.
+        num_gateways: number of gateways.
     """
 
     def __init__(self, num_gateways: int = 1) -> None:
@@ -26,7 +26,8 @@ class KeyLimits:
         self._uses: dict[str, KeyUse] = {}
 
     def of(self, entry: KeyEntry) -> KeyUse:
-        """The use of a key; it continues where its limits or the key itself are exchanged."""
+        """The use of a key, which is found by its name, also after its limits or digests
+        changed."""
         use = self._uses.get(entry.name)
         if use is None:
             use = self._uses[entry.name] = KeyUse(entry, self._num_gateways)
@@ -35,42 +36,51 @@ class KeyLimits:
         return use
 
     def keep(self, entries: Sequence[KeyEntry]) -> None:
-        """Forgets keys that are no more; requests they have open end as they would."""
+        """Forgets the use of keys that are not among `entries`; open requests are not affected."""
         names = {entry.name for entry in entries}
         for name in self._uses.keys() - names:
             del self._uses[name]
 
 
 class KeyUse:
-    """One key's requests and tokens.
+    """Use of one key: open requests, and token buckets for requests and tokens per minute.
 
-    What is left of a rate grows evenly, up to what comes in a minute. A request is let in while
-    something is left, and its tokens are taken off when they are known; so that may be less than
-    none, and the next one waits until it is made up for.
+    A request is admitted while the bucket of tokens is not empty, and its tokens are taken when
+    they are known. So the bucket may go below zero, and later requests wait until it is refilled.
+
+    Args:
+        entry: the key.
+        num_gateways: number of gateways.
     """
 
     __slots__ = ("_part", "entry", "num_open", "requests", "tokens")
 
     def __init__(self, entry: KeyEntry, num_gateways: int = 1) -> None:
         self._part = 1.0 / num_gateways
+        """Fraction of the limits that this gateway may use."""
         self.num_open = 0
+        """Number of open requests."""
         self.requests = Bucket()
         self.tokens = Bucket()
         self.change(entry)
 
     def change(self, entry: KeyEntry) -> None:
-        """Other limits hold from now on."""
+        """Replaces the limits by those of `entry`."""
         self.entry = entry
         self.requests.per_minute = entry.requests_per_minute * self._part
         self.tokens.per_minute = entry.tokens_per_minute * self._part
 
     @property
     def max_open(self) -> int:
-        """Requests that it may have open here; 0 for any number."""
+        """Most requests that may be open at this gateway; 0 for no limit."""
         return math.ceil(self.entry.max_concurrent_requests * self._part)
 
     def begin(self, now: float) -> ApiError | None:
-        """Counts a request, which `end` is to follow; or why it has to wait, and is not counted."""
+        """Counts a request, which must be followed by `end`.
+
+        Returns:
+            The error (429) of a request that reaches a limit, which is not counted; else None.
+        """
         if self.max_open and self.num_open >= self.max_open:
             most = self.entry.max_concurrent_requests
             return rate_limited(f"this API key may have {most} request(s) open at a time", 1)
@@ -85,17 +95,16 @@ class KeyUse:
         return None
 
     def end(self) -> None:
-        """A request that was begun has ended, however."""
+        """Ends a request that `begin` has counted."""
         self.num_open -= 1
         assert self.num_open >= 0
 
     def spend(self, num_tokens: int, now: float) -> None:
-        """Takes tokens of a request off, which it may owe."""
+        """Takes tokens of a request from the bucket, which may go below zero."""
         self.tokens.take(num_tokens, now)
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
-        """Headers that tell what is left, under OpenAI's names; of all gateways, as far as this one
-        knows."""
+        """OpenAI's x-ratelimit headers; numbers are estimates for all gateways."""
         headers: list[tuple[bytes, bytes]] = []
         for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if bucket.per_minute:
@@ -110,7 +119,7 @@ class KeyUse:
 
 
 class Bucket:
-    """A token bucket: what is left of a rate per minute; 0 for a rate without end."""
+    """A token bucket that is refilled at a rate per minute; a rate of 0 is no limit."""
 
     __slots__ = ("_at", "_left", "_per_minute")
 
@@ -121,12 +130,12 @@ class Bucket:
 
     @property
     def capacity(self) -> float:
-        """Most that may be left: what comes in a minute, and one where that is less."""
+        """Size of the bucket: what is refilled in a minute, at least 1."""
         return max(1.0, self._per_minute)
 
     @property
     def per_minute(self) -> float:
-        """The rate."""
+        """Rate of refilling, per minute."""
         return self._per_minute
 
     @per_minute.setter
@@ -136,18 +145,18 @@ class Bucket:
         self._per_minute = rate
 
     def left(self, now: float) -> float:
-        """May be below 0."""
+        """Content of the bucket; may be below 0."""
         grown = self._left + (now - self._at) * self._per_minute / MINUTE_S
         return min(self.capacity, grown)
 
     def take(self, amount: float, now: float) -> None:
-        """Takes it off, whatever is left."""
+        """Takes an amount, whatever is left."""
         if self._per_minute:
             self._left = self.left(now) - amount
             self._at = now
 
     def wait_s(self, least: float, now: float) -> float:
-        """Seconds until there is `least` left, and more than nothing."""
+        """Seconds until the content is at least `least`, and above 0."""
         if not self._per_minute:
             return 0.0
         left = self.left(now)

@@ -1,4 +1,4 @@
-"""All keys of one kind: some were given, the rest are in files."""
+"""KeyRing: finds the API key of a request among keys from options and files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from router.keys.file import KeyFile
 
 
 class KeyRing:
-    """Finds who presents a key.
+    """All API keys of one kind (for clients, or for operators).
 
-    A key is looked up by its digest, which nobody can choose: the time of it tells nothing.
+    Keys are looked up by their digests, which attackers cannot choose, so the time of a look-up
+    reveals nothing about keys.
 
     Args:
-        keys: given.
-        path: of a file, or folder of files; empty for none. See KeyFile.
-        clock: Unix seconds.
+        keys: keys from options.
+        path: file or folder of files with keys, see KeyFile; empty for none.
+        clock: Unix time in seconds.
 
     Raises:
-        ValueError: the file cannot be read, is wrong, or holds no key.
+        ValueError: a file cannot be read, is wrong, or has no key.
     """
 
     def __init__(
@@ -34,24 +35,24 @@ class KeyRing:
         self._from_file: tuple[KeyEntry, ...] = ()
         self._by_digest: dict[bytes, KeyEntry] = {}
         self.entries: tuple[KeyEntry, ...] = ()
-        """All of them, as of the last look-up."""
+        """All keys as of the last look-up."""
         self._refresh()
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are none, and will be none."""
+        """Whether there are neither keys nor a file of keys."""
         return not self._given and self._file is None
 
     @property
     def is_stale(self) -> bool:
-        """Whether a file says something that could not be taken."""
+        """Whether a file of keys has changed to something wrong or unreadable."""
         return self._file is not None and self._file.is_stale
 
     def find(self, scope: Scope) -> KeyEntry | None:
-        """The entry whose bearer token a request presents; None where it is nobody's, or has
-        expired.
+        """The entry of the key in a request's headers; None if it is unknown or has expired.
 
-        Anthropic's clients present it as x-api-key; a request that has both means the bearer token.
+        The key is a bearer token or, as Anthropic's clients send it, x-api-key; the former counts
+        if there are both.
         """
         self._refresh()
         key = _presented(scope["headers"])
@@ -64,14 +65,14 @@ class KeyRing:
             return
         self._from_file = from_file
         self.entries = (*from_file, *self._given)
-        # Of a key that was given and is in a file too, the file knows more.
+        # For a key from the options that is also in a file the file's entry counts.
         self._by_digest = {
             digest: entry for entry in reversed(self.entries) for digest in entry.digests
         }
 
 
 def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The key in a request's headers; empty for none."""
+    """The key in a request's headers; empty if there is none."""
     other = b""
     for name, value in headers:
         if name == b"authorization":

@@ -1,4 +1,4 @@
-"""The defaults that a checkpoint recommends: values for sampling, and how long requests may be."""
+"""Defaults from a checkpoint's files: sampling parameters, chat template, length limits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from worker.wire.tokenizer import checkpoint_folder, read_json
 logger = logging.getLogger(__name__)
 
 APPLIED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that become default sampling parameters, as in vLLM."""
 NEUTRAL = {"no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
+"""Fields that are not applied, with the value that changes nothing."""
 UNSAID_LENGTH = 131_072
-"""Tokens: the longest default of `max_position_embeddings` in transformers' configurations."""
+"""Tokens of a context whose length config.json omits: the longest default of
+`max_position_embeddings` in transformers."""
 
 
 def load_sampling_defaults(model: str) -> dict[str, Any]:
-    """Values for what a request leaves open, as vLLM applies them; empty if none are given."""
+    """Default sampling parameters of a checkpoint's generation_config.json; empty without one."""
     config = read_json(checkpoint_folder(model) / "generation_config.json")
     for name, neutral in NEUTRAL.items():
         if config.get(name) not in (None, neutral):
@@ -30,15 +33,15 @@ def load_sampling_defaults(model: str) -> dict[str, Any]:
 
 
 def recommended_sampling(model: str, source: str) -> dict[str, Any]:
-    """Values for what a request leaves open.
+    """Default sampling parameters of a model, as --generation-config chooses them.
 
     Args:
-        model: the checkpoint's folder or Hub name.
-        source: `auto` for what the checkpoint recommends, `vllm` for nothing, else a folder or Hub
-            name whose generation_config.json does.
+        model: folder or Hub name of the checkpoint.
+        source: `auto` for the checkpoint's own, `vllm` for none, else the folder or Hub name of
+            another generation_config.json.
 
     Raises:
-        ValueError: the source has no such file.
+        ValueError: the source has no generation_config.json.
     """
     if source == "vllm":
         return {}
@@ -50,7 +53,7 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
 
 
 def read_chat_template(given: str) -> str:
-    """The Jinja source that `given` is, or that is in the file of that name.
+    """A chat template: `given` is Jinja source, or the path of a file with it.
 
     Raises:
         ValueError: it is neither.
@@ -66,8 +69,7 @@ def read_chat_template(given: str) -> str:
 
 
 def assumed_limits(model: str) -> Limits:
-    """Limits that no worker of a checkpoint exceeds; of lengths alone, while none has reported its
-    own."""
+    """Limits on lengths that no worker of a checkpoint exceeds, until workers report their own."""
     config = read_json(checkpoint_folder(model) / "config.json")
     positions = config.get("max_position_embeddings")
     length = positions if isinstance(positions, int) else UNSAID_LENGTH

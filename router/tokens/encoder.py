@@ -1,4 +1,4 @@
-"""Chat templates, tokenizing and block hashing, of long prompts in a thread pool."""
+"""PromptEncoder: renders, tokenizes and hashes prompts, long ones in a thread pool."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from worker.wire.tokenizer_fingerprint import difference, fingerprint
 T = TypeVar("T")
 
 _PER_VALUE = 8
-"""Characters that a template may write for a value besides those it has: names, brackets, signs."""
+"""Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Characters or tokens that are worked on at once: this takes less than half a millisecond, while a
-thread that is handed work beside a busy event loop may wait 5 ms for the interpreter."""
+"""Characters or tokens up to which a prompt is encoded on the event loop, in less than 0.5 ms; a
+thread may wait 5 ms for the GIL beside a busy event loop."""
 
 
 class PromptEncoder:
-    """Makes prompts of one model ready to be routed.
+    """Encodes the prompts of one model for routing.
+
+    Methods take the `owner` of a prompt, the name of an API key: owners share the threads fairly.
 
     Args:
-        tokenizer: of the model.
-        fleet: says how its workers hash blocks.
-        pool: where the work on long prompts is done, which would hold up the event loop.
-        assumed: what holds of lengths while no worker is ready to tell its limits.
+        tokenizer: tokenizer of the model.
+        fleet: workers of the model, whose limits and block-hash parameters apply.
+        pool: threads for long prompts, which would block the event loop.
+        assumed: limits that apply while no worker is ready.
     """
 
     def __init__(self, tokenizer: Tokenizer, fleet: Fleet, pool: WorkPool, assumed: Limits) -> None:
@@ -59,13 +61,21 @@ class PromptEncoder:
         num_bytes: int = 0,
         last: int | None = None,
     ) -> PromptBlocks:
-        """The prompt of a chat of so many bytes; `owner` shares the threads with others.
+        """Encodes the prompt of a chat.
 
-        With `last` it has no more tokens than that, its last ones.
+        Args:
+            chat: the chat.
+            feasibility: the check of the prompt's length.
+            cache_salt: salt of the prefix cache.
+            tenant: tenant whose prefix cache it is; empty for none.
+            session: the client's name of the conversation; empty for none.
+            owner: name of the API key.
+            num_bytes: bytes of the request's body.
+            last: most tokens of the prompt, of which the last are kept; None for all.
 
         Raises:
-            ApiError: too much is waiting already, the template refuses the messages, or no worker
-                can run such a prompt.
+            ApiError: 429 if too much work is waiting; 400 if the template refuses the messages, or
+                no worker can run the prompt.
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility, last)
@@ -93,13 +103,14 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         last: int | None = None,
     ) -> list[PromptBlocks]:
-        """Plain prompts, as text or token ids; `owner` shares the threads with others.
+        """Encodes prompts that are texts or token ids. For the other arguments see `chat`.
 
-        With `last` each has no more tokens than that, its last ones.
+        Args:
+            add_special_tokens: whether to add the tokens that the tokenizer puts around texts.
 
         Raises:
-            ApiError: too much is waiting already, an id is outside the vocabulary, or no worker can
-                run one of the prompts.
+            ApiError: 429 if too much work is waiting; 400 if a token id is outside the vocabulary,
+                or no worker can run one of the prompts.
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility, last)
@@ -132,11 +143,11 @@ class PromptEncoder:
     async def tokens(
         self, prompt: str | ChatPrompt, *, owner: str = "", add_special_tokens: bool = True
     ) -> list[int]:
-        """Token ids of a prompt that may be longer than any worker takes.
+        """Token ids of a prompt, which may be longer than workers take.
 
         Raises:
-            ApiError: too much is waiting already, the template refuses the messages, or the prompt
-                has so many characters that it cannot be for this model.
+            ApiError: 429 if too much work is waiting; 400 if the template refuses the messages, or
+                the text is so long that it cannot fit into the model, whatever its tokens.
         """
         refuse_long = self._check_characters(Feasibility(SamplingParams(), {}))
 
@@ -154,10 +165,10 @@ class PromptEncoder:
         return await self._run(work, size, owner)
 
     async def text(self, token_ids: Sequence[int], *, owner: str = "") -> str:
-        """The text that tokens stand for, special ones included.
+        """The text of token ids, special tokens included.
 
         Raises:
-            ApiError: too much is waiting already, or an id is outside the vocabulary.
+            ApiError: 429 if too much work is waiting; 400 if an id is outside the vocabulary.
         """
 
         def work() -> str:
@@ -167,7 +178,8 @@ class PromptEncoder:
         return await self._run(work, len(token_ids), owner)
 
     async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
-        """The parameters with their bad words as tokens. Raises ApiError for one without any."""
+        """The parameters with `bad_words` as tokens. Raises ApiError (400) for a word without
+        tokens."""
 
         def work() -> SamplingParams:
             try:
@@ -178,7 +190,7 @@ class PromptEncoder:
         return await self._run(work, sum(map(len, sampling.bad_words)))
 
     async def texts(self, prompts: Sequence[str | Sequence[int]]) -> list[str]:
-        """Prompts as text, decoded without special tokens where they are token ids."""
+        """Texts of prompts; token ids are decoded, without special tokens."""
 
         def work() -> list[str]:
             return [
@@ -191,9 +203,9 @@ class PromptEncoder:
         return await self._run(work, sum(map(len, prompts)))
 
     def _check(self, feasibility: Feasibility, last: int | None = None) -> Callable[[int], None]:
-        """Raises ApiError for a number of prompt tokens that no worker of now can run.
+        """A function that raises ApiError (400) for a number of tokens that no ready worker takes.
 
-        With `last`, of which so many are kept at most.
+        With `last`, prompts are truncated to so many tokens.
         """
         kinds = self._kinds()
 
@@ -206,7 +218,7 @@ class PromptEncoder:
         return accept
 
     def _check_characters(self, feasibility: Feasibility) -> Callable[[int], None]:
-        """Raises ApiError for a number of characters that no worker can run, whatever tokens."""
+        """A function that raises ApiError (400) for a number of characters that no worker takes."""
         kinds = self._kinds()
 
         def accept(number: int) -> None:
@@ -217,7 +229,7 @@ class PromptEncoder:
         return accept
 
     def _kinds(self) -> tuple[Limits, ...]:
-        """Limits of the ready workers; a copy, since threads must not see them change."""
+        """Limits of the ready workers: a copy, since it is read in threads."""
         return tuple(self._fleet.limits) or (self._assumed,)
 
     def _blocks(
@@ -244,26 +256,26 @@ class PromptEncoder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatPrompt:
-    """A chat, before its template has made a text of it."""
+    """A chat before rendering."""
 
     messages: Sequence[Mapping[str, Any]]
-    """Messages as the template takes them."""
+    """Messages as chat templates take them."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Functions that the model may call; None for none."""
+    """Tools as chat templates take them; None for none."""
     add_generation_prompt: bool = True
-    """Whether it ends where an answer begins."""
+    """Whether the prompt ends with the beginning of an answer."""
     continues: bool = False
-    """Whether it ends where the last message does, for the model to go on there."""
+    """Whether the prompt ends with the last message, which the model continues."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Further variables of the template."""
+    """Further variables of the chat template."""
 
     @property
     def texts(self) -> tuple[Any, ...]:
-        """All that a template may write."""
+        """All data that the template may write."""
         return (self.messages, self.tools or (), self.template_arguments)
 
     def render(self, tokenizer: Tokenizer) -> str:
-        """The prompt's text. Raises ApiError (400) where the template refuses the messages."""
+        """The rendered prompt. Raises ApiError (400) if the template refuses the messages."""
         try:
             text = tokenizer.render_chat(
                 self.messages,
@@ -274,16 +286,16 @@ class ChatPrompt:
             if self.continues:
                 return _up_to_end_of(self.messages[-1]["content"], text)
         except (ValueError, AttributeError, RecursionError) as error:
-            # Templates come with checkpoints, and see whatever JSON the client sent.
+            # Templates are code of checkpoints, and get any JSON that the client sends.
             raise bad_request(str(error), "messages") from error
         return text
 
 
 class ParityCheck:
-    """Refuses workers whose prompts would not be this gateway's, by their tokenizers' fingerprints.
+    """Compares workers' tokenizers with this gateway's, by their fingerprints (see fleet.Parity).
 
     Args:
-        tokenizer: of the model, as this gateway loaded it.
+        tokenizer: the model's tokenizer as this gateway has loaded it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -291,7 +303,7 @@ class ParityCheck:
         self._known: dict[tuple[int, str], TokenizerFingerprint] = {}
 
     def __call__(self, info: EngineInfo) -> str | None:
-        """The difference; None if there is none, or the worker has no tokenizer to tell."""
+        """The difference; None if there is none, or the worker has no tokenizer."""
         if self._tokenizer.vocab_size > info.vocab_size and info.tokenizer:
             return (
                 f"the model has {info.vocab_size} tokens, --tokenizer {info.tokenizer} "
@@ -306,12 +318,12 @@ class ParityCheck:
 
 
 def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int:
-    """Characters of all texts in JSON data, names included; a template may print any of them.
+    """Number of characters of all strings in JSON data, names included.
 
     Args:
-        data: lists, mappings, texts and numbers.
-        per_value: counted for each value besides.
-        enough: the count ends above it.
+        data: JSON data, of which a template may write anything.
+        per_value: characters that are added for each value.
+        enough: number above which counting stops.
     """
     total, rest = 0, [data]
     while rest and total <= enough:
@@ -332,10 +344,14 @@ def _last(token_ids: Sequence[int] | Tokens, most: int | None) -> Sequence[int] 
 
 
 def _up_to_end_of(last: str, text: str) -> str:
-    """A rendered chat without what follows its last message; templates may strip that.
+    """A rendered chat up to the end of its last message.
+
+    Args:
+        last: content of the last message, which templates may strip.
+        text: the rendered chat.
 
     Raises:
-        ValueError: the message is not in it.
+        ValueError: the chat does not contain the message.
     """
     body = last.strip()
     start = text.rfind(body)

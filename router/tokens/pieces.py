@@ -1,4 +1,5 @@
-"""Tokens of pieces of prompts seen before: a conversation is tokenized once, not once per turn."""
+"""PieceMemo: caches tokens of pieces of chats, so that a conversation is not tokenized each
+turn."""
 
 from __future__ import annotations
 
@@ -12,26 +13,25 @@ from numpy.typing import NDArray
 from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
 
 _MAX_BYTES = 32 << 20
-"""Bytes of text, tokens and the objects around them: two for each character, where a piece is long
-and four characters are a token."""
+"""Most bytes of texts and tokens: two bytes per character for long pieces with four characters per
+token."""
 _ENTRY_BYTES = 170
-"""Bytes of an entry besides its three parts, in CPython: a tuple of two (72 with its header for
-the garbage collector), and its place in a dictionary that is just over half full (32 / 0.33)."""
+"""Bytes of an entry besides its two strings and its tokens, in CPython: a tuple (72 with its GC
+header), and a slot of a dictionary that is a third full (32 / 0.33)."""
 
 Tokens = NDArray[np.int32]
-"""Little-endian, as workers get them."""
+"""Token ids as little-endian int32, as workers take them."""
 
 
 class PieceMemo:
-    """Tokenizes chats, whose messages are pieces that do not depend on each other.
+    """Tokenizes chats by pieces that are independent of each other, and caches their tokens.
 
-    A conversation comes back with each turn, one message longer, and a system prompt with each
-    conversation: to find what is remembered of them takes a hundredth of the time to tokenize it.
-    Safe to use from several threads.
+    A conversation is sent again with each turn, and a system prompt with each conversation: a piece
+    is found in a hundredth of the time that it takes to tokenize. Thread-safe.
 
     Args:
-        tokenizer: of the model.
-        max_bytes: of memory for all that is remembered.
+        tokenizer: tokenizer of the model.
+        max_bytes: most bytes of the cache.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_bytes: int = _MAX_BYTES) -> None:
@@ -39,19 +39,18 @@ class PieceMemo:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._pieces: dict[tuple[str, str], bytes] = {}
-        """Token ids as workers get them, by scope and text; the least recently used first."""
+        """Token ids of pieces by scope and text, the least recently used first."""
         self._lock = threading.Lock()
 
     def encode(
         self, text: str, scope: str = "", accept: Callable[[int], None] = lambda _: None
     ) -> Tokens:
-        """Token ids of `text`, without the tokens that the checkpoint puts around texts.
+        """Token ids of `text`, without the tokens that the tokenizer puts around texts.
 
         Args:
             text: a rendered chat.
-            scope: whose it is: how long this takes tells nothing of the texts of other scopes.
-            accept: called with the number of tokens; nothing is remembered of a text that it
-                raises for.
+            scope: scope of the cache: its hits, and so the time, reveal nothing of other scopes.
+            accept: called with the number of tokens; if it raises, nothing is cached.
         """
         if len(text) <= SHORT_TEXT:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -73,13 +72,13 @@ class PieceMemo:
         return {piece: tokens for piece, tokens in found.items() if tokens is not None}
 
     def _remember(self, scope: str, pieces: dict[str, bytes]) -> None:
-        """Takes pieces in, or back to the end of those that are forgotten."""
+        """Adds pieces as the most recently used, and drops the least recently used."""
         with self._lock:
             for piece, tokens in pieces.items():
                 key = (scope, piece)
                 size = _size(key, tokens)
                 if size > self._max_bytes:
-                    continue  # it would leave nothing else
+                    continue  # it would displace all others
                 if self._pieces.pop(key, None) is None:
                     self._num_bytes += size
                 self._pieces[key] = tokens
@@ -89,5 +88,5 @@ class PieceMemo:
 
 
 def _size(key: tuple[str, str], tokens: bytes) -> int:
-    """Bytes of memory that an entry holds; each may hold its scope alone."""
+    """Bytes of an entry, its scope included, which other entries may share."""
     return _ENTRY_BYTES + sum(map(sys.getsizeof, (*key, tokens)))

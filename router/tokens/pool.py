@@ -1,4 +1,4 @@
-"""Threads for work on long bodies and prompts, which all requests of a gateway share fairly."""
+"""WorkPool: threads for long bodies and prompts, which API keys share fairly."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from router.errors import overloaded
 T = TypeVar("T")
 
 LONG = 1 << 18
-"""Characters above which work is long: a tenth of a second of a tokenizer."""
+"""Characters above which work counts as long: 0.1 s of a tokenizer."""
 SMALL_BODY = 1 << 20
-"""Bytes that are decoded and checked on the event loop, in 30 ms at most."""
+"""Bytes up to which a body is decoded and checked on the event loop, in 30 ms at most."""
 MAX_WAITING = 1 << 27
-"""Characters that may wait for a thread, half of them of one owner: four bodies of the largest
-size, most of a minute's work of a thread. Beyond that, clients had better come again."""
+"""Most characters that wait for a thread, half as many of one owner: four bodies of the largest
+size, or most of a minute of a thread."""
 RATE = 2_500_000
 """Characters per second and thread: a prompt of 33 MB took a tokenizer 13 s."""
 LEAST = 1024
-"""Cost that any work counts at least, so that the number of small ones is bounded as well."""
+"""Least characters that any work counts as, so that the number of waiting works is bounded too."""
 
 
 @dataclass(order=True, slots=True)
 class _Waiting:
+    """Work that waits for a thread."""
+
     start: float
     """Start tag, in virtual time."""
     order: int
@@ -40,14 +42,14 @@ class _Waiting:
 
 
 class WorkPool:
-    """Runs work in threads, that of the least served owner first.
+    """Runs work in threads by start-time fair queueing over owners (Goyal, Vin and Cheng 1996).
 
-    Long work leaves one thread free, so that short work never waits for it. Within each of the two
-    the queue is fair by start times (Goyal, Vin and Cheng 1996), as if owners took turns character
-    by character; an owner's own work is done in its order. Lives on one event loop.
+    There is a queue for short work and one for long work, which always leaves a thread to the
+    former. Within a queue it is as if owners took turns character by character; an owner's work is
+    done in its order. Must be used on one event loop.
 
     Args:
-        num_threads: at least 2.
+        num_threads: number of threads, at least 2.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -55,27 +57,27 @@ class WorkPool:
         self._num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokens")
         self._running = {False: 0, True: 0}
-        """Works under way, short and long."""
+        """Number of running works: by False short ones, by True long ones."""
         self._queues: dict[bool, list[_Waiting]] = {False: [], True: []}
-        """Heaps."""
+        """Heaps of waiting works, by whether they are long."""
         self._order = itertools.count()
         self._clock = 0.0
-        """Virtual time: the start tag of the work that was begun last."""
+        """Virtual time: the greatest start tag of works that were begun."""
         self._ends: dict[str, float] = {}
-        """Finish tag of each owner's last work, of those that wait."""
+        """Finish tag of an owner's last waiting work, by owner."""
         self._held: dict[str, int] = {}
-        """Characters that wait, by owner."""
+        """Characters of waiting works, by owner."""
 
     async def run(self, work: Callable[[], T], *, size: int, owner: str = "") -> T:
-        """The result of `work`, done in a thread.
+        """Runs `work` in a thread, and returns its result.
 
         Args:
-            work: what to do.
-            size: of it, in characters or tokens.
-            owner: whose it is.
+            work: the work.
+            size: its size in characters or tokens.
+            owner: name of the API key; empty for none.
 
         Raises:
-            ApiError: 429 where too much is waiting already.
+            ApiError: 429 if too much work is waiting.
         """
         loop = asyncio.get_running_loop()
         size = max(size, LEAST)
@@ -90,7 +92,7 @@ class WorkPool:
             await waiting.go
         except asyncio.CancelledError:
             if waiting.go.done() and not waiting.go.cancelled():
-                self._done(waiting.is_long)  # it was begun as its client left
+                self._done(waiting.is_long)  # it had got a thread when its client left
             raise
         running = self._executor.submit(work)
 
@@ -98,20 +100,20 @@ class WorkPool:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._done, waiting.is_long)
 
-        # Of the thread, not of the client, who may leave before.
+        # When the thread is free, not when the client stops waiting.
         running.add_done_callback(ended)
         return await asyncio.wrap_future(running)
 
     async def run_if_large(self, work: Callable[[], T], *, size: int, owner: str = "") -> T:
-        """The result of `work` on a body of `size` bytes: at once where that is small.
+        """Runs `work` on a body of `size` bytes in a thread, or here if it is small.
 
         Raises:
-            ApiError: 429 where too much is waiting already.
+            ApiError: 429 if too much work is waiting.
         """
         return work() if size <= SMALL_BODY else await self.run(work, size=size, owner=owner)
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Begins no more work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _refuse_more(self, size: int, owner: str) -> None:
@@ -124,7 +126,7 @@ class WorkPool:
         )
 
     def _next(self) -> None:
-        """Begins as much work as there are threads for."""
+        """Begins waiting works while threads are free."""
         for is_long in (False, True):
             queue = self._queues[is_long]
             while queue and sum(self._running.values()) < self._num_threads:
