@@ -1,4 +1,4 @@
-"""The replies of models, apart from plain answers: reasoning, and tool calls."""
+"""Parsers of model output: reasoning, tool calls and content."""
 
 from router.replies.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
 from router.replies.formats import FORMATS, Properties, ToolFormat

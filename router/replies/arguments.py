@@ -1,4 +1,4 @@
-"""A call's arguments, read while they are written: what is certain of them is JSON already."""
+"""Incremental parsers of a tool call's arguments, which turn them into JSON while they come."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from typing import Any, Protocol
 import msgspec
 
 Schemas = Mapping[str, Any]
-"""Schemas of one function's arguments, by their names."""
+"""JSON schemas of one function's arguments, by name."""
 
 
 class Arguments(Protocol):
-    """Reads the arguments of one call, however their text is cut.
+    """Parser of the arguments of one call.
 
-    What it hands on is joined to a JSON object, or to the beginning of one where the text ends
-    within them or turns out to be none.
+    The JSON that it returns, joined, is an object, or the beginning of one if the text ends within
+    the arguments or is malformed. It does not depend on how the text is split.
     """
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will be handed on any more."""
+        """Whether the arguments have ended, or are malformed: no more JSON will come."""
         ...
 
     @property
     def rest(self) -> str:
-        """Text that is not handed on."""
+        """Text that was pushed and is not part of the arguments, or not yet."""
         ...
 
     def push(self, text: str) -> str:
-        """The text that the next piece makes certain."""
+        """Takes more text; returns the JSON that is certain by it."""
         ...
 
     def end(self) -> str:
-        """The text that is certain where the input ends."""
+        """Takes the end of the text; returns the JSON that is certain by it."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagFormat:
-    """How a family writes arguments between tags, with values that are plain text."""
+    """Tags around arguments whose values are plain text, as a model family writes them."""
 
     opening: re.Pattern[str]
-    """Pattern of what comes before a value; its first group is the argument's name."""
+    """Pattern of the tags before a value; its first group is the argument's name."""
     value_endings: tuple[str, ...]
-    """Tags that end a value; the first of them belongs to it."""
+    """Tags that end a value; the first one is its closing tag, others begin what follows."""
     endings: tuple[str, ...]
     """Tags that end all arguments."""
     is_indented: bool = False
-    """Whether values stand on lines of their own, whose breaks belong to the tags."""
+    """Whether values are on lines of their own; their line breaks then belong to the tags."""
     longest: int = 640
-    """Characters that an opening has at most."""
+    """Most characters that match `opening`."""
 
 
 class TaggedArguments:
-    """Arguments between tags.
+    """Parser of arguments between tags.
 
-    A text is handed on as it comes. A value of another type, or one of some, waits for its end.
+    Strings are returned as they come. Values of other types, and of enums, wait for their end.
 
     Args:
-        tags: of the family.
-        schemas: of the function.
+        tags: the tags of the model family.
+        schemas: schemas of the function's arguments.
     """
 
     __slots__ = (
@@ -82,24 +82,29 @@ class TaggedArguments:
         self._tags = tags
         self._schemas = schemas
         self._buffer = ""
+        """Text that is not parsed yet."""
         self._pattern: re.Pattern[str] | None = None
-        """Pattern of the end of the value under way; None where none is."""
+        """Pattern of the end of the current value; None between values."""
         self._schema: Any = None
+        """Schema of the current value."""
         self._is_text = False
-        """Whether it is handed on as it comes."""
+        """Whether the current value is returned as it comes."""
         self._is_begun = False
-        """Whether its first character is behind us."""
+        """Whether the first character of the current value is parsed."""
         self._scanned = 0
+        """Characters of the buffer in which no end of the value begins."""
         self._has_any = False
+        """Whether there was an argument."""
         self.is_over = False
+        """Whether the arguments have ended."""
 
     @property
     def rest(self) -> str:
-        """The text behind the last argument, from the tag on that ends them."""
+        """Text after the last argument, from the tag that ends the arguments."""
         return self._buffer
 
     def push(self, text: str) -> str:
-        """The text that the next piece makes certain."""
+        """Takes more text; returns the JSON that is certain by it."""
         self._buffer += text
         told = ""
         while not self.is_over:
@@ -110,7 +115,7 @@ class TaggedArguments:
         return told
 
     def end(self) -> str:
-        """Closes what is open."""
+        """Takes the end of the text; returns JSON that closes the current value and the object."""
         if self.is_over:
             return ""
         value = self._buffer[: self._num_certain()]
@@ -118,7 +123,7 @@ class TaggedArguments:
         return ("" if self._pattern is None else self._close(value)) + self._finish()
 
     def _between(self) -> str | None:
-        """Goes on to the next value, or to the end; None where it takes more text."""
+        """Parses up to the next value, or to the end of the arguments; None if text is missing."""
         tags = self._tags
         found = tags.opening.search(self._buffer)
         ends = [place for tag in tags.endings if (place := self._buffer.find(tag)) >= 0]
@@ -138,7 +143,7 @@ class TaggedArguments:
         return told + '"' if self._is_text else told
 
     def _within(self) -> str | None:
-        """Goes on within a value."""
+        """Parses within a value; None if text is missing."""
         assert self._pattern is not None
         found = self._pattern.search(self._buffer, self._scanned)
         if found is not None:
@@ -154,7 +159,8 @@ class TaggedArguments:
         return _encode(self._without_first_break(text))[1:-1] or None
 
     def _num_certain(self) -> int:
-        """Characters of the buffer in which no ending begins, nor the line's break before one."""
+        """Characters of the buffer before a possible end of the value and the line break before
+        it."""
         buffer, endings = self._buffer, (*self._tags.value_endings, *self._tags.endings)
         certain = len(buffer)
         for count in range(min(max(map(len, endings)) - 1, certain), 0, -1):
@@ -166,7 +172,7 @@ class TaggedArguments:
         return certain
 
     def _close(self, value: str) -> str:
-        """The end of a value."""
+        """Ends the value with its last text; returns its JSON."""
         self._pattern = None
         value = self._without_first_break(value)
         if self._tags.is_indented:
@@ -176,7 +182,7 @@ class TaggedArguments:
         return _encode(typed(value, self._schema))
 
     def _without_first_break(self, value: str) -> str:
-        """More of a value, without the line's break that belongs to the tag before it."""
+        """Text of a value without the line break that belongs to the tag before it."""
         if self._tags.is_indented and not self._is_begun and value:
             self._is_begun = True
             return value.removeprefix("\n")
@@ -187,7 +193,7 @@ class TaggedArguments:
 
 
 def is_text(schema: object) -> bool:
-    """Whether any plain text is a value of that schema as it stands."""
+    """Whether any text is a valid string for the schema, so that it needs no conversion."""
     if not isinstance(schema, Mapping):
         return True
     if isinstance(schema.get("enum"), list):
@@ -197,9 +203,9 @@ def is_text(schema: object) -> bool:
 
 
 def typed(value: str, schema: object) -> Any:
-    """An argument that is written as plain text, by its type: a string stays as it is.
+    """The JSON value of an argument that is written as plain text, by its schema.
 
-    One of some values loses the white space around it, which grammars let models write.
+    Strings stay as they are; values of enums lose white space around them, which grammars allow.
     """
     choices = schema.get("enum") if isinstance(schema, Mapping) else None
     if isinstance(choices, list) and value not in choices and value.strip() in choices:

@@ -1,5 +1,4 @@
-"""The dialect of one model: how it marks reasoning and tool calls, as its chat template tells or
-the server was told."""
+"""Dialect: the formats of reasoning and tool calls of a model, by its chat template or options."""
 
 from __future__ import annotations
 
@@ -19,52 +18,52 @@ T = TypeVar("T")
 _ANY = ({"role": "user", "content": "Hello"},)
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates let a model think: Qwen's and GLM's, DeepSeek's and Granite's."""
+"""Variables of chat templates that switch reasoning on: Qwen's and GLM's, DeepSeek's and
+Granite's."""
 NONE = "none"
-"""Name of no parser: none is used, whatever the template holds."""
+"""Name of a parser in options: none is used, whatever the template says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """The formats of what a model writes besides plain answers."""
+    """The formats of reasoning and tool calls in a model's output."""
 
     tools: ToolFormat | None = None
-    """Format of tool calls; None where it is not known."""
+    """Format of tool calls; None if it is unknown."""
     forced: ToolFormat = FORMATS["json"]
-    """Format in which calls are forced."""
+    """Format of calls that structured output forces."""
     thoughts: ThoughtFormat | None = None
-    """Format of reasoning; None where there is none."""
+    """Format of reasoning; None if the model does not reason."""
     thought_tokens: ThoughtTokens | None = None
-    """Tokens that begin and end reasoning; None where these are no tokens of their own."""
+    """Tokens that begin and end reasoning; None if these markers are not single tokens."""
     has_opened_thoughts: bool = False
-    """Whether the template begins the thought itself where one is asked for."""
+    """Whether prompts end with the marker that begins reasoning if it is switched on."""
     special: frozenset[str] = frozenset()
-    """Markers that are special tokens: they must not be left out of the text."""
-
+    """Markers that are special tokens, which skip_special_tokens must not remove."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens at which a completion ends, besides the model's end tokens."""
+    """Tokens that end a completion, besides the model's EOS tokens."""
 
     @property
     def is_harmony(self) -> bool:
-        """Whether all that it writes are messages with headers."""
+        """Whether the model writes in harmony, the format of gpt-oss."""
         return self.thoughts is THOUGHTS["harmony"]
 
     @property
     def has_single_calls(self) -> bool:
-        """Whether its template shows one call of a message."""
+        """Whether the chat template writes only one call per message."""
         return self.tools is not None and self.tools.has_single_calls
 
     @property
     def short_ids(self) -> bool:
-        """Whether its template takes ids of calls that are nine letters and digits alone."""
+        """Whether the chat template takes only call ids of nine letters and digits."""
         return self.tools is not None and self.tools.short_ids
 
     def opens_thought(self, prompt: str, begun: str) -> bool:
-        """Whether a thought is open where the model goes on; in harmony, whether a header is.
+        """Whether the model begins within reasoning; in harmony, within a header.
 
         Args:
-            prompt: the end of it.
-            begun: a text of the model's own that it goes on with; empty for none.
+            prompt: the end of the prompt.
+            begun: the assistant's text that the model continues; empty for none.
         """
         assert self.thoughts is not None
         if self.is_harmony:
@@ -75,14 +74,13 @@ class Dialect:
     def reader(
         self, *, tools: ToolFormat | None, properties: Properties, is_thinking: bool, is_one: bool
     ) -> ReplyReader | HarmonyReader:
-        """A reader that takes one completion apart.
+        """A new parser of one completion.
 
         Args:
-            tools: how calls are written; None to look for none.
-            properties: of the functions that there are.
-            is_thinking: whether the prompt has ended within a thought; in harmony, where the header
-                of a message begins.
-            is_one: whether the first call alone is told.
+            tools: format of calls; None to find none.
+            properties: schemas of the functions' arguments.
+            is_thinking: whether the prompt ends within reasoning; in harmony, within a header.
+            is_one: whether only the first call is returned.
         """
         if not self.is_harmony:
             return ReplyReader(
@@ -113,9 +111,9 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
     """The dialect of a model.
 
     Args:
-        tokenizer: with the chat template.
-        tool_parser: name of a format of calls, `none`, or empty for what the template tells.
-        reasoning_parser: the same for thoughts.
+        tokenizer: tokenizer with the chat template.
+        tool_parser: name of a format of calls, `none`, or empty to detect it in the template.
+        reasoning_parser: the same for reasoning.
 
     Raises:
         ValueError: there is no format of that name.
@@ -125,14 +123,14 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
     thoughts = _chosen(THOUGHTS, reasoning_parser, thoughts_of(template))
     is_harmony = thoughts is THOUGHTS["harmony"]
     if tools is FORMATS["harmony"] and not is_harmony:
-        tools = None  # calls and thoughts are told apart by the same headers
+        tools = None  # harmony's headers distinguish calls and reasoning
     special = tokenizer.special_tokens_named(
         MARKERS
         if is_harmony
         else (tools.markers if tools is not None else frozenset())
         | (frozenset((thoughts.opening, thoughts.closing)) if thoughts is not None else frozenset())
     )
-    # Grammars do not yield special tokens: a call with such markers cannot be forced.
+    # Grammars do not generate special tokens, so calls with such markers cannot be forced.
     can_force = tools is not None and tools.before and not special & tools.markers
     return Dialect(
         tools=tools,
@@ -146,13 +144,13 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
 
 
 def _opens(template: ChatTemplate | None, thoughts: ThoughtFormat) -> bool:
-    """Whether a prompt for which thinking is switched on ends within a thought."""
+    """Whether a prompt ends within reasoning if that is switched on."""
     if template is None:
         return False
     switches: dict[str, Any] = dict.fromkeys(THINKING_SWITCHES, True)
     try:
         prompt = template.render(_ANY, **switches)
-    except ValueError:  # it wants other messages
+    except ValueError:  # the template refuses these messages
         return False
     return prompt.rstrip().endswith(thoughts.opening)
 
@@ -170,19 +168,19 @@ def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTok
 
 
 def _ids_of(markers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of those that are tokens."""
+    """Token ids of the markers that are single tokens."""
     ids = (tokenizer.token_id(marker) for marker in markers)
     return tuple(token_id for token_id in ids if token_id is not None)
 
 
 def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
-    """Raises ValueError where there is no format of such a name; empty names are some."""
+    """Raises ValueError if there is no format of a name; empty names are valid."""
     _chosen(FORMATS, tool_parser, None)
     _chosen(THOUGHTS, reasoning_parser, None)
 
 
 def _chosen(formats: Mapping[str, T], name: str, found: T | None) -> T | None:
-    """The format of that name; what was found in the template where there is no name."""
+    """The format of a name; `found`, from the template, for the empty name."""
     if not name:
         return found
     if name == NONE:

@@ -1,4 +1,5 @@
-"""How families of models write calls of functions, read and forced."""
+"""ToolFormat: the formats of tool calls of model families, for parsing and for structured
+output."""
 
 from __future__ import annotations
 
@@ -16,80 +17,84 @@ from router.replies.arguments import Arguments, Schemas, TagFormat, TaggedArgume
 from router.replies.json_text import JsonObject
 
 MAX_PYTHON = 2**16
-"""Characters that are parsed as Python: a tenth of a second."""
+"""Most characters that are parsed as Python, in 0.1 s."""
 _MAX_NAME = 256
+"""Most characters of a function's name."""
 _SPACE = re.compile(r"\s*")
 
 Properties = Mapping[str, Schemas]
-"""Schemas of the arguments of each function that there is, by its name."""
+"""Schemas of arguments, by the name of the function."""
 
 
 class ToolCall(NamedTuple):
-    """One call that a model has made, read as a whole."""
+    """A complete tool call."""
 
     name: str
     arguments: str
-    """A JSON object."""
+    """Arguments as a JSON object."""
 
 
 Read = Callable[[str, Properties], "list[ToolCall] | None"]
-"""The calls in a region of a text, markers included; None where it is malformed."""
+"""A function that parses a region of calls, markers included; None if it is malformed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolFormat:
-    """How one family writes calls."""
+    """Format of tool calls of a model family. A region is a part of the text that holds calls."""
 
     name: str
     """Name in `--tool-call-parser`."""
     read: Read
-    """Reads a region in which no call begins as `begun` has it."""
+    """Parses a region in which `begun` does not match."""
     begun: re.Pattern[str] | None = None
-    """Pattern of a region's begin, up to the arguments of its first call, where these are certain
-    as they come; its first group is the function's name."""
+    """Pattern of the beginning of a region up to the arguments of its first call, if these can be
+    parsed incrementally; its last matched group is the function's name."""
     arguments: Callable[[Schemas], Arguments] = lambda _: JsonObject()
-    """Makes what reads them, of the function's schemas."""
+    """Makes the incremental parser of arguments, from the function's schemas."""
     more: re.Pattern[str] | None = None
     """Pattern between arguments and a further call of the region."""
     rest: re.Pattern[str] = re.compile(r"\s*+")
-    """Pattern of what may come between arguments and the end of the region, and means nothing."""
+    """Pattern of text between arguments and the end of the region that is ignored."""
     is_checked: bool = False
-    """Whether functions that there are not are no calls: no marker tells that they are any."""
+    """Whether calls of unknown functions are content, since no marker shows that they are calls."""
     regions: tuple[tuple[str, str], ...] = ()
-    """(opening, closing) of what holds calls; an empty closing is the next opening, or the end."""
+    """Opening and closing markers of regions; with an empty closing one a region ends at the next
+    opening one, or with the text."""
     leading: str = ""
-    """A text that begins so is calls as a whole, if it holds any."""
+    """Beginning of texts that as a whole may be a region without markers."""
     dropped: tuple[str, ...] = ()
-    """Markers around regions, which mean nothing."""
+    """Markers around regions, which are dropped."""
     inner: tuple[str, ...] = ()
     """Markers within regions."""
     around: tuple[str, str] = ("", "")
-    """Texts before the first call and after the last of a forced answer."""
+    """Texts before the first and after the last forced call."""
     before: str = ""
-    """Text before the arguments of a forced call, NAME for the function; empty where it cannot be
-    forced in this format."""
+    """Text before the arguments of a forced call, with NAME for the function; empty if calls in
+    this format cannot be forced."""
     after: str = ""
     """Text after the arguments of a forced call."""
     separator: str = "\n"
+    """Text between two forced calls."""
     style: Literal["json", "qwen_xml", "glm_xml"] = "json"
-    """xgrammar's name of the way in which arguments are written."""
+    """xgrammar's name of the arguments' format."""
     short_ids: bool = False
-    """Whether ids of calls must have nine letters and digits."""
+    """Whether ids of calls must be nine letters and digits."""
     has_single_calls: bool = False
-    """Whether templates show one call of a message, and no content beside one and a thought."""
+    """Whether chat templates write only one call per message, and no content beside a call and
+    reasoning."""
 
     @property
     def markers(self) -> frozenset[str]:
-        """All of them: where they are tokens, they must not be left out of the text."""
+        """All markers; those that are special tokens must stay in the text."""
         outer = (marker for region in self.regions for marker in region if marker)
         return frozenset((*outer, *self.dropped, *self.inner))
 
     def forced(self, schemas: Mapping[str, Any], *, is_one: bool) -> dict[str, Any]:
-        """A structural tag that admits calls of these functions alone, at least one.
+        """A structural tag (xgrammar) for one or more calls of functions, and nothing else.
 
         Args:
-            schemas: of the arguments, by the functions' names.
-            is_one: whether it admits one call only.
+            schemas: schema of the arguments, by the function's name.
+            is_one: whether to allow one call only.
         """
         calls: dict[str, Any] = {
             "type": "tags_with_separator",
@@ -104,9 +109,9 @@ class ToolFormat:
         return {"type": "structural_tag", "format": whole}
 
     def admitted(self, schemas: Mapping[str, Any], *, is_one: bool) -> dict[str, Any] | None:
-        """A structural tag that admits any text, and calls of these functions alone.
+        """A structural tag (xgrammar) for free text, in which calls fit the schemas.
 
-        None where plain text may look like the beginning of a call. For the arguments see `forced`.
+        For the arguments see `forced`. None if no marker distinguishes calls from text.
         """
         openings = [opening for opening, _ in self.regions if self.before.startswith(opening)]
         if not self.before or not openings:
@@ -124,7 +129,7 @@ class ToolFormat:
             "type": "json_schema",
             "json_schema": schema,
             "style": self.style,
-            "max_whitespace_cnt": 1,  # weak models fill their tokens with it
+            "max_whitespace_cnt": 1,  # small models repeat it without end
         }
         begin = self.before.replace("NAME", name)
         return {"type": "tag", "begin": begin, "content": content, "end": self.after}
@@ -137,14 +142,14 @@ def _read_hermes(text: str, _: Properties) -> list[ToolCall] | None:
     return None if call is None else [call]
 
 
-# HAZARD: models write what clients ask for. All repeats are bounded, or a text of openings would
-# take the square of its length.
+# HAZARD: clients can make models write any text. All repeats are bounded, or a text of many
+# openings would take quadratic time.
 _JSON_CALL = (
     r'\{\s{0,32}"name"\s{0,32}:\s{0,32}"([^"\\\s]{1,256})"\s{0,32},'
     r'\s{0,32}"(?:arguments|parameters)"\s{0,32}:\s{0,32}(?=\{)'
 )
 _ENVELOPE = re.compile(r"\s*+(?:,[^{}]*+)?\}?\s*+[\];]?\s*+")
-"""Pattern behind the arguments of such a call: further members mean nothing."""
+"""Pattern after the arguments of a JSON call: further members are ignored."""
 _NEXT = re.compile(r"\s{0,32}\}\s{0,32},\s{0,32}(?=\{)")
 """Pattern between two calls of a list."""
 _TAG_NAME = r"[^\S\n]{0,8}([^<>{`\s]{1,256})[^\S\n]{0,8}"
@@ -162,12 +167,12 @@ _GLM_TAGS = TagFormat(
 
 
 def _read_nothing(_: str, __: Properties) -> list[ToolCall] | None:
-    """Reads regions of a format whose calls all begin as `begun` has it: none."""
+    """Parses a region that `begun` does not match as malformed."""
     return None
 
 
 def _read_glm(text: str, properties: Properties) -> list[ToolCall] | None:
-    """A call without arguments."""
+    """Parses a region of a call without arguments."""
     name = text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
     if not text.endswith("</tool_call>") and name not in properties:
         return None  # the text ends within a name
@@ -179,13 +184,13 @@ _MISTRAL = r"([\w.-]{1,256})\s{0,32}(?:\[CALL_ID\]\w{1,64}\s{0,32})?(?:\[ARGS\])
 
 
 def _read_mistral(text: str, _: Properties) -> list[ToolCall] | None:
-    """Reads regions of tokenizers before the eleventh, which write a list."""
+    """Parses a region of a list of calls, as models with tokenizers before v11 write it."""
     body = text.removeprefix("[TOOL_CALLS]").strip()
     return _all_calls(_listed(body)) if body.startswith(("[", "{")) else None
 
 
 def _deepseek(name: str) -> str:
-    """A marker as DeepSeek spells them: with a wide bar, and blocks between words."""
+    """A marker of DeepSeek's: with fullwidth bars, and U+2581 between words."""
     return f"<\uff5c{name.replace('_', chr(0x2581))}\uff5c>"
 
 
@@ -205,7 +210,8 @@ def _read_list(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def _listed(text: str) -> list[ToolCall | None]:
-    """The calls of a list, or of what is left of it behind one of them."""
+    """The calls of a JSON list, or of its rest after some call; None for entries that are no
+    calls."""
     values = _objects(text.removeprefix("[").removesuffix("]"), ",")
     return [_call_of(value) for value in values or ()]
 
@@ -223,7 +229,8 @@ def _read_pythonic(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def _python_call(node: ast.expr) -> ToolCall | None:
-    """Raises ValueError for arguments that are no literals."""
+    """The call of a Python expression; None for others. Raises ValueError for other arguments than
+    literals."""
     if not isinstance(node, ast.Call) or node.args:
         return None
     arguments = {}
@@ -317,7 +324,7 @@ FORMATS: Mapping[str, ToolFormat] = {
             after=_CALL_END,
             separator="",
         ),
-        # Read by `HarmonyReader`. No grammar yields its markers, which are special tokens.
+        # Parsed by `HarmonyReader`. Grammars do not generate its markers, which are special tokens.
         ToolFormat(name="harmony", read=_read_nothing, has_single_calls=True),
         ToolFormat(
             name="json",
@@ -334,7 +341,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
     )
 }
-"""Formats by name; json is what calls are forced in where the model's own format cannot be."""
+"""Formats by name. `json` is that of forced calls if the model's own format cannot be forced."""
 
 _SIGNS = (
     ("<|channel|>analysis<|message|>", "harmony"),
@@ -348,11 +355,11 @@ _SIGNS = (
     ("<|python_tag|>", "llama3_json"),
     ('"parameters": dictionary of argument name', "llama3_json"),
 )
-"""Signs of formats in chat templates; the first that is found counts."""
+"""Texts in chat templates that indicate a format; the first that is found counts."""
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template, in Jinja, shows to its model; None for one not known."""
+    """The format of calls in a chat template (Jinja source); None if it is unknown."""
     return next((FORMATS[name] for sign, name in _SIGNS if sign in template), None)
 
 
@@ -363,12 +370,12 @@ def _call(name: object, arguments: object) -> ToolCall | None:
         return None
     try:
         return ToolCall(name, msgspec.json.encode(arguments).decode())
-    except (TypeError, ValueError, RecursionError):  # what Python has and JSON has not
+    except (TypeError, ValueError, RecursionError):  # Python values that JSON does not have
         return None
 
 
 def _call_of(value: object) -> ToolCall | None:
-    """The call that an object of its name and arguments is."""
+    """The call of a JSON object with name and arguments; None for others."""
     if not isinstance(value, dict):
         return None
     arguments = value.get("arguments", value.get("parameters"))
@@ -383,21 +390,21 @@ def _call_of(value: object) -> ToolCall | None:
 
 
 def _all_known(calls: Sequence[ToolCall | None], properties: Properties) -> list[ToolCall] | None:
-    """The calls, where no marker tells that they are any: they must be of functions there are."""
+    """The calls if there are some, and all are of known functions; else None."""
     made = _all_calls(calls)
     return made if made and all(call.name in properties for call in made) else None
 
 
 def _all_calls(calls: Sequence[ToolCall | None]) -> list[ToolCall] | None:
-    """The calls, where there are some and all are such."""
+    """The calls if there are some, and all are valid; else None."""
     made = [call for call in calls if call is not None]
     return made if made and len(made) == len(calls) else None
 
 
 def _objects(text: str, separator: str) -> list[Any] | None:
-    """The JSON values that a text consists of; the last one is left out where it is cut off.
+    """The JSON values of a text, between separators; without the last one if it is cut off.
 
-    Texts in them may go over lines: models forget to escape the line breaks of what they quote.
+    Strings may contain line breaks, which models forget to escape.
     """
     values: list[Any] = []
     decoder, at = json.JSONDecoder(strict=False), 0

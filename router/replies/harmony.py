@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss: messages with a header each, whose channel says what they are."""
+"""HarmonyReader: parser of harmony, the format of gpt-oss, whose messages have headers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from router.replies.reader import (
 from worker.wire.tokenizer import Tokenizer
 
 MAX_HEADER = 512
-"""Characters that a header has at most."""
+"""Most characters of a header."""
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"
-"""Text before an answer."""
+"""Header of an answer, without its role."""
 MARKERS = frozenset((START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL))
 STOPS = (RETURN, CALL)
-"""Markers at which a completion ends, besides the model's end tokens."""
+"""Markers that end a completion, besides the model's EOS tokens."""
 
 _MARKER = re.compile("|".join(re.escape(marker) for marker in sorted(MARKERS)))
 _LONGEST = max(map(len, MARKERS)) - 1
@@ -37,26 +37,26 @@ Kind = Literal["thought", "content", "call"]
 
 
 class Header(NamedTuple):
-    """The header of a message: what it is."""
+    """The meaning of a message's header."""
 
     kind: Kind
     function: str = ""
-    """Function that is called."""
+    """Name of the called function; empty for other kinds."""
 
 
 class HarmonyReader:
-    """Reads one completion in harmony, with the interface and the promises of `ReplyReader`.
+    """Parser of one completion in harmony, with the interface and guarantees of `ReplyReader`.
 
-    Analysis is thought, what is said to a function is a call of it, all else is content, the
-    messages of one kind joined by line breaks. What has no sound header is content, markers
-    included.
+    Messages on the analysis channel are reasoning, messages to a function are calls, all others are
+    content; messages of the same kind are joined by line breaks. Text without a valid header is
+    content, markers included.
 
     Args:
-        is_header: whether the prompt has ended where a header begins; else within an answer.
-        properties: of the functions that there are.
-        reads_calls: whether calls are looked for; else they are content.
-        answer: reads what is content: there may be calls of another format in it.
-        is_one: whether it tells the first call alone.
+        is_header: whether the prompt ends within a header; else within an answer.
+        properties: schemas of the functions' arguments.
+        reads_calls: whether calls are found; else they are content.
+        answer: parser of content, which may have calls in another format.
+        is_one: whether only the first call is returned.
     """
 
     __slots__ = (
@@ -90,35 +90,38 @@ class HarmonyReader:
         self._properties = properties
         self._reads_calls = reads_calls
         self._buffer = ""
-        """Text that is not looked at yet: a marker may begin in it."""
+        """Text that is not parsed yet: a marker may begin in it."""
         self._header = ""
-        """Header of the message under way, while it is read."""
+        """Header of the current message, until it is complete; of a call until its arguments
+        begin."""
         self._kind: Kind | None = None if is_header else "content"
-        """Kind of the message under way; None within a header."""
+        """Kind of the current message; None within a header."""
         self._function = ""
-        """Function that is called, until its arguments begin."""
+        """Name of the called function, until its arguments begin."""
         self._arguments: JsonObject | None = None
-        """Reads those of the call under way."""
+        """Parser of the current call's arguments."""
         self._space = ""
-        """White space that may mean nothing: around the arguments of a call."""
+        """White space around the arguments of a call, which is dropped unless content follows."""
         self._told: set[Kind] = set()
-        """Kinds of which there were messages."""
+        """Kinds of messages that there were."""
         self._wants_break = False
-        """Whether the next text is the first of a message, and not the first of its kind."""
+        """Whether a line break must precede the next text: its message is not the first of its
+        kind."""
         self._num_own_calls = 0
+        """Number of calls in harmony's own format."""
         self.has_thoughts = False
-        """Whether thoughts were told."""
+        """Whether there was reasoning."""
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
+        """Number of calls so far."""
         return self._num_own_calls + self._answer.num_calls
 
     def content_of(self, text: str) -> None:
-        """Nothing: in the answer, too, a header may begin anywhere."""
+        """Always None, since a header may begin anywhere; see ReplyReader."""
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that become certain by the next text."""
+        """Takes more text; returns the pieces that are certain by it."""
         pieces: list[Piece] = []
         for start in range(0, len(text), SLICE):
             self._buffer += text[start : start + SLICE]
@@ -126,10 +129,10 @@ class HarmonyReader:
         return pieces
 
     def end(self) -> list[Piece]:
-        """The pieces at the end of the text."""
+        """Takes the end of the text; returns the last pieces."""
         pieces = list(self._pieces(is_end=True))
         if self._kind is None and self._header.strip() and not _MARKER.search(self._header):
-            pieces += self._say(self._header)  # else it is a header that is cut off
+            pieces += self._say(self._header)  # not the beginning of a header, which is dropped
         elif self._function:
             pieces += self._close()
         return pieces + self._answer.end()
@@ -145,7 +148,7 @@ class HarmonyReader:
         yield from self._text(buffer[at : len(buffer) - kept])
 
     def _text(self, text: str) -> Iterator[Piece]:
-        """Text that is no marker."""
+        """Parses text between markers."""
         if not text:
             return
         if self._kind is None:
@@ -181,7 +184,7 @@ class HarmonyReader:
             yield from self._no_header()
 
     def _open(self) -> Iterator[Piece]:
-        """The end of a header."""
+        """Begins a message at the end of its header."""
         header = self._header + MESSAGE
         meant = _read_header(self._header, self._properties)
         if meant is None or (meant.kind == "call" and not self._reads_calls):
@@ -197,14 +200,14 @@ class HarmonyReader:
         self._told.add(meant.kind)
 
     def _no_header(self) -> Iterator[Piece]:
-        """Takes what should be a header as content, and so what follows."""
+        """Takes a malformed header as content, and the text after it."""
         text, self._header = self._header, ""
         self._kind, self._wants_break = "content", False
         self._told.add("content")
         yield from self._say(text)
 
     def _close(self) -> Iterator[Piece]:
-        """The end of a message."""
+        """Ends a message."""
         if self._function:
             yield from self._begin(self._function)
             yield from self._given("{}")
@@ -212,7 +215,7 @@ class HarmonyReader:
         self._wants_break = False
 
     def _argue(self, text: str) -> Iterator[Piece]:
-        """More of what should be a call's arguments."""
+        """Parses text where a call's arguments should be."""
         if self._arguments is None:
             text = self._space + text
             body = text.lstrip()
@@ -240,7 +243,7 @@ class HarmonyReader:
         self._space = text
 
     def _begin(self, function: str) -> Iterator[Piece]:
-        """A call, unless it is one too many."""
+        """Begins a call, unless it is one too many."""
         self._function, self._header = "", ""
         self._num_own_calls += 1
         if not (self._is_one and self._num_own_calls > 1):
@@ -254,13 +257,13 @@ class HarmonyReader:
         yield from self._answer.push(text) if text else ()
 
     def _break(self) -> str:
-        """The separator of the text from the last message of its kind."""
+        """The line break between the text and the last message of its kind, if there is one."""
         wanted, self._wants_break = self._wants_break, False
         return "\n" if wanted else ""
 
 
 def num_thought_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
-    """Tokens of analysis, without their headers."""
+    """Number of reasoning tokens: of messages on the analysis channel, without headers."""
     channel, message = tokenizer.token_id(CHANNEL), tokenizer.token_id(MESSAGE)
     borders = {tokenizer.token_id(marker) for marker in (START, CHANNEL, *_ENDS)}
     number, begin, is_thought = 0, -1, False
@@ -276,7 +279,7 @@ def num_thought_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
 
 
 def _num_pending(buffer: str, at: int) -> int:
-    """Characters at the end, behind `at`, that may be the beginning of a marker."""
+    """Characters at the end of the buffer, behind `at`, that may be the beginning of a marker."""
     begin = buffer.rfind("<", max(at, len(buffer) - _LONGEST))
     if begin < 0 or not any(marker.startswith(buffer[begin:]) for marker in MARKERS):
         return 0
@@ -284,7 +287,7 @@ def _num_pending(buffer: str, at: int) -> int:
 
 
 def _may_be_header(text: str) -> bool:
-    """Whether a header may begin so: a first one has no role, which stands in the prompt."""
+    """Whether a text may begin a header. The first header's role is part of the prompt."""
     if text.startswith(START) or CHANNEL in text:
         return True
     begun = text.lstrip()
@@ -292,10 +295,10 @@ def _may_be_header(text: str) -> bool:
 
 
 def _read_header(text: str, properties: Mapping[str, Any]) -> Header | None:
-    """The header that a text has, however it is ordered; None where it makes no sense.
+    """Parses a header; None if it is malformed.
 
-    `<|start|>assistant to=functions.NAME<|channel|>commentary <|constrain|>json` is one, and so is
-    what has the recipient behind the channel, or behind the type.
+    The recipient of `<|start|>assistant to=functions.NAME<|channel|>commentary <|constrain|>json`
+    may also be behind the channel, or behind the type.
     """
     role, marker, rest = text.removeprefix(START).partition(CHANNEL)
     words = (role + " " + rest.replace(CONSTRAIN, " ")).split()

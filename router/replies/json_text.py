@@ -1,4 +1,4 @@
-"""A JSON object that is read while it is written."""
+"""JsonObject: incremental parser of a JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 MAX_DEPTH = 128
-"""Objects and arrays in each other: deeper ones are not read."""
+"""Most levels of nested objects and arrays that are parsed."""
 
 _TEXT = re.compile(
     r"""(?: [^"\\\x00-\x1f]+
@@ -25,57 +25,60 @@ _VALUE = re.compile(
     r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[ \t\r\n,\]}])"
 )
 _MAX_VALUE = 512
-"""Characters of a number."""
+"""Most characters of a number."""
 _CLOSINGS = {"{": "}", "[": "]"}
 
 Awaited = Literal["object", "value", "first value", "key", "first key", "colon", "comma"]
 
 
 class JsonObject:
-    """Reads one object; hands on what is certain of it, without white space between its tokens.
+    """Parser of one JSON object, which returns its valid text without white space between tokens.
 
-    What it has handed on is the beginning of a JSON object, whatever comes then. Texts in it may go
-    over lines: models forget to escape the line breaks of what they quote.
+    The returned text, joined, is always the beginning of a valid object. Strings may contain line
+    breaks, which models forget to escape; they are escaped.
     """
 
     __slots__ = ("_awaited", "_in_text", "_open", "_pending", "is_broken", "num_told", "sound")
 
     def __init__(self) -> None:
         self._pending = ""
-        """Text that is not handed on yet: it may be the beginning of a token."""
+        """Text that is not returned yet: it may be the beginning of a token."""
         self._open = ""
-        """The braces and brackets that are open."""
+        """Open braces and brackets."""
         self._awaited: Awaited = "object"
+        """Next token that the grammar expects."""
         self._in_text = False
+        """Whether the text is within a string."""
         self.is_broken = False
-        """Whether what came is no JSON: `rest` begins with what is none."""
+        """Whether the text is not valid JSON, from the beginning of `rest` on."""
         self.num_told = 0
-        """Characters handed on."""
+        """Characters returned."""
         self.sound = 0
-        """Characters up to the end of the last complete value, or to a beginning of an object."""
+        """Returned characters up to the last place at which `closings` would make the object valid:
+        the end of a value, or the beginning of an object or array."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the object has ended; what came behind it is its `rest`."""
+        """Whether the object has ended; `rest` is the text behind it."""
         return self.num_told > 0 and not self._open
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will be handed on any more."""
+        """Whether the object has ended or is malformed: no more text will be returned."""
         return self.is_broken or self.is_complete
 
     @property
     def rest(self) -> str:
-        """Text that came and is not handed on, be it behind the object or what breaks it."""
+        """Text that is not returned: behind the object, malformed, or an incomplete token."""
         return self._pending
 
     @property
     def closings(self) -> str:
-        """Text that would close all that is open at the last sound place."""
+        """Closing braces and brackets for those that are open."""
         return "".join(_CLOSINGS[opening] for opening in reversed(self._open))
 
     def push(self, text: str) -> str:
-        """The text that the next piece makes certain."""
+        """Takes more text; returns the part of the object that is certain by it."""
         text, at, told = self._pending + text, 0, ""
         while not self.is_over and at < len(text):
             if not self._in_text:
@@ -92,11 +95,11 @@ class JsonObject:
         return told
 
     def end(self) -> str:
-        """Nothing: where the text ends, what is not certain remains untold."""
+        """Takes the end of the text; returns nothing, since an incomplete token is dropped."""
         return ""
 
     def _text(self, text: str, at: int) -> tuple[int, str]:
-        """(characters, what is handed on) of the next stretch within a text."""
+        """Number of characters of the next part of a string, and the text returned for it."""
         if found := _TEXT.match(text, at):
             return len(found[0]), found[0]
         char = text[at]
@@ -110,7 +113,7 @@ class JsonObject:
         return 0, ""
 
     def _token(self, text: str, at: int) -> tuple[int, str]:
-        """The same of the next token, or of the beginning of a text."""
+        """Number of characters of the next token (of a string its quote), and the text for it."""
         char, awaited = text[at : at + 1], self._awaited
         if char == '"' and awaited in ("key", "first key", "value", "first value"):
             self._in_text = True
@@ -155,13 +158,14 @@ _NUMBER_BEGUN = re.compile(
 
 
 def _may_be_scalar(text: str) -> bool:
-    """Whether a number or a word may begin so."""
+    """Whether a text may be the beginning of a number, true, false or null."""
     is_word = any(word.startswith(text) for word in ("true", "false", "null"))
     return is_word or _NUMBER_BEGUN.fullmatch(text) is not None
 
 
 def closed(text: str) -> str:
-    """An object of all values that are complete in the beginning of one, as JsonObject tells it."""
+    """A valid object with all complete values of the beginning of one, which JsonObject has
+    returned."""
     reader = JsonObject()
     reader.push(text)
     return text[: reader.sound] + reader.closings if reader.sound else "{}"

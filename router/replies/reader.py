@@ -1,5 +1,4 @@
-"""A reader of model replies, which takes them apart as they come: reasoning, content, tool
-calls."""
+"""ReplyReader: incremental parser of model output into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from router.replies.arguments import Arguments
 from router.replies.formats import Properties, ToolFormat
 
 SLICE = 4096
-"""Characters that are looked at together: behind each marker the rest of them is copied."""
+"""Characters that are parsed at a time, since the rest of them is copied after each marker."""
 MAX_BEGINNING = 2048
-"""Characters in which a call begins, if it does."""
+"""Characters of a region within which its first call's arguments must begin."""
 
 
 class Thought(NamedTuple):
-    """A piece of what the model thinks before it answers."""
+    """A piece of reasoning."""
 
     text: str
 
@@ -30,7 +29,7 @@ class Content(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The beginning of a call; its arguments follow."""
+    """The beginning of a tool call, with the function's name; its arguments follow."""
 
     name: str
 
@@ -38,8 +37,8 @@ class Call(NamedTuple):
 class CallArguments(NamedTuple):
     """A piece of the last call's arguments.
 
-    Joined they are a JSON object, or the beginning of one where the model's text ends within them
-    or goes on as no JSON does.
+    Joined, the pieces are a JSON object, or the beginning of one if the model's text ends within
+    the arguments or is malformed.
     """
 
     text: str
@@ -50,14 +49,14 @@ Piece = Thought | Content | Call | CallArguments
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThoughtFormat:
-    """How one family marks thoughts."""
+    """Markers of reasoning of a model family."""
 
     name: str
     """Name in `--reasoning-parser`."""
     opening: str
     closing: str
     sign: str
-    """Sign of such reasoning in chat templates."""
+    """Text in chat templates that indicates this format."""
 
 
 THOUGHTS = {
@@ -73,34 +72,35 @@ THOUGHTS = {
         ThoughtFormat(name="mistral", opening="[THINK]", closing="[/THINK]", sign="[/THINK]"),
     )
 }
+"""Formats of reasoning by name."""
 
 
 def thoughts_of(template: str) -> ThoughtFormat | None:
-    """How a chat template, in Jinja, marks thoughts; None where it knows none."""
+    """The format of reasoning in a chat template (Jinja source); None if it has none."""
     return next((made for made in THOUGHTS.values() if made.sign in template), None)
 
 
 State = Literal["thought", "content", "call", "arguments", "called"]
-"""State of the text: a region of calls is read from `call` over the `arguments` of one to behind
-them, where it is `called`."""
+"""State of the parser. Within a region of calls it is `call` before the arguments of a call,
+`arguments` within them, and `called` behind them."""
 _IN_CALLS = ("call", "arguments", "called")
 
 
 class ReplyReader:
-    """Reads one completion. However its text is cut, the pieces, joined, are the same.
+    """Parser of one completion. The joined pieces do not depend on how its text is split.
 
-    White space at the borders of thoughts and calls belongs to nothing. A thought may end in its
-    marker, in a call or with the text. A call is told when its arguments begin, and they as far as
-    they are certain; none of it is taken back. Where no arguments begin that can be read as they
-    come, a call is told when it is complete. What is no call is content, markers included; so is
-    what breaks the arguments of one.
+    White space next to reasoning and calls is dropped. Reasoning ends at its marker, at a call or
+    with the text. A call is returned when its arguments begin, and the arguments as far as they are
+    certain; nothing is taken back. A call whose arguments cannot be parsed incrementally is
+    returned when it is complete. Malformed calls are content, markers included; so is the rest of
+    malformed arguments.
 
     Args:
-        thoughts: how they are marked; None for none.
-        is_thinking: whether the prompt has ended in the middle of one.
-        tools: how calls are written; None to look for none.
-        properties: of the functions that there are.
-        is_one: whether it tells the first call alone.
+        thoughts: format of reasoning; None for none.
+        is_thinking: whether the prompt ends within reasoning.
+        tools: format of calls; None to find none.
+        properties: schemas of the functions' arguments.
+        is_one: whether only the first call is returned.
     """
 
     __slots__ = (
@@ -138,31 +138,33 @@ class ReplyReader:
         self._is_one = is_one
         self._state: State = "thought" if is_thinking else "content"
         self._closing = ""
-        """Closing marker of the region under way."""
+        """Closing marker of the current region; empty for none."""
         self._is_leading = False
-        """Whether that region has no marker before it."""
+        """Whether the current region is the whole text, without an opening marker."""
         self._before = ""
-        """Separator of its next call from the last."""
+        """Text between the last two calls of the region."""
         self._arguments: Arguments | None = None
-        """Reads those of the call under way."""
+        """Parser of the current call's arguments."""
         marks = {marker[0] for marker in self._markers()}
         self._may_mark = re.compile(f"[{re.escape(''.join(sorted(marks)))}]" if marks else "(?!)")
-        """Pattern of what a marker may begin with."""
+        """Pattern of characters that a marker may begin with."""
         self._buffer = ""
-        """Text that is not told yet: it may be a marker's beginning, or is in a region of calls."""
+        """Text that is not parsed yet: the beginning of a possible marker, or within a region."""
         self._scanned = 0
-        """Characters of it in which no marker begins that is complete."""
+        """Characters of the buffer in which no complete marker begins."""
         self._space = ""
-        """White space that is not told yet."""
+        """White space at the end of the text so far, which is dropped before a marker."""
         self._has_content = False
+        """Whether there was content."""
         self._is_after_marker = is_thinking
+        """Whether white space at the beginning of the next text is dropped."""
         self.num_calls = 0
-        """Calls so far."""
+        """Number of calls so far."""
         self.has_thoughts = False
-        """Whether thoughts were told."""
+        """Whether there was reasoning."""
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that become certain by the next text."""
+        """Takes more text; returns the pieces that are certain by it."""
         if not self._buffer and self._is_plain(text):
             return list(self._tell(text))
         pieces: list[Piece] = []
@@ -172,8 +174,10 @@ class ReplyReader:
         return pieces
 
     def content_of(self, text: str) -> str | None:
-        """The result of `push` for the next text, where that is content alone; None, and nothing is
-        taken, where it may be more. Most of what most models write is read so."""
+        """A faster `push` for text that is content alone, as most of it is.
+
+        Returns the content; or None if the text may be more, and then does not take it.
+        """
         if self._buffer or self._is_after_marker or self._state != "content":
             return None
         if not self._is_plain(text):
@@ -184,11 +188,11 @@ class ReplyReader:
         return body
 
     def end(self) -> list[Piece]:
-        """The pieces at the end of the text."""
+        """Takes the end of the text; returns the last pieces."""
         return list(self._pieces(is_end=True))
 
     def _is_plain(self, text: str) -> bool:
-        """Whether no marker begins in the next text, which goes on with what is there."""
+        """Whether no marker can begin in the next text, so that it continues the current piece."""
         if self._state in _IN_CALLS or (self._state == "content" and not self._has_content):
             return False
         return self._may_mark.search(text) is None
@@ -230,7 +234,7 @@ class ReplyReader:
             yield from self._tell(text)
 
     def _end(self) -> Iterator[Piece]:
-        """The pieces that are left at the end of the text."""
+        """The last pieces, from the buffer at the end of the text."""
         if self._arguments is not None:
             yield from self._given(self._arguments.end())
             self._buffer = ""
@@ -243,14 +247,14 @@ class ReplyReader:
         self._space = ""
 
     def _begins_as_calls(self) -> bool:
-        """Whether the whole answer may be calls, by the first character of it."""
+        """Whether the whole text may be calls without a marker, by its first character."""
         leading = self._tools.leading if self._tools is not None else ""
         if not leading or self._state != "content" or self._has_content or self.num_calls:
             return False
         return self._buffer.lstrip().startswith(leading)
 
     def _watched(self) -> tuple[str, ...]:
-        """Markers that mean something where the text stands."""
+        """Markers that are recognized in the current state."""
         if self._state in _IN_CALLS:
             if self._closing:
                 return (self._closing,)
@@ -266,7 +270,7 @@ class ReplyReader:
         return watched
 
     def _may_begin_thought(self) -> bool:
-        """Whether nothing but white space comes before what may be a marker of thoughts."""
+        """Whether the buffer may begin with a marker of reasoning, and there was no content."""
         if self._has_content or self._thoughts is None:
             return False
         begun = self._buffer.lstrip()
@@ -274,7 +278,7 @@ class ReplyReader:
         return begun.startswith(markers) or any(marker.startswith(begun) for marker in markers)
 
     def _markers(self) -> tuple[str, ...]:
-        """All that may mean something."""
+        """Markers that are recognized in some state."""
         markers = self._openings()
         if self._tools is not None:
             markers += self._tools.dropped
@@ -289,7 +293,7 @@ class ReplyReader:
         return max(map(len, self._watched()), default=1) - 1
 
     def _next_marker(self) -> tuple[int, str] | None:
-        """The first marker that is complete: where it begins, and which."""
+        """Index and text of the first complete marker in the buffer; None if there is none."""
         watched = self._watched()
         if not watched:
             return None
@@ -298,7 +302,7 @@ class ReplyReader:
         return None if found is None else (found.start(), found[0])
 
     def _num_pending(self) -> int:
-        """Characters at the end that may be the beginning of a marker."""
+        """Characters at the end of the buffer that may be the beginning of a marker."""
         watched = self._watched()
         for count in range(min(self._longest(), len(self._buffer)), 0, -1):
             if any(marker.startswith(self._buffer[-count:]) for marker in watched):
@@ -306,11 +310,11 @@ class ReplyReader:
         return 0
 
     def _pass(self, marker: str, rest: str) -> None:
-        """Goes on behind a marker, or at it where it opens calls."""
+        """Sets the state after a marker. A marker that opens a region stays in the buffer."""
         closings = dict(self._tools.regions) if self._tools is not None else {}
         self._scanned = 0
         if marker not in closings or self._state == "thought":
-            self._space, self._is_after_marker = "", True  # else it may be content after all
+            self._space, self._is_after_marker = "", True  # a region may turn out to be content
         self._buffer = rest.removeprefix(marker)
         if marker in closings:
             self._state, self._closing, self._buffer = "call", closings[marker], rest
@@ -321,7 +325,11 @@ class ReplyReader:
             self._state = "content"
 
     def _begun(self, limit: int) -> list[Piece]:
-        """The call that the region, up to `limit`, begins with; nothing where there is none."""
+        """Begins the arguments of a call at the beginning of the region; empty if there is none.
+
+        Args:
+            limit: length of the region, as far as it is known.
+        """
         tools = self._tools
         if tools is None or tools.begun is None:
             return []
@@ -337,14 +345,14 @@ class ReplyReader:
         return list(self._called(name))
 
     def _go_on(self, arguments: Arguments) -> Iterator[Piece]:
-        """The pieces that the text adds to the arguments under way, until they are over."""
+        """Parses the buffer as arguments of the current call, until they end."""
         text, self._buffer = self._buffer, ""
         yield from self._given(arguments.push(text))
         if arguments.is_over:
             self._arguments, self._buffer, self._state = None, arguments.rest, "called"
 
     def _has_more(self, limit: int) -> bool:
-        """Goes on at a further call of the region, which ends at `limit`; whether there is one."""
+        """Begins a further call of the region of length `limit`; returns whether there is one."""
         more = self._tools.more if self._tools is not None else None
         found = more.match(self._buffer, 0, limit) if more is not None else None
         if found is None:
@@ -354,14 +362,14 @@ class ReplyReader:
         return True
 
     def _close(self, start: int, marker: str) -> Iterator[Piece]:
-        """The end of a region, with `marker`, or before it where it opens the next."""
+        """Ends a region with its closing marker, or before the `marker` that opens the next one."""
         end = start + len(marker) if self._closing else start
         region, rest = self._buffer[:end], self._buffer[end:]
         self._buffer, self._scanned = rest, 0
         yield from self._region(region)
 
     def _region(self, region: str, *, is_end: bool = False) -> Iterator[Piece]:
-        """The pieces that are left of a region at its end."""
+        """The last pieces of a region, at its end."""
         assert self._tools is not None
         is_called, self._state = self._state != "call", "content"
         if is_called:
@@ -370,7 +378,7 @@ class ReplyReader:
             return
         calls = self._tools.read(region, self._properties)
         if calls is None:
-            # The beginning of a further call, which the text's end has cut off, says nothing.
+            # A further call that the end of the text has cut off is dropped.
             if not (self._before and is_end and not region.rstrip().endswith(("}", "]"))):
                 yield from self._tell(self._before + region)
             return
@@ -380,18 +388,18 @@ class ReplyReader:
             yield from self._given(call.arguments)
 
     def _called(self, name: str) -> Iterator[Piece]:
-        """A call, unless it is one too many."""
+        """Begins a call, unless it is one too many."""
         self.num_calls += 1
         if not (self._is_one and self.num_calls > 1):
             yield Call(name)
 
     def _given(self, arguments: str) -> Iterator[Piece]:
-        """More of its arguments."""
+        """A piece of the current call's arguments, unless the call is one too many."""
         if arguments and not (self._is_one and self.num_calls > 1):
             yield CallArguments(arguments)
 
     def _tell(self, text: str) -> Iterator[Piece]:
-        """Text that is no marker, less the white space at borders."""
+        """Reasoning or content, without white space next to markers."""
         body = text.rstrip()
         space = text[len(body) :]
         if not body:
