@@ -1,4 +1,4 @@
-"""Configuration of a gateway."""
+"""GatewayConfig: configuration of a gateway, of its models and of their routing."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from worker.wire.hub import at_revision
 PolicyName = Literal[
     "adaptive", "prefix-score", "least-load", "power-of-two", "round-robin", "session"
 ]
-"""Routing policies; see router.fleet.policies."""
+"""Names of routing policies, see router.fleet.policies."""
 
 Tenancy = Literal["auto", "none", "key", "user"]
 """What makes requests those of one tenant: nothing, the API key, or the key and the request's
 `user`; auto is key where there are several keys, else none."""
 
 _RARE = {"within": "--routing-config"}
-"""Metadata of options that have no flag of their own."""
+"""Metadata of options that are given within --routing-config, and have no flag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingConfig:
-    """How gateways choose a worker, and what they do when it is lost."""
+    """How gateways choose a worker for a request, and another one when it is lost."""
 
     routing_policy: PolicyName = "adaptive"
     """Policy that decides which worker takes a request."""
     prefix_score_hit_weight: float = field(default=10.0, metadata=_RARE)
-    """prefix-score: per prompt token in the worker's cache."""
+    """prefix-score: weight of each prompt token in the worker's prefix cache."""
     prefix_score_utilisation_weight: float = field(default=100.0, metadata=_RARE)
-    """prefix-score: against a full batch."""
+    """prefix-score: weight of the batch's utilisation, which counts against the worker."""
     prefix_score_kv_free_weight: float = field(default=0.1, metadata=_RARE)
-    """prefix-score: per percent of KV pages free."""
+    """prefix-score: weight of each percent of KV pages that is free."""
     prefix_score_batch_room_weight: float = field(default=0.5, metadata=_RARE)
-    """prefix-score: per free place in the batch."""
+    """prefix-score: weight of each free slot of the batch."""
     explain_routing: bool = False
     """Answer with headers that tell what routing expected, what was achievable and what came of it,
     and count it; up to a millisecond per 128k-token prompt."""
@@ -69,7 +69,7 @@ class RoutingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRoute:
-    """One served model as its gateways see it."""
+    """A served model, as its gateways see it."""
 
     name: str
     """Name that clients put into `model`."""
@@ -90,16 +90,17 @@ class ModelRoute:
     """Format in which the model writes tool calls, see router.replies; empty for what its chat
     template tells, none for not at all."""
     reasoning_parser: str = ""
-    """Format in which it marks reasoning; empty and none as above."""
+    """Format in which the model marks reasoning, see router.replies; empty for what its chat
+    template tells, none for not at all."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
-    """How its worker is chosen."""
+    """Options of routing."""
     on_demand: bool = False
     """Whether a worker is started for requests that find none: they wait for it, rather than end
     in a 503."""
     min_workers: int = 1
-    """Workers that it begins with, and the fewest that it has."""
+    """Number of workers at the start, and the least later on."""
     max_workers: int = 1
-    """Most workers that it has; as many as the fewest where their number is fixed."""
+    """Greatest number of workers; equal to `min_workers` without autoscaling."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ class ModelRoute:
 
     @property
     def checkpoint(self) -> str:
-        """The model with its revision: what its files are asked for by."""
+        """The checkpoint with its revision, by which its files are found."""
         return at_revision(self.model, self.revision)
 
     @property
@@ -119,7 +120,7 @@ class ModelRoute:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayConfig:
-    """The configuration of one gateway process: what it serves and whom it lets in."""
+    """Configuration of a gateway process: models, API keys and limits."""
 
     models: tuple[ModelRoute, ...]
     """All models behind this endpoint."""
@@ -130,14 +131,14 @@ class GatewayConfig:
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that open /admin, and nothing else; without any, and no file of them, it is off."""
     admin_api_key_file: str = ""
-    """File, or folder of files, with further ones."""
+    """File, or folder of files, with further admin keys, see router.keys.KeyFile."""
 
     root_path: str = ""
     """Prefix that a proxy in front puts before all paths, as `/llm`; empty for nothing."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://host:port`, or `*` for all) whose pages browsers let ask this endpoint."""
     num_gateways: int = 1
-    """How many of them share the limits of API keys."""
+    """Number of gateways, which share the limits of API keys."""
     audit_log: str = ""
     """Folder for a line per request: who asked which model, how much, with which outcome."""
 
@@ -147,7 +148,7 @@ class GatewayConfig:
     metrics_max_tenants: int = 32
     """Tenants that metrics distinguish."""
     cache_isolation: Tenancy = "auto"
-    """Parties whose prompts share no prefix cache with those of others; auto as above."""
+    """Parties whose prompts share no prefix cache with those of others: as for `fairness_key`."""
     responses_store_mib: int = 64
     """Most MiB of the responses that one gateway process keeps; 0 for none."""
     startup_retry_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Errors that clients see, in OpenAI's shape."""
+"""ApiError: errors that clients see, in the forms of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TYPES = {
 }
 
 ANTHROPIC_PATH = "/v1/messages"
-"""Path of Anthropic's API; so its other paths begin."""
+"""Path of Anthropic's Messages API, and prefix of its other paths."""
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -39,11 +39,11 @@ class ApiError(Exception):
     """An error that the client sees.
 
     Args:
-        status: HTTP status; it decides the error's `type`.
-        message: what is wrong, for a person.
-        param: the request field at fault.
-        code: a word for programs, such as "model_not_found".
-        retry_after_s: sent as the Retry-After header.
+        status: HTTP status, which also decides the error's `type`.
+        message: message for people.
+        param: the wrong field of the request; None for none.
+        code: code for programs, such as "model_not_found"; None for the status.
+        retry_after_s: seconds of the Retry-After header; None for none.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> bytes:
-        """`{"error": {"message", "type", "param", "code"}}` as JSON."""
+        """The error in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`, as
+        JSON."""
         fallback = "invalid_request_error" if self.status < 500 else "internal_server_error"
         error = {
             "message": self.message,
@@ -76,7 +77,7 @@ class ApiError(Exception):
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of this block have the client's name of the field at fault, by `names`."""
+    """Gives errors of the block the client's name of the wrong field, by `names`."""
     try:
         yield
     except ApiError as error:
@@ -93,13 +94,13 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def error_body(error: ApiError, path: str, request_id: str) -> bytes:
-    """An error as the API that `path` belongs to has it, as JSON."""
+    """The error in the form of the API that `path` belongs to, as JSON."""
     is_anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
     return anthropic_body(error, request_id) if is_anthropic else error.body()
 
 
 def error_headers(error: ApiError, request_id: str) -> dict[str, str]:
-    """Headers of a response that is an error; without a request id where that is empty."""
+    """Headers of the response to an error; `request_id` may be empty."""
     headers = {"content-type": "application/json"}
     if request_id:
         headers["x-request-id"] = request_id
@@ -108,13 +109,14 @@ def error_headers(error: ApiError, request_id: str) -> dict[str, str]:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status == 408:
-        # Else the server reads the rest of the body, for as long as the client likes.
+        # Otherwise the server reads the rest of the body, however slowly it comes.
         headers["connection"] = "close"
     return headers
 
 
 def anthropic_body(error: ApiError, request_id: str) -> bytes:
-    """`{"type": "error", "error": {"type", "message"}, "request_id"}` as JSON."""
+    """The error in Anthropic's form as JSON:
+    `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(error.status, fallback)
     return msgspec.json.encode(
@@ -127,34 +129,34 @@ def anthropic_body(error: ApiError, request_id: str) -> bytes:
 
 
 def unknown_model(name: str) -> ApiError:
-    """A 404: there is no such model, or the key may not know of it."""
+    """A 404: the model does not exist, or the key may not use it."""
     return ApiError(
         404, f"The model `{name}` does not exist.", param="model", code="model_not_found"
     )
 
 
 def rate_limited(message: str, retry_after_s: int) -> ApiError:
-    """A 429: the API key has used what it may for now."""
+    """A 429: a limit of the API key is reached."""
     return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
-    """A 400: the request itself is wrong."""
+    """A 400: the request is wrong."""
     return ApiError(400, message, param=param)
 
 
 def timed_out(message: str) -> ApiError:
-    """A 408: the client takes too long to send its request."""
+    """A 408: the client sends its request too slowly."""
     return ApiError(408, message, code="request_timeout")
 
 
 def too_large(message: str) -> ApiError:
-    """A 413: the body is larger than this server takes."""
+    """A 413: the body is too large."""
     return ApiError(413, message)
 
 
 def no_worker(model: str, problem: str = "try again shortly") -> ApiError:
-    """A 503: nobody can take the request now."""
+    """A 503: no worker can take the request now."""
     return ApiError(
         503,
         f"no worker of model {model} can take requests now: {problem}",
@@ -164,21 +166,21 @@ def no_worker(model: str, problem: str = "try again shortly") -> ApiError:
 
 
 def busy(message: str) -> ApiError:
-    """A 503: the gateway itself holds as much as it may."""
+    """A 503: a limit on the gateway's memory is reached."""
     return ApiError(503, message, code="gateway_busy", retry_after_s=1)
 
 
 def overloaded(message: str, retry_after_s: int) -> ApiError:
-    """A 429: too much is waiting already."""
+    """A 429: a queue is full."""
     return ApiError(429, message, code="queue_full", retry_after_s=max(retry_after_s, 1))
 
 
 def rejected(rejection: Rejection, param: str | None = None) -> ApiError:
-    """The client's error for a request that a worker does not take.
+    """The error of a request that a worker has refused.
 
     Args:
-        rejection: the worker's.
-        param: the field at fault, as the client has written it.
+        rejection: answer of the worker.
+        param: the client's name of the wrong field; None for none.
     """
     if rejection.status == 429:
         return overloaded(rejection.message, rejection.retry_after_s)

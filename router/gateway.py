@@ -1,4 +1,4 @@
-"""A gateway process: models by name, each with its tokenizer, its workers and its counters."""
+"""Gateway: the models of a gateway process, each with tokenizer, workers and counters."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ from worker.wire.tracing import Tracing
 logger = logging.getLogger(__name__)
 
 _READY_POLL_S = 0.02
+"""Seconds between two checks whether the gateway is ready."""
 
 
 class Gateway:
-    """Serves the models of `config` over the workers that `transports` reach.
+    """Serves models over their workers, without HTTP: see `router.api.app.create_app`.
 
-    Knows no HTTP: `router.api.app.create_app(gateway)` does. Lives on one event loop.
+    Must be used on one event loop.
 
     Args:
-        config: models and keys.
-        transports: by model name.
+        config: configuration with the models.
+        transports: connections to workers, by model name.
         tracing: makes spans; None for none.
-        settings: by model name, what its gateways share and keep; empty where this is the only one.
+        settings: store that the gateways of a model share, by model name; empty if this gateway is
+            the only one.
 
     Raises:
         ValueError: a model has no transport.
@@ -60,22 +62,22 @@ class Gateway:
         self.gateway_id = f"gw-{secrets.token_hex(6)}"
         self.created = int(time.time())
         self.http = HttpStats()
-        """Counts the answers of whatever speaks HTTP for this gateway."""
+        """Counters of HTTP responses, which the API adds to."""
         self._transports = dict(transports)
         self._settings = dict(settings or {})
         self._models: dict[str, ServedModel] = {}
         self._names: dict[str, ServedModel] = {}
         self.pool = WorkPool(max(2, min(8, os.cpu_count() or 2)))
-        """Threads that work on long bodies and prompts."""
+        """Threads for long bodies and prompts."""
         self.tracing = tracing
         self.gather: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
-        """Asks all processes of this node for their metrics, in a format that the scraper accepts;
-        None where there is no node to ask."""
+        """Collects the metrics of all processes of this node for an Accept header; returns text and
+        content type. None without a node."""
         self.report: StartReport = lambda delay: None
-        """Is called with what `start` waits for."""
+        """Called with what `start` waits for."""
         self.delayed: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
-        """Asks the cluster which starts have failed and wait for another try; None where there is
-        no cluster to ask."""
+        """Reads from the cluster which starts of workers have failed and will be tried again. None
+        without a cluster."""
 
     @property
     def models(self) -> Iterable[ServedModel]:
@@ -84,12 +86,13 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether every model has a worker that can take requests, or gets one on demand."""
+        """Whether every model has a ready worker, or gets one on demand."""
         models = self._models.values()
         return bool(models) and all(model.ready for model in models)
 
     async def start(self) -> None:
-        """Loads tokenizers and attaches to the workers. Raises ValueError for a bad checkpoint."""
+        """Loads tokenizers, and attaches to workers. Raises ValueError for a malformed
+        checkpoint."""
         for route in self.config.models:
             model = await until_started(
                 partial(self._load_aside, route),
@@ -103,7 +106,7 @@ class Gateway:
             logger.info("gateway serves %s", route.name, extra={"model": route.name})
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Waits for `ready`, at most so long; whether it is."""
+        """Waits until `ready`, at most `timeout_s` seconds; returns whether it is."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         while not self.ready and clock() < deadline:
@@ -111,7 +114,7 @@ class Gateway:
         return self.ready
 
     async def close(self) -> None:
-        """Detaches from all workers; requests under way end with an error."""
+        """Detaches from all workers; open requests end with an error."""
         for model in self._models.values():
             await model.close()
         if self.tracing is not None:
@@ -119,10 +122,10 @@ class Gateway:
         self.pool.close()
 
     def model(self, name: str | None) -> ServedModel:
-        """The model that a client names; it may leave the name out where there is only one.
+        """The model that a client names; None names the only model.
 
         Raises:
-            ApiError: 404 for an unknown name.
+            ApiError: 404 for an unknown name; 400 for None if there are several models.
         """
         if name is None:
             if len(self._models) == 1:
@@ -134,11 +137,10 @@ class Gateway:
         return model
 
     async def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """The text that /metrics answers, and its content type: this node's metrics, or just its
-        own.
+        """Text and content type of /metrics: of all processes of the node, or of this one.
 
         Args:
-            accept: the scraper's Accept header.
+            accept: Accept header of the scraper.
         """
         if self.gather is not None:
             return await self.gather(accept)
@@ -146,7 +148,7 @@ class Gateway:
         return self.metrics(content_type), content_type
 
     def metrics(self, content_type: str) -> bytes:
-        """This gateway's own metrics as Prometheus text."""
+        """Metrics of this gateway as Prometheus text."""
         sources = [Source(name, model.stats, model.fleet) for name, model in self._models.items()]
         created = float(self.created) if content_type == OPENMETRICS else None
         collector = GatewayCollector(self.gateway_id, sources, self.http, created)
@@ -158,7 +160,7 @@ class Gateway:
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.tokenizer_checkpoint)
         fleet = Fleet(route.routing, parity=ParityCheck(tokenizer))
-        if route.chat_template:  # workers render no chats: they are compared without it
+        if route.chat_template:  # after ParityCheck, since workers render no chats
             tokenizer = tokenizer.with_chat_template(read_chat_template(route.chat_template))
         return ServedModel(
             route,

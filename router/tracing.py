@@ -1,4 +1,4 @@
-"""The gateway's span of a completion request."""
+"""RequestSpan: the gateway's OpenTelemetry span of a completion request."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ Value = int | float | str | Sequence[str]
 
 
 class RequestSpan:
-    """The span of a request, from its arrival to its last byte, by OpenTelemetry's names for
-    generative AI."""
+    """Span of a request from its arrival to its last byte.
+
+    Attributes follow OpenTelemetry's semantic conventions for generative AI.
+    """
 
     def __init__(self, span: Span) -> None:
         self.traceparent = traceparent_of(span)
-        """Trace context for the worker, and for the client's own records."""
+        """W3C trace context of the span, for the worker and for the client."""
         self._span = span
 
     @staticmethod
     def begin(
         tracing: Tracing, traceparent: str, *, path: str, model: str, elapsed_s: float
     ) -> RequestSpan | None:
-        """The span of a request; None where its trace is not kept.
+        """Begins the span of a request; None if its trace is not sampled.
 
         Args:
             tracing: makes spans.
-            traceparent: the client's, or empty.
-            path: of the request.
-            model: that it names.
-            elapsed_s: since it arrived.
+            traceparent: the client's trace context; empty for none.
+            path: path of the request.
+            model: name of the model.
+            elapsed_s: seconds since the request arrived.
         """
         operation = "text_completion" if path.endswith("/v1/completions") else "chat"
         span = tracing.start(
@@ -54,7 +56,7 @@ class RequestSpan:
         return None if span is None else RequestSpan(span)
 
     def end(self, attributes: Mapping[str, Value], problem: str | None) -> None:
-        """The response has ended, by an error where there is a `problem`."""
+        """Ends the span with further attributes, and with an error if there is a `problem`."""
         for name, value in attributes.items():
             self._span.set_attribute(name, value)
         if problem is not None:

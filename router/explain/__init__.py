@@ -1,4 +1,4 @@
-"""Decisions on record: written by gateways, read by `rayfleet bench router --replay`."""
+"""Decision logs: written by gateways, read by `rayfleet bench router --replay`."""
 
 from router.explain.log import DecisionLog, read_decisions
 from router.explain.record import Decided, FleetSpeed, LogLine, WorkerSeen

@@ -1,7 +1,7 @@
-"""Names that tell what is equal and nothing else: keyed hashes of block hashes and of texts.
+"""KeyedNames: keyed hashes of block hashes and of texts, which reveal equality and nothing else.
 
-Block hashes have no secret: who has a log of them can hash a prompt that he suspects, and look
-whether it is there. Under a key that only the gateway knows he cannot.
+Block hashes have no secret: with a log of them one can hash a suspected prompt, and look whether it
+is there. With a key that only the gateway knows that is impossible.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from worker.wire.blocks import BlockHashes
 
 KEY_BYTES = 32
+"""Bytes of a key: 16 for SipHash and 16 for BLAKE2b."""
 _HALF = 16
 _LENGTH = np.uint64(8 << 56)
 """SipHash's last word for messages of eight bytes."""
@@ -23,7 +24,7 @@ class KeyedNames:
     """Keyed hashes under one key.
 
     Args:
-        key: of KEY_BYTES.
+        key: secret of KEY_BYTES bytes.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -37,7 +38,7 @@ class KeyedNames:
         return _siphash(hashes.astype(np.uint64), self._words)
 
     def text(self, text: str) -> str:
-        """Keyed hash of a text, hexadecimal; empty for an empty one."""
+        """Hexadecimal keyed hash of a text; empty for the empty text."""
         if not text:
             return ""
         return hashlib.blake2b(text.encode(), key=self._text_key, digest_size=8).hexdigest()

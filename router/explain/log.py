@@ -1,4 +1,4 @@
-"""The decision log: a file of JSON lines per gateway and model, and the one before it."""
+"""DecisionLog: a file of JSON lines with the routing decisions of a gateway for one model."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from router.private_files import RotatedFile
 logger = logging.getLogger(__name__)
 
 MAX_BLOCKS = 8192
-"""Leading blocks of a prompt that are on record: 131,072 tokens at pages of 16, 87 kB."""
+"""Most leading blocks of a prompt that are logged: 131,072 tokens at pages of 16, 87 kB."""
 _HASH_BYTES = 8
 _MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256
-"""Decisions between two lines on speeds."""
+"""Decisions between two lines with the fleet's speeds."""
 _BUFFER = 1 << 16
+"""Bytes of lines that wait to be written."""
 
 
 class DecisionLog:
     """Appends to FOLDER/MODEL-GATEWAY.jsonl. Lines wait in a buffer of 64 kB; `close` writes it.
 
-    Nobody but this user may read it. A file that is full becomes MODEL-GATEWAY.1.jsonl, in place of
-    the last that was; the next one begins with the workers that there are. A disk that takes no
-    more ends the log, and no request.
+    Only its user may read it. A full file replaces MODEL-GATEWAY.1.jsonl, and the next one begins
+    with the current workers. If writing fails, the log ends, and requests go on.
 
     Args:
-        folder: made if it is not there.
-        model: its name.
-        gateway_id: whose decisions these are.
-        max_bytes: of both files together.
-        key_file: what it holds is the key of all hashes; empty for a key that is this log's own.
+        folder: folder of logs; made if it does not exist.
+        model: name of the model.
+        gateway_id: id of this gateway.
+        max_bytes: most bytes of both files together.
+        key_file: file with the key of all hashes; empty for a random key.
 
     Raises:
         ValueError: the file cannot be written, or there is no key.
@@ -56,14 +56,14 @@ class DecisionLog:
         self._encoder = msgspec.json.Encoder()
         self._num_decided = 0
         self._file: RotatedFile | None
-        """None where the log has ended."""
+        """The log file; None when the log has ended."""
         try:
             self._file = RotatedFile(path, max_bytes=max_bytes // 2, buffering=_BUFFER)
         except OSError as error:
             raise ValueError(f"decision_log {folder}: {error}") from error
 
     def worker(self, worker: WorkerState) -> None:
-        """A worker was attached."""
+        """Logs a worker that has attached."""
         if worker.info is not None:
             info = worker.info
             self._write(
@@ -77,7 +77,7 @@ class DecisionLog:
             )
 
     def decided(self, line: Decided, fleet: Fleet) -> None:
-        """A request has ended."""
+        """Logs the decision of a completion that has ended, at times after the fleet's speeds."""
         if self._file is not None and not self._file.has_room():
             self._turn_over(self._file, fleet)
         if self._num_decided % _SPEED_EVERY == 0:
@@ -89,7 +89,7 @@ class DecisionLog:
         self._write(msgspec.structs.replace(line, hashes=keyed, session=session))
 
     def close(self, fleet: Fleet) -> None:
-        """Writes what is left."""
+        """Logs the fleet's speeds, and writes waiting lines."""
         self._speed(fleet)
         if self._file is not None:
             try:
@@ -123,7 +123,7 @@ class DecisionLog:
     def _give_up(self, file: RotatedFile, error: OSError) -> None:
         logger.error("the decision log %s ends here: %s", file.path, error)
         self._file = None
-        with contextlib.suppress(OSError):  # what is in the buffer has no place
+        with contextlib.suppress(OSError):  # waiting lines cannot be written
             file.close()
 
 
@@ -146,7 +146,7 @@ def read_decisions(path: str) -> Iterator[LogLine]:
     """The lines of a log file, or of all logs in a folder.
 
     Raises:
-        ValueError: there is none, or a line is not one of a decision log.
+        ValueError: there is no log, or a line is malformed.
     """
     root = Path(path)
     files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
@@ -163,7 +163,7 @@ def read_decisions(path: str) -> Iterator[LogLine]:
                 yield decoder.decode(line)
             except msgspec.DecodeError as error:
                 if number == len(lines):
-                    break  # cut off when its gateway was killed
+                    break  # the gateway was killed while it wrote
                 raise ValueError(
                     f"{file}:{number} is no line of a decision log: {error}"
                 ) from error

@@ -1,4 +1,4 @@
-"""The lines of a decision log. They hold no text and no tokens, only keyed hashes of blocks."""
+"""Lines of decision logs. They contain keyed hashes of blocks, and no text or tokens."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from worker.wire.step_time import StepCosts
 
 
 class Decided(msgspec.Struct, kw_only=True, tag="decided"):
-    """One request, written when it has ended."""
+    """A completion and its routing decision, written when it has ended."""
 
     request_id: str
     at: float
-    """Arrival, in seconds of the gateway's clock."""
+    """Time of arrival in seconds on the gateway's clock."""
     num_tokens: int
     """Tokens of the prompt."""
     num_output: int
     """Tokens generated."""
     page_size: int
     hashes: bytes
-    """Hashes of the prompt's full blocks, little-endian uint64; in a log the first ones, keyed."""
+    """Block hashes of the prompt, little-endian uint64; in a log keyed, and the first ones only."""
     session: str
-    """Empty where the client names none; in a log a keyed hash."""
+    """The client's name of the conversation, empty for none; in a log keyed."""
     worker_id: str
-    """Worker that took it at last."""
+    """Id of the worker that the decision chose."""
     attempt: int
-    """0 where the first worker did."""
+    """Number of the last attempt; 0 if no worker was lost or refused the completion."""
     hit_tokens: int
-    """Prompt tokens expected in that worker's cache."""
+    """Prompt tokens expected in the chosen worker's prefix cache."""
     achievable_hit_tokens: int
-    """Prompt tokens expected in the cache of the worker that had most."""
+    """Prompt tokens expected in the prefix cache of the worker with the longest hit."""
     pooled_hit_tokens: int
-    """Prompt tokens that one cache as large as all workers' together would have had."""
+    """Prompt tokens that one cache of the size of all workers' caches together would have had."""
     cached_tokens: int
-    """Prompt tokens found in the worker's cache."""
+    """Prompt tokens found in the worker's prefix cache."""
     predicted_s: float
-    """Time to the first token, as expected."""
+    """Expected seconds to the first token, from the decision."""
     first_token_s: float
-    """Time to the first token, as it was; negative if there was none."""
+    """Seconds from arrival to the first token; negative if there was none."""
     regret_s: float
-    """Expected time to the first token, over the shortest expected at any worker."""
+    """Expected seconds to the first token, less the fewest at any worker."""
 
 
 class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
-    """A worker that can be chosen from now on."""
+    """A worker that has attached, and can be chosen from then on."""
 
     worker_id: str
     page_size: int
@@ -53,11 +53,11 @@ class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
 
 
 class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
-    """How long steps take, as learned so far."""
+    """Step times as the fleet has learned them so far."""
 
     costs: StepCosts
     factors: dict[str, float]
-    """Times of each worker, over those of `costs`."""
+    """Step times of each worker over those of `costs`, by worker id."""
 
 
 LogLine = Decided | WorkerSeen | FleetSpeed

@@ -1,4 +1,4 @@
-"""A gateway's Prometheus metrics, read from its own state when scraped."""
+"""GatewayCollector: Prometheus metrics of a gateway, made from its counters when scraped."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from router.metrics.tenants import TenantStats
 from worker.wire.exposition import Histogram
 
 MODEL = ["model_name", "gateway_id"]
+"""Labels of metrics of a model."""
 
 
 class Source(NamedTuple):
-    """One model of a gateway."""
+    """A model of the gateway, with its counters and workers."""
 
     model_name: str
     stats: ModelStats
@@ -120,13 +121,16 @@ _GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
 
 
 class GatewayCollector(Collector):
-    """Yields all families of one gateway. Counters begin with its process, and so does its label.
+    """Yields all metric families of one gateway.
+
+    Counters begin with the gateway's process, as its id does, which is a label.
 
     Args:
-        gateway_id: the label.
-        sources: its models.
-        http: its answers.
-        created: Unix seconds when it began, for formats that carry it; None leaves it out.
+        gateway_id: id of the gateway.
+        sources: models of the gateway.
+        http: counters of HTTP responses.
+        created: Unix time in seconds of the gateway's start, for formats with `_created` samples;
+            None leaves these out.
     """
 
     def __init__(
@@ -142,7 +146,7 @@ class GatewayCollector(Collector):
         self._created = created
 
     def collect(self) -> Iterator[Metric]:
-        """All families, each with a sample per model or more."""
+        """All metric families, most with a sample per model."""
         for name, (text, count) in _COUNTERS.items():
             counter = CounterMetricFamily(f"rayfleet_{name}", text, labels=MODEL)
             for source in self._sources:
@@ -211,7 +215,7 @@ class GatewayCollector(Collector):
                 success.add_metric([*labels, reason], count, self._created)
             for reason, count in (("queue_full", stats.refused), ("no_worker", stats.unplaced)):
                 rejections.add_metric([*labels, reason], count, self._created)
-            # Both outcomes from the first one on: the rate of a series that is new is not known.
+            # Both outcomes from the first one on, since a series without a past has no rate.
             for priority, kind in sorted({(priority, kind) for priority, kind, _ in stats.slo}):
                 for met, word in ((True, "true"), (False, "false")):
                     count = stats.slo.get((priority, kind, met), 0)
@@ -247,7 +251,7 @@ class GatewayCollector(Collector):
         yield from (slo, first)
 
     def _workers(self) -> Iterator[Metric]:
-        """How the gateway sees them; one that is gone is not there to be seen."""
+        """Metrics of workers as this gateway sees them; series of workers that have left end."""
         states = GaugeMetricFamily(
             "rayfleet_workers", "Workers of the model.", labels=[*MODEL, "state"]
         )

@@ -1,4 +1,4 @@
-"""Answers of a gateway's HTTP API by route, method and status, refused requests included."""
+"""HttpStats: HTTP responses of a gateway by route, method and status, refusals included."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable
 from typing import Final
 
 OTHER: Final = "other"
-"""Label of routes and methods that the gateway does not have: clients choose those freely."""
+"""Label of unknown routes and methods, since clients can send any."""
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+"""Methods that are labels themselves."""
 _COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
 _EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
-"""Statuses that a completion may be answered with."""
+"""Statuses of responses to completion requests."""
 
 
 class HttpStats:
-    """Counts answers. Belongs to the event loop.
+    """Counters of HTTP responses, on the event loop.
 
-    Completions have all their statuses from the start, at 0: the rate of a series that begins with
-    its first failure is not known.
+    Routes of completions have all their statuses from the start, at 0, since a series that begins
+    with the first failure has no rate.
     """
 
     __slots__ = ("counts", "keys_are_stale")
@@ -26,17 +27,17 @@ class HttpStats:
         self.counts: dict[tuple[str, str, int], int] = {
             (route, "POST", status): 0 for route in _COMPLETIONS for status in _EXPECTED
         }
-        """Number of answers by route, method and status."""
+        """Number of responses by route, method and status."""
         self.keys_are_stale: Callable[[], bool] = lambda: False
-        """Whether files of API keys say something that could not be taken."""
+        """Returns whether a file of API keys has changed to something wrong or unreadable."""
 
     def add(self, route: str, method: str, status: int) -> None:
-        """Counts one answer.
+        """Counts a response.
 
         Args:
-            route: template of a route that the gateway has, or OTHER.
-            method: as the client sent it.
-            status: of the answer.
+            route: path template of the route, or OTHER.
+            method: method of the request.
+            status: status of the response.
         """
         key = (route, method if method in METHODS else OTHER, status)
         self.counts[key] = self.counts.get(key, 0) + 1

@@ -1,4 +1,4 @@
-"""Plain numbers that the token path adds to; they are turned into metrics only when scraped."""
+"""ModelStats: counters of one model in one gateway, plain numbers to be cheap per token."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ TOKEN_TIME_BUCKETS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
     0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
-"""vLLM's, and finer below its first."""
+"""Bounds in seconds of times between tokens: vLLM's, and finer ones below its first."""
 REQUEST_BUCKETS = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-"""vLLM's, and finer below its first."""
+"""Bounds in seconds of times of requests: vLLM's, and finer ones below its first."""
 STAGE_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 160.0, 640.0,
 )  # fmt: skip
-"""Bounds of histograms of the parts that a first token's time consists of."""
+"""Bounds in seconds of parts of the time to first token."""
 TOKEN_COUNT_BUCKETS = tuple(float(4**power) for power in range(11))
+"""Bounds of numbers of tokens."""
 
 
 class LatencyStats:
-    """Times of the completions of one SLO class."""
+    """Histograms in seconds of the latencies of completions of one SLO class."""
 
     __slots__ = (
         "first_flush",
@@ -44,25 +45,29 @@ class LatencyStats:
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
+        """Arrival to first token (TTFT)."""
         self.route = Histogram(STAGE_BUCKETS)
-        """Arrival until it is on its way to the worker that served it."""
+        """Arrival to the submit to the worker that served the completion."""
         self.queue = Histogram(STAGE_BUCKETS)
-        """Seconds at that worker until it was first admitted."""
+        """Arrival at that worker to its first admission into the batch."""
         self.prefill = Histogram(STAGE_BUCKETS)
-        """Admission at the worker to the first token."""
+        """First admission at the worker to the first token."""
         self.first_flush = Histogram(STAGE_BUCKETS)
-        """First token at the worker until the gateway has written it; of streams."""
+        """First token at the worker to its sending by the gateway, for streams."""
         self.inter_token = Histogram(TOKEN_TIME_BUCKETS)
+        """One token to the next (ITL)."""
         self.time_per_token = Histogram(TOKEN_TIME_BUCKETS)
+        """Mean time per token after the first (TPOT), by completion."""
         self.request = Histogram(REQUEST_BUCKETS)
+        """Arrival to the end of the completion."""
 
     def began(self, first_token_s: float, route_s: float, times: FirstTokenTimes | None) -> None:
         """Counts a first token.
 
         Args:
-            first_token_s: from arrival to it.
-            route_s: from arrival until the request was sent to the worker.
-            times: what the worker reports; None where it reports nothing.
+            first_token_s: seconds from arrival to the first token.
+            route_s: seconds from arrival to the submit to the worker.
+            times: times that the worker reports; None if it reports none.
         """
         self.first_token.observe(first_token_s)
         self.route.observe(route_s)
@@ -72,20 +77,21 @@ class LatencyStats:
 
 
 class WorkerTarget(NamedTuple):
-    """How many workers a model should have."""
+    """Number of workers that a model should have, with its bounds."""
 
     wanted: int
-    """Now, whether they are there or not."""
+    """Number that should exist now."""
     least: int
+    """Least number; equal to `most` without autoscaling."""
     most: int
-    """Bounds of it; the same number where it does not follow the load."""
+    """Greatest number."""
 
 
 class ModelStats:
     """Counters of one model in one gateway.
 
     Args:
-        max_tenants: tenants that metrics distinguish; the rest count together.
+        max_tenants: most tenants with counters of their own; others are counted together.
     """
 
     __slots__ = (
@@ -116,50 +122,54 @@ class ModelStats:
 
     def __init__(self, max_tenants: int = 32) -> None:
         self.workers = WorkerTarget(1, 1, 1)
-        """How many there should be: those of the configuration, until Serve has been asked."""
+        """Number of workers that there should be: the configured one until Serve has been asked."""
         self.prompt_tokens = 0
+        """Prompt tokens of requests."""
         self.generation_tokens = 0
+        """Tokens generated."""
         self.cached_tokens = 0
         """Prompt tokens that workers found in their prefix caches."""
         self.hit_tokens = 0
-        """Prompt tokens that routing expected to find there."""
+        """Prompt tokens expected in the prefix caches of the chosen workers."""
         self.achievable_hit_tokens = 0
-        """Prompt tokens that the worker that held most of the prompt would have been expected to
-        find."""
+        """Prompt tokens expected in the prefix caches of the workers with the longest hits."""
         self.pooled_hit_tokens = 0
-        """Prompt tokens that one cache for all workers would have had; where explained."""
+        """Prompt tokens that one cache for all workers would have had, if decisions are
+        explained."""
         self.regret_s = 0.0
-        """Expected first tokens over the earliest expected ones; where explained."""
+        """Sum of regrets (see Explanation), if decisions are explained."""
         self.retries = 0
+        """Submits that failed and were followed by one to another worker."""
         self.resubmissions = 0
-        """Completions that were to continue elsewhere, each time their worker was lost."""
+        """Losses of workers after which a completion continued elsewhere."""
         self.refused = 0
-        """Completions that were refused since all queues were full."""
+        """Completions refused because all workers' queues were full."""
         self.unplaced = 0
-        """Completions that there was no worker for."""
+        """Completions refused because no worker could take them."""
         self.pending_requests = 0
         """Completions that no worker has yet."""
         self.pending_tokens = 0
-        """Tokens of the pending completions' prompts."""
+        """Prompt tokens of completions that no worker has yet."""
         self.slo: dict[tuple[int, SloClass, bool], int] = {}
-        """Completions with an SLO, by priority, class and whether it was met."""
+        """Number of completions with an SLO, by priority, class and whether it was met."""
         self.routed: dict[str, int] = {}
-        """Requests by worker."""
+        """Number of completions submitted, by worker id."""
         self.started = 0
-        """Completions."""
+        """Number of completions begun."""
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
-        """Completions by finish reason."""
+        """Number of completions ended, by finish reason."""
         self.prediction_error = Histogram(FIRST_TOKEN_BUCKETS)
-        """First tokens before or after their time."""
+        """Histogram of the absolute error in seconds of expected times to first token."""
         self.prompt_length = Histogram(TOKEN_COUNT_BUCKETS)
-        """Tokens."""
+        """Histogram of tokens per prompt."""
         self.completion_tokens = Histogram(TOKEN_COUNT_BUCKETS)
+        """Histogram of tokens per completion that ended by stop or length."""
         self.tenants = TenantBook(max_tenants)
         self._latencies: dict[SloClass, LatencyStats] = {}
         self.latency(None)
 
     def latency(self, slo: Slo | None) -> LatencyStats:
-        """The histogram that counts the times of completions with such an SLO."""
+        """The histograms of completions with an SLO of this class."""
         kind = slo_class(slo)
         found = self._latencies.get(kind)
         if found is None:
@@ -167,5 +177,5 @@ class ModelStats:
         return found
 
     def latencies(self) -> Sequence[tuple[SloClass, LatencyStats]]:
-        """Latencies by SLO class, of the classes that have occurred."""
+        """Histograms of the SLO classes that have occurred."""
         return list(self._latencies.items())
