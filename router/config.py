@@ -14,8 +14,8 @@ PolicyName = Literal[
 """Names of routing policies, see router.fleet.policies."""
 
 Tenancy = Literal["auto", "none", "key", "user"]
-"""What makes requests those of one tenant: nothing, the API key, or the key and the request's
-`user`; auto is key where there are several keys, else none."""
+"""The rule by which requests belong to one tenant: not at all, by API key, or by key and the
+request's `user`; auto is by key if there are several keys, else none."""
 
 _RARE = {"within": "--routing-config"}
 """Metadata of options that are given within --routing-config, and have no flag."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from router.fleet.workers import grown
 Rows = NDArray[np.intp]
 
 _MAX_KNOWN = 4096
-"""Sets of workers whose rows are remembered; when there are more, all are forgotten."""
+"""Most sets of workers whose rows are remembered."""
 
 
 class _Holders(NamedTuple):
@@ -44,7 +45,6 @@ class HitFinder:
         """Row of the worker, by slot of the index."""
         # Sets of holders recur; their bits are turned into rows once.
         self._holders: dict[int, _Holders] = {}
-        self._flying: dict[int, Rows] = {}
 
     def placed(self, slot: int, row: int) -> None:
         """Notes that the cache of the worker in `row` has this slot of the index from now on."""
@@ -87,7 +87,7 @@ class HitFinder:
                     flying = np.zeros(size)
                 longest = max(longest, prefixes[-1][1])
                 for bits, length, _ in prefixes:  # longer prefixes have fewer rows and come later
-                    flying[self._rows_of(bits)] = length * page
+                    flying[_rows_of(bits)] = length * page
             best = max(best, longest * page)
         cached = hits
         if flying is not None:
@@ -129,13 +129,11 @@ class HitFinder:
             )
         return known
 
-    def _rows_of(self, bits: int) -> Rows:
-        known = self._flying.get(bits)
-        if known is None:
-            if len(self._flying) >= _MAX_KNOWN:
-                self._flying.clear()
-            known = self._flying[bits] = _places(bits)
-        return known
+
+@lru_cache(_MAX_KNOWN)
+def _rows_of(bits: int) -> Rows:
+    """Indices of the bits that are set: rows of workers with the same prompts in flight."""
+    return _places(bits)
 
 
 def _places(bits: int) -> Rows:

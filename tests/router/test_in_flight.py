@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fleet import HashMemo, PromptBlocks
+from router.fleet import PromptBlocks
 from router.fleet.in_flight import InFlight
+from router.fleet.memo import HashMemo
 from tests.support.effort import cases
 from worker.wire.blocks import BlockHashes, block_hash_array, root_hash
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fleet import PrefixIndex
 from router.fleet.hash_table import HashTable
+from router.fleet.index import PrefixIndex
 from tests.support.effort import cases
 from worker.wire.messages import BlockRemoved, BlockStored, Tier
 
