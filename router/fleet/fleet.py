@@ -275,6 +275,7 @@ class Fleet:
         table.last_chosen[row] = self._num_chosen
         hit = int(request.hit_tokens.item(row))
         work_s = expected.work_s.item(row)
+        # Read before the booking, which changes the table, and with it `slot_wait_s`.
         waiting_s = expected.delay_s.item(row) + expected.slot_wait_s.item(row)
         explanation = None
         if self._explainer is not None:

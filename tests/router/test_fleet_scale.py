@@ -207,3 +207,29 @@ def test_among_ten_thousand_workers_python_does_no_more_than_among_a_hundred() -
     small, large = calls_of_decisions(100), calls_of_decisions(10_000)
     assert large[0] <= 1.1 * small[0]
     assert large[1] <= 1.1 * small[1]
+
+
+def test_waits_for_a_slot_follow_bookings_reports_and_prices() -> None:
+    """They are entered one by one, and are what all at once would be."""
+    fleet = large_fleet(8)
+
+    def check() -> None:
+        table = fleet.table
+        expected = table.slot_waits_s(table.num_active)
+        assert table.slot_wait_s == pytest.approx(expected), "not those of the active requests"
+
+    for number in range(40):
+        assert fleet.reserve(f"r{number}", PromptBlocks(prompt(number))) is not None
+        check()
+    for seq in range(1, 30):
+        shape = StepShape(seq, 700 + 13 * seq, (700 + 13 * seq) ** 2 // 2, seq % 7, 300 * seq)
+        load = LoadSnapshot(
+            num_running=seq, max_num_seqs=4, step_ms=1000.0 * COSTS.step(shape), step_shape=shape
+        )
+        fleet.update(f"w{seq % 3}", WorkerUpdate(1, seq, [], [], load))
+        check()
+    assert fleet.table.slot_wait_s.max() > 0.0
+    for number in range(40):
+        for worker in fleet.workers:
+            fleet.release(worker.worker_id, f"r{number}")
+        check()
