@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,7 @@ Terms = Mapping[str, Floats]
 """Terms of the workers' costs by name; each array has one entry per row of the WorkerTable."""
 
 
-@dataclass(slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The worker that a policy has chosen for a request, and the costs it was chosen by."""
 
     row: int

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,8 +14,7 @@ from router.fleet.workers import Floats, WorkerTable
 from worker.wire.blocks import BlockHashes
 
 
-@dataclass(slots=True)
-class RequestView:
+class RequestView(msgspec.Struct):
     """A request as policies see it. Arrays have one entry per row of the WorkerTable."""
 
     num_tokens: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from router.fleet.blocks import BlockKey
 from router.fleet.in_flight import PrefixNode
 from worker.wire.limits import Limits
@@ -13,8 +15,7 @@ from worker.wire.messages import EngineInfo, LoadSnapshot
 Kind = TypeVar("Kind", BlockKey, Limits)
 
 
-@dataclass(slots=True)
-class Reservation:
+class Reservation(msgspec.Struct):
     """Booking of a request that a worker was sent, until a report of the worker contains it."""
 
     uncached_tokens: int
