@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from worker.wire.limits import Problem
 from worker.wire.messages import Rejection
 
 _TYPES = {
@@ -143,6 +144,12 @@ def rate_limited(message: str, retry_after_s: int) -> ApiError:
 def bad_request(message: str, param: str | None = None) -> ApiError:
     """A 400: the request is wrong."""
     return ApiError(400, message, param=param)
+
+
+def refuse(problem: Problem | None) -> None:
+    """Raises ApiError (400) if a request does not fit the limits of workers."""
+    if problem is not None:
+        raise bad_request(problem.message, problem.param)
 
 
 def timed_out(message: str) -> ApiError:

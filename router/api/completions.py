@@ -32,7 +32,7 @@ from router.api.readers import Readers
 from router.api.response import GenerationResponse, Writer
 from router.api.tools import Reading, ToolUse
 from router.api.writer import ChatWriter, Extras, ResponseWriter, TextWriter
-from router.errors import bad_request, renamed
+from router.errors import bad_request, refuse, renamed
 from router.fleet import Feasibility, PromptBlocks
 from router.gateway import Gateway
 from router.serving import Generation, GenerationRequest, ServedModel
@@ -447,9 +447,7 @@ def _feasible(
         ApiError: 400 if no worker takes the sampling parameters, or one has refused the grammar.
     """
     feasibility = Feasibility(sampling, names)
-    problem = feasibility.parameters(model.fleet.limits)
-    if problem is not None:
-        raise bad_request(problem.message, problem.param)
+    refuse(feasibility.parameters(model.fleet.limits))
     refusal = model.refused_grammars.find(sampling.structured_outputs)
     if refusal is not None:
         raise bad_request(refusal, feasibility.param("structured_outputs"))

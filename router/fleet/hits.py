@@ -86,7 +86,7 @@ class HitFinder:
                 if flying is None:
                     flying = np.zeros(size)
                 longest = max(longest, prefixes[-1][1])
-                for bits, length, _ in prefixes:  # longer prefixes have fewer rows and come later
+                for bits, length in prefixes:  # longer prefixes have fewer rows and come later
                     flying[_rows_of(bits)] = length * page
             best = max(best, longest * page)
         cached = hits

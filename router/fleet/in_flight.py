@@ -8,7 +8,7 @@ from worker.wire.blocks import BlockHashes
 class PrefixNode:
     """A run of blocks that some prompts in flight share; the root's is empty."""
 
-    __slots__ = ("children", "counts", "end", "hashes", "mask", "parent", "start", "total")
+    __slots__ = ("children", "counts", "end", "hashes", "mask", "parent", "start")
 
     def __init__(
         self, parent: PrefixNode | None, hashes: BlockHashes | None, start: int, end: int
@@ -24,8 +24,6 @@ class PrefixNode:
         """Number of requests whose prompts have this run, by row of their worker."""
         self.mask = 0
         """Rows in `counts` as a bit set."""
-        self.total = 0
-        """Sum of `counts`."""
 
 
 class InFlight:
@@ -40,23 +38,23 @@ class InFlight:
         self._root = PrefixNode(None, None, 0, 0)
 
     def __len__(self) -> int:
-        return self._root.total
+        """Number of prompts in flight."""
+        return sum(self._root.counts.values())
 
-    def match(self, hashes: BlockHashes) -> list[tuple[int, int, int]]:
+    def match(self, hashes: BlockHashes) -> list[tuple[int, int]]:
         """Prefixes that `hashes` shares with prompts in flight, the longest last.
 
         Returns:
-            For each prefix: the rows of workers as a bit set, its length in blocks, and the number
-            of requests.
+            For each prefix: the rows of workers as a bit set, and its length in blocks.
         """
         node, at, count = self._root, 0, len(hashes)
-        found: list[tuple[int, int, int]] = []
+        found: list[tuple[int, int]] = []
         while at < count:
             child = node.children.get(hashes.item(at))
             if child is None:
                 break
             at = _common(child, hashes, min(child.end, count))
-            found.append((child.mask, at, child.total))
+            found.append((child.mask, at))
             if at < child.end:
                 break
             node = child
@@ -84,7 +82,7 @@ class InFlight:
         """Removes a prompt by what `add` has returned, and its row."""
         _count(node, row, -1)
         while (parent := node.parent) is not None:
-            if not node.total:
+            if not node.counts:
                 assert node.hashes is not None, "only the root has no blocks"
                 del parent.children[node.hashes.item(node.start)]
             node = parent
@@ -97,7 +95,7 @@ class InFlight:
         assert node.hashes is not None
         upper = PrefixNode(node.parent, node.hashes, node.start, at)
         upper.counts = dict(node.counts)
-        upper.mask, upper.total = node.mask, node.total
+        upper.mask = node.mask
         node.parent.children[node.hashes.item(node.start)] = upper
         upper.children[node.hashes.item(at)] = node
         node.parent, node.start = upper, at
@@ -123,7 +121,6 @@ def _common(node: PrefixNode, hashes: BlockHashes, end: int) -> int:
 
 def _count(node: PrefixNode, row: int, change: int) -> None:
     left = node.counts.get(row, 0) + change
-    node.total += change
     if left:
         node.counts[row] = left
         node.mask |= 1 << row

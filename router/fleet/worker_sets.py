@@ -31,9 +31,6 @@ class WorkerSets:
         self.num_slots = 0
         """Number of slots added."""
 
-    def __len__(self) -> int:
-        return len(self._ids) - 1
-
     def add_slot(self, slot: int) -> None:
         """Adds a slot; must precede its first block."""
         self._device_bits |= 1 << 2 * slot

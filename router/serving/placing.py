@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from router.channel import Refused, WorkerChannel, WorkerUnreachable
 from router.config import ModelRoute
-from router.errors import ApiError, bad_request, no_worker, rejected
+from router.errors import ApiError, no_worker, refuse, rejected
 from router.explain import DecisionLog
 from router.fleet import BatchWindow, Choice, Fleet, RefusedGrammars
 from router.metrics.stats import ModelStats
@@ -257,8 +257,7 @@ class Placer:
         excluded = tried
         if problems:
             if len(problems) == len(kinds):
-                problem = next(iter(problems.values()))
-                raise bad_request(problem.message, problem.param)
+                refuse(next(iter(problems.values())))
             workers = self._fleet.workers
             unfit = [w.worker_id for w in workers if w.info and Limits.of(w.info) in problems]
             excluded = [*tried, *unfit]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from router.errors import bad_request
+from router.errors import bad_request, refuse
 from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from router.tokens.pool import WorkPool
@@ -211,9 +211,7 @@ class PromptEncoder:
 
         def accept(num_tokens: int) -> None:
             num_tokens = num_tokens if last is None else min(num_tokens, last)
-            problem = feasibility.prompt(kinds, num_tokens)
-            if problem is not None:
-                raise bad_request(problem.message, problem.param)
+            refuse(feasibility.prompt(kinds, num_tokens))
 
         return accept
 
@@ -222,9 +220,7 @@ class PromptEncoder:
         kinds = self._kinds()
 
         def accept(number: int) -> None:
-            problem = feasibility.characters(kinds, number, self._longest_token)
-            if problem is not None:
-                raise bad_request(problem.message, problem.param)
+            refuse(feasibility.characters(kinds, number, self._longest_token))
 
         return accept
 

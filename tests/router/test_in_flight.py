@@ -37,13 +37,13 @@ def test_tree_equals_a_list_of_prompts(data: st.DataObject) -> None:
               min(len(p), len(query))), row)
         for p, row, _ in flights
     ]  # fmt: skip
-    lengths = [length for _, length, _ in found]
+    lengths = [length for _, length in found]
     assert lengths == sorted(set(lengths))
     for row in range(4):
         expected = max((length for length, r in shared if r == row), default=0)
-        assert max((length for rows, length, _ in found if rows >> row & 1), default=0) == expected
-    for _, length, total in found:
-        assert total == sum(one >= length for one, _ in shared)
+        assert max((length for rows, length in found if rows >> row & 1), default=0) == expected
+    for rows, length in found:
+        assert rows == sum({1 << row for one, row in shared if one >= length})
 
 
 def test_memo_gives_the_same_hashes_for_whatever_it_has_seen() -> None:
