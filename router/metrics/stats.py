@@ -113,6 +113,7 @@ class ModelStats:
         "resubmissions",
         "retries",
         "routed",
+        "saved_tokens",
         "slo",
         "started",
         "tenants",
@@ -131,6 +132,9 @@ class ModelStats:
         """Prompt tokens that workers found in their prefix caches."""
         self.hit_tokens = 0
         """Prompt tokens expected in the prefix caches of the chosen workers."""
+        self.saved_tokens = 0
+        """Tokens among `prompt_tokens` that no worker was expected to compute: the `hit_tokens` of
+        each prompt's first completion, before any loss of its worker."""
         self.achievable_hit_tokens = 0
         """Prompt tokens expected in the prefix caches of the workers with the longest hits."""
         self.pooled_hit_tokens = 0

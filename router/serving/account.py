@@ -11,9 +11,12 @@ from router.serving.completion import Completion
 from router.serving.generation import Generation
 
 
-def count_choice(stats: ModelStats, choice: Choice) -> None:
-    """Adds the expected hits and the regret of a decision to the counters."""
+def count_choice(stats: ModelStats, completion: Completion, choice: Choice) -> None:
+    """Adds the expected hits and the regret of a completion's decision to the counters."""
     stats.hit_tokens += choice.hit_tokens
+    spec = completion.spec
+    if spec.index % spec.feasibility.sampling.n == 0 and not completion.num_losses:
+        stats.saved_tokens += choice.hit_tokens
     stats.achievable_hit_tokens += choice.best_hit_tokens
     if choice.explanation is not None:
         stats.pooled_hit_tokens += choice.explanation.pooled_hit_tokens

@@ -50,7 +50,7 @@ class LoadReport(NamedTuple):
     num_active: float = 0.0
     """Number of requests at workers."""
     num_new: float = 0.0
-    """Number of requests that arrived since the last report, ended ones included."""
+    """Number of completions begun since the last report, ended ones included."""
 
 
 class LoadMeter:
@@ -72,7 +72,7 @@ class LoadMeter:
         self._at = clock()
         self._seen = self._counts()
         self._rates = (0.0, 0.0, 0.0)
-        """Rates per second: uncached prompt tokens, requests, generated tokens."""
+        """Rates per second: uncached prompt tokens, completions, generated tokens."""
         self._delay_s = 0.0
         self._num_new = 0.0
 
@@ -83,7 +83,7 @@ class LoadMeter:
         rows = np.flatnonzero(table.eligible)
         prompt_s, token_s = self._costs()
         output = self._output()
-        prompts, requests, generated = self._rates
+        prompts, completions, generated = self._rates
         waiting = np.maximum(table.num_active[rows] - table.work_rows[rows], 0.0)
         pages = table.total_pages[rows]
         tokens = np.maximum(pages, 1.0) * table.page_size[rows]
@@ -93,7 +93,7 @@ class LoadMeter:
         queue_s = table.queue_s[rows] + table.reserved_s[rows]
         return LoadReport(
             num_ready=float(len(rows)),
-            work=prompts * prompt_s + max(requests * output, generated) * token_s,
+            work=prompts * prompt_s + max(completions * output, generated) * token_s,
             pending_s=stats.pending_tokens * prompt_s + stats.pending_requests * output * token_s,
             pending_kv=stats.pending_tokens / cache_tokens,
             waiting_s=float(queue_s.sum() + waiting.sum() * output * token_s),
@@ -125,8 +125,8 @@ class LoadMeter:
 
     def _counts(self) -> tuple[float, float, float]:
         stats = self._stats
-        uncached = stats.prompt_tokens - stats.hit_tokens
-        return uncached, sum(stats.prompt_length.counts), stats.generation_tokens
+        uncached = stats.prompt_tokens - stats.saved_tokens
+        return uncached, stats.started, stats.generation_tokens
 
     def _advance(self) -> None:
         now = self._clock()
@@ -135,11 +135,11 @@ class LoadMeter:
             return
         counts = self._counts()
         kept = exp(-passed / WINDOW_S)
-        prompts, requests, generated = (
+        prompts, completions, generated = (
             kept * rate + (1.0 - kept) * max(count - before, 0.0) / passed
             for rate, count, before in zip(self._rates, counts, self._seen, strict=True)
         )
-        self._rates = (prompts, requests, generated)
+        self._rates = (prompts, completions, generated)
         self._num_new = max(counts[1] - self._seen[1], 0.0)
         kept = exp(-passed / _DELAY_WINDOW_S)
         delay_s = self._fleet.expected_wait_s() if self._fleet.ready else 0.0

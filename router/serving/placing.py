@@ -220,7 +220,7 @@ class Placer:
             raise rejected(error.rejection, param) from error
         if not completion.finished:  # the last delta may overtake the answer to the submit
             completion.rejection = None
-        count_choice(self._stats, choice)
+        count_choice(self._stats, completion, choice)
         routed = self._stats.routed
         routed[choice.worker_id] = routed.get(choice.worker_id, 0) + 1
         return None

@@ -24,7 +24,8 @@ class Traffic:
     def second(self, requests: int, generated: int, prompt_len: int = 100, hits: int = 0) -> None:
         self.now += 1.0
         self.stats.prompt_tokens += requests * prompt_len
-        self.stats.hit_tokens += requests * hits
+        self.stats.saved_tokens += requests * hits
+        self.stats.started += requests
         self.stats.prompt_length.observe(prompt_len, requests)
         self.stats.generation_tokens += generated
         self.meter.read()
@@ -139,3 +140,16 @@ def test_bookings_count_as_taken() -> None:
     assert report.num_active == 1.0
     assert report.kv == pytest.approx(0.1)
     assert report.waiting_s > 0.0
+
+
+async def test_completions_of_one_prompt_compute_it_once_and_generate_each(rig) -> None:
+    await rig.start()
+    model = rig.gateway.model("stub")
+    prompt = "a prompt that is long enough for some blocks, and not known yet"
+    before = model.load._counts()
+    assert (await rig.complete(prompt, n=4)).status_code == 200
+    assert model.stats.hit_tokens > model.stats.prompt_tokens, (
+        "three of them find the first's blocks"
+    )
+    prompts, completions, _ = (b - a for a, b in zip(before, model.load._counts(), strict=True))
+    assert (prompts, completions) == (model.stats.prompt_tokens, 4)

@@ -57,7 +57,8 @@ class Scaler:
     def arrived(self, num_tokens: int, hit_tokens: int) -> None:
         """A request was placed."""
         self.stats.prompt_tokens += num_tokens
-        self.stats.hit_tokens += hit_tokens
+        self.stats.saved_tokens += hit_tokens
+        self.stats.started += 1
         self.stats.prompt_length.observe(num_tokens)
 
     def reported(self, report: StepReport, output_len: int) -> None:
