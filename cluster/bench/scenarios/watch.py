@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 
 _SERIES = re.compile(
-    r"^rayfleet_(num_requests_running|num_requests_waiting|preemptions_total)"
+    r"^rayfleet_(num_requests_running|num_requests_waiting|num_preemptions_total)"
     r'{model_name="([^"]*)",worker_id="[^"]*"} (\S+)$',
     re.MULTILINE,
 )
@@ -45,7 +45,7 @@ def read_moment(text: str, model: str, at_s: float) -> Moment:
         num_running=int(sum(running)),
         num_busy_workers=sum(value > 0 for value in running),
         num_workers=len(running),
-        num_preemptions=int(sum(found.get("preemptions_total", []))),
+        num_preemptions=int(sum(found.get("num_preemptions_total", []))),
     )
 
 

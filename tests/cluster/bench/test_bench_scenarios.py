@@ -26,6 +26,11 @@ from cluster.bench.scenarios.traffic import Planned, make_traffic, phases
 from cluster.bench.scenarios.turn import Target, Turn, run_turn
 from cluster.bench.scenarios.watch import Moment, read_moment
 from tests.support.cluster.openai_backend import Backend
+from tests.support.worker.played_engine import INFO
+from worker.metrics.collector import WorkerView, worker_metrics
+from worker.metrics.latency import WorkerLatency
+from worker.wire.exposition import TEXT, render
+from worker.wire.messages import LoadSnapshot
 
 EFFORT = Effort(warm_up=4, alone=5, per_place=3)
 VOCABULARY = np.arange(10, 500)
@@ -86,14 +91,13 @@ def test_long_prompts_stand_between_short_ones() -> None:
 
 
 def test_a_moment_is_read_from_one_fleets_series() -> None:
-    text = """\
-rayfleet_num_requests_running{model_name="fifo",worker_id="a"} 9.0
-rayfleet_num_requests_running{model_name="rayfleet",worker_id="b"} 3.0
-rayfleet_num_requests_running{model_name="rayfleet",worker_id="c"} 0.0
-rayfleet_num_requests_waiting{model_name="rayfleet",worker_id="b"} 5.0
-rayfleet_preemptions_total{model_name="rayfleet",worker_id="b"} 2.0
-rayfleet_preemptions_total{model_name="rayfleet",worker_id="c"} 1.0
-"""
+    loads = {
+        ("fifo", "a"): LoadSnapshot(num_running=9, num_preemptions=7),
+        ("rayfleet", "b"): LoadSnapshot(num_running=3, num_waiting=5, num_preemptions=2),
+        ("rayfleet", "c"): LoadSnapshot(num_preemptions=1),
+    }
+    views = [WorkerView(*names, 1, INFO, load, WorkerLatency()) for names, load in loads.items()]
+    text = "".join(render(worker_metrics(view), TEXT).decode() for view in views)
     assert read_moment(text, "rayfleet", 1.5) == Moment(
         at_s=1.5, num_waiting=5, num_running=3, num_busy_workers=1, num_workers=2, num_preemptions=3
     )
