@@ -1,1 +1,1 @@
-"""Benchmarks: a load client, the offline engine, the gateway's cost, and alternated comparisons."""
+"""Benchmarks: load on an endpoint, offline engine, routing, kernels, and comparisons in turn."""

@@ -1,4 +1,4 @@
-"""`python -m cluster.bench serve ...`: the benchmarks without the rest of the command line."""
+"""`python -m cluster.bench serve ...`: the benchmarks without the other `rayfleet` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests are sent, for a given rate."""
+"""Arrival times of requests for a given rate."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds after the start at which each of `count` requests is sent, ascending.
+    """Arrival times of `count` requests in seconds after the start, ascending.
 
-    Gaps are gamma distributed with shape `burstiness`: 1 is a Poisson process, less comes in
-    bursts, more is steadier, and infinity makes them equal. The times are scaled so that the
-    whole takes count / rate seconds, which takes the luck of the draw out of the offered rate. An
-    infinite rate sends all at once.
+    Gaps are gamma distributed with shape `burstiness`, as in vLLM: 1 gives a Poisson process, less
+    gives bursts, more is steadier, and infinity makes all gaps equal. The times are scaled so that
+    the last is count / rate: the offered rate does not depend on the draw. With an infinite rate
+    all are 0.
+
+    Raises:
+        ValueError: a rate or burstiness that is not positive.
     """
     if rate <= 0 or burstiness <= 0:
         raise ValueError("--request-rate and --burstiness must be positive")
@@ -30,9 +33,16 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
 
 
 def phased_arrival_times(phases: Sequence[tuple[float, float]], seed: int) -> list[float]:
-    """A Poisson process whose rate changes, ascending; phases are (seconds, requests per second).
+    """Arrival times in seconds, ascending, of a Poisson process whose rate changes by phases.
 
-    Every phase has as many requests as its rate says, at least one where that is above 0.
+    A phase has seconds * rate requests, rounded, and at least one if its rate is above 0.
+
+    Args:
+        phases: length in seconds and requests per second of each phase.
+        seed: seed of the gaps.
+
+    Raises:
+        ValueError: a phase has no length, or a negative rate.
     """
     times: list[float] = []
     begin = 0.0

@@ -1,4 +1,4 @@
-"""The `bench` commands."""
+"""Commands of `rayfleet bench`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOVED = {
     "gateway": "`make check-gateway`, in a checkout",
     "versus": "`bench compare URL_A URL_B`; its ratios are B over A",
 }
-"""Former commands, and what took their place."""
+"""Replacements of removed commands, by the command's name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def _roofline(args: argparse.Namespace) -> Result:
 
 
 def _add_router(add: AddCommand) -> None:
-    """The simulator of routing and its peers are part of a checkout, and not of the wheel."""
+    """Adds `bench router`, which a checkout has and the wheel has not: it is refused there."""
     summary = "routing policies compared, or what a decision costs"
     if find_spec(_ROUTING) is None:
         refuse_all(

@@ -1,11 +1,11 @@
-"""One streamed request to an OpenAI endpoint, timed.
+"""Load client: sends a streamed request to an OpenAI endpoint and times its events.
 
-What counts is what vLLM's serving benchmark counts: events with choices, whether they carry text
-or not (a token may be half a character), up to the last of them. The chunk that opens a chat with
-a role alone is no token to us; vLLM's time to the first token ends there.
+As in vLLM's serving benchmark each event with choices is counted, with text or without (a token may
+be half a character), and the latency ends with the last one. Unlike vLLM's, the first chunk of a
+chat, which has a role and no text, does not end the time to the first token.
 
-aiohttp on uvloop spends about 20 µs on a streamed event where httpx spends 70 to 80 (32 streams);
-besides that, only events without text are decoded.
+aiohttp on uvloop takes about 20 µs per streamed event, where httpx takes 70 to 80 (32 streams).
+Only events without text, and those with usage, are decoded.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ request meets a closing socket."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A request ready to send."""
+    """A request that is ready to be sent."""
 
     index: int
+    """Number of the request within its load."""
     body: bytes
-    """JSON."""
+    """Body of the POST, as JSON."""
     prompt_len: int
-    """Tokens, as far as the client knows; the server's own count wins."""
+    """Tokens of the prompt as the client counts them; the server's usage overrides it."""
     output_len: int
     """Most tokens to generate."""
     arrival_s: float = 0.0
-    """When to send it, after the start, or after the end of `after`."""
+    """Seconds from the start of the load to sending, or from the end of `after` if given."""
     after: int | None = None
     """Index of the request of the same client that has to end first."""
 
@@ -54,7 +55,8 @@ def completion_request(
     after: int | None = None,
     **fields: Any,
 ) -> Request:
-    """A greedy streamed completion of exactly `output_len` tokens; `fields` are further ones."""
+    """A request for a greedy streamed completion of exactly `output_len` tokens; further `fields`
+    are added to the body."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -77,33 +79,38 @@ def completion_request(
 
 @dataclass(kw_only=True, slots=True)
 class Record:
-    """The outcome of one request. Times in seconds; `start` on the machine's monotonic clock."""
+    """Outcome of one request. Times are seconds."""
 
     index: int
     prompt_len: int
     wanted_len: int
+    """Tokens that the request asked for."""
     start: float = 0.0
+    """Time of sending, on `time.perf_counter`'s clock, which all processes of a machine share."""
     latency: float = 0.0
-    """Seconds to the last event with choices; of a request that failed, to its end."""
+    """Seconds to the last event with choices; for a failed request to its end."""
     ttft: float = 0.0
+    """Seconds to the first event with choices."""
     itl: list[float] = field(default_factory=list)
     """Gaps between events with choices."""
     output_len: int = 0
+    """Tokens that were generated."""
     cached_tokens: int = 0
+    """Prompt tokens that the server found in its prefix cache."""
     usage_seen: bool = False
-    """Whether lengths are the server's counts; else `output_len` counts events."""
+    """Whether lengths come from the server's usage; otherwise `output_len` counts text events."""
     worker: str = ""
-    """Which worker served, where the server says so."""
+    """Id of the worker that served, by the header x-rayfleet-worker; empty without it."""
     status: int = 0
-    """HTTP status; 0 where no answer came."""
+    """HTTP status; 0 without a response."""
     retry_after: str = ""
-    """The header, where there is one."""
+    """Header Retry-After; empty without it."""
     error: str = ""
-    """Empty for a request that completed."""
+    """Reason of the failure; empty for a request that completed."""
 
 
 def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aiohttp.ClientSession:
-    """A session without limits on connections, cookies or total time."""
+    """A session without cookies, and without limits on connections or total time."""
     return aiohttp.ClientSession(
         headers={"Content-Type": "application/json", **headers},
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s),
@@ -113,7 +120,7 @@ def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aioht
 
 
 async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Record:
-    """Sends one request and reads its stream to the end; errors end up in the record."""
+    """Sends one request and reads its stream to the end; failures are noted in the record."""
     record = Record(
         index=request.index, prompt_len=request.prompt_len, wanted_len=request.output_len
     )
@@ -146,7 +153,7 @@ def _message(body: str) -> str:
 
 
 class _StreamReader:
-    """Feeds a record from the events of one stream."""
+    """Fills a record from the events of one stream."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -155,7 +162,7 @@ class _StreamReader:
         self.done = False
 
     def event(self, data: bytes, now: float) -> None:
-        """Takes in one event that arrived at `now`."""
+        """Counts one event that arrived at `now`."""
         if data == b"[DONE]":
             self.done = True
             return
@@ -169,7 +176,7 @@ class _StreamReader:
             self._take_usage(json.loads(data)["usage"])
 
     def finish(self) -> None:
-        """Ends the record; a stream that did not say that it was done is an error."""
+        """Completes the record; a stream that ended without [DONE] is an error."""
         record = self._record
         if not self.done and not record.error:
             record.error = "the stream ended without [DONE]"

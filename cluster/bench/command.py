@@ -1,4 +1,4 @@
-"""How a benchmark is a command: its parser, its result on standard output, its exit status."""
+"""Commands from benchmarks: parser, result on standard output, and exit status."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 Runner = Callable[[argparse.Namespace], Result]
 AddCommand = Callable[[str, str, Runner], argparse.ArgumentParser]
-"""Makes a parser, to which flags are added, from a name, a summary and what runs the command."""
+"""Function that adds a command by name, summary and runner, and returns its parser for flags."""
 
 
 def command_adder(subparsers: Subparsers) -> AddCommand:
-    """A function that adds benchmarks to `subparsers`; `args.run(args)` then returns the exit
-    status."""
+    """A function that adds benchmarks to `subparsers`. `args.run(args)` of the parsed arguments
+    prints the result and returns the exit status: 1 where `failed` or `broken` is set in it."""
 
     def add(name: str, summary: str, runner: Runner) -> argparse.ArgumentParser:
         parser = subparsers.add_parser(name, help=summary, description=summary)
@@ -43,7 +43,7 @@ def command_adder(subparsers: Subparsers) -> AddCommand:
 
 
 def refuse_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
-    """Has a parser refuse a flag of before with the name that it has now."""
+    """Has a parser refuse a renamed flag, with its new name in the message."""
 
     class Refusal(argparse.Action):
         def __call__(self, *_: object) -> None:
@@ -53,7 +53,7 @@ def refuse_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
 
 
 def refuse_all(parser: argparse.ArgumentParser, message: str) -> None:
-    """Has a command end with `message`, whatever flags it is given."""
+    """Has a command fail with `message`, whatever flags are given."""
 
     def refuse(*_: object) -> NoReturn:
         parser.error(message)

@@ -1,15 +1,15 @@
-"""`rayfleet bench compare A B`: is B slower than A, as far as their runs can tell?
+"""`rayfleet bench compare A B`: whether B is slower or faster than A, by several runs of each.
 
-Takes results of `bench job`, of `bench serve --json --save-detailed`, and of vLLM's serving
+A and B are results of `bench job`, of `bench serve --json --save-detailed`, or of vLLM's serving
 benchmark with --save-detailed, whatever endpoint they were measured on; or the URLs of two
-endpoints, which are measured here: the same load on both, in turn.
+endpoints, on which the same load is measured in turn.
 
-A run counts as one measurement: its requests wait for each other and share the state of the
-machine, so that thousands of them tell nothing of how much the next run will differ. Ratios are
-those of the runs' geometric means, their intervals Student's t on logarithms: of pairs where runs
-on both sides have the same seeds, else Welch's. With fewer than three runs on a side nothing is
-shown. Verdicts hold for all rows together (Benjamini and Hochberg): among equals about one
-comparison in twenty says anything at all, however many figures it has.
+Each run is one observation: its requests queue behind each other and share the state of the
+machine, so their number does not tell how much the next run will differ. Ratios are those of the
+runs' geometric means. Their intervals are Student's t on logarithms: paired where the runs of both
+sides have the same seeds, otherwise Welch's. With fewer than three runs on a side there is no
+verdict. The false discovery rate of all rows together is controlled (Benjamini and Hochberg): if A
+and B are equal, about one comparison in twenty has any verdict, however many rows it has.
 """
 
 from __future__ import annotations
@@ -43,35 +43,34 @@ Verdict = Literal["regression", "improvement", "within tolerance", "not shown"]
 
 _FEW_RUNS = 3
 _ALPHA = 0.025
-"""Part of the comparisons of equals in which something is called a regression; in as many,
-something is called an improvement."""
+"""False discovery rate of regressions, and likewise of improvements."""
 _WHOLE = "all"
-"""The stage of a result that has none."""
+"""Name of the only stage of a result without stages."""
 _THROUGHPUT = "output_throughput"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:
-    """Options of `bench compare`: two results or endpoints, and what counts as a difference."""
+    """Options of `bench compare`: two results or endpoints, the load and the tolerance."""
 
     a: str
-    """Result file, a folder of several runs, or an endpoint's URL: what was before."""
+    """Result file, folder of several results, or an endpoint's URL: the baseline."""
     b: str
-    """Result file, a folder of several runs, or an endpoint's URL: what is now."""
+    """Result file, folder of several results, or an endpoint's URL: compared with A."""
     tolerance: float = 0.02
-    """A part by which B may be worse without being called a regression."""
+    """Relative difference up to which B is called neither worse nor better."""
     rounds: int = 5
-    """Measurements of each endpoint at each number of requests at once, at least 3; with URLs."""
+    """Measurements of each endpoint per concurrency, at least 3; for URLs."""
     concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
-    """Numbers of requests at once, a stage for each; with URLs."""
+    """Numbers of concurrent requests, a stage for each; for URLs."""
     prompts_per_stream: int = 0
-    """Requests of a stage per stream; 0 uses --num-prompts everywhere; with URLs."""
+    """Requests of a stage per concurrent one; 0 takes --num-prompts in each stage; for URLs."""
     pause_s: float = 2.0
-    """Seconds before each measurement: threads of the other server may still spin; with URLs."""
+    """Seconds before each measurement, as threads of the other server may still spin; for URLs."""
     b_model: str | None = None
-    """Model name at B, where it is another than at A; with URLs."""
+    """Model name at B, if it is not A's; for URLs."""
     b_api_key: str | None = None
-    """API key for B, where it is another than for A; with URLs."""
+    """API key for B, if it is not A's; for URLs."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.tolerance < 1.0:
@@ -85,7 +84,7 @@ class CompareOptions:
 
     @property
     def measures(self) -> bool:
-        """Whether endpoints are to be measured first."""
+        """Whether A and B are endpoints, which are measured first."""
         return _is_url(self.a)
 
 
@@ -94,15 +93,15 @@ class _Run:
     """One stage of one result file."""
 
     figures: Mapping[str, float]
-    """Figures by name: latencies in milliseconds, and tokens per second; NaN without data."""
+    """Latencies in milliseconds and throughput in tokens per second, by name; NaN without data."""
     seed: int | None
-    """Seed of its prompts and arrivals; None where the file does not say."""
+    """Seed of the run's prompts and arrivals; None if the file has none."""
     errors: Mapping[str, int]
     """Failed requests by reason."""
 
     @property
     def completed(self) -> bool:
-        """Whether any request did."""
+        """Whether any request completed."""
         return not math.isnan(self.figures["mean_ttft_ms"])
 
 
@@ -117,15 +116,16 @@ class _Row:
     stage: str
     figure: str
     a: float
-    """Geometric mean over the runs."""
+    """Geometric mean over A's runs."""
     b: float
+    """Geometric mean over B's runs."""
     runs: str
-    """How many, and whether they are pairs."""
+    """Text with the number of runs, or of pairs of runs."""
     log_ratio: Estimate | None
     """Estimate of ln(B / A); None where there are too few runs."""
 
     def chance(self, *, worse: bool, tolerance: float) -> float:
-        """How likely so large a difference would be if B were as far off as is tolerated."""
+        """P-value of B being worse (or better) than A by no more than the tolerance, one-sided."""
         assert self.log_ratio is not None
         if worse == (self.figure == _THROUGHPUT):
             return self.log_ratio.p_below(math.log1p(-tolerance))
@@ -133,14 +133,14 @@ class _Row:
 
 
 def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Result:
-    """B over A per stage and figure: ratio, 95 % interval, verdict.
+    """Compares B with A: ratio, 95 % interval and verdict per stage and figure.
 
     Args:
         options: what to compare.
-        load: what endpoints are measured with, where these are compared.
+        load: load for endpoints.
 
     Raises:
-        ValueError: files hold no samples, or have no stage in common; an endpoint answers nothing.
+        ValueError: files hold no samples or have no stage in common, or no request completed.
     """
     if options.measures:
         a, b = _measure(options, load or ServeOptions())
@@ -183,7 +183,7 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
 
 
 def _measure(options: CompareOptions, load: ServeOptions) -> tuple[_Runs, _Runs]:
-    """Both endpoints' runs by stage: at each number of requests at once they take turns."""
+    """Measures both endpoints in turn at each concurrency; their runs by stage."""
     a = replace(load, base_url=options.a, save_detailed=True)
     b = replace(
         a,
@@ -208,8 +208,8 @@ def _measure(options: CompareOptions, load: ServeOptions) -> tuple[_Runs, _Runs]
 def _serve_round(
     options: CompareOptions, name: str, side: ServeOptions, concurrency: int, number: int
 ) -> _Run:
-    # Other prompts in every stage and round: no cache may know them. Both sides get the same ones,
-    # unless both are one server, compared with itself to learn the noise.
+    # New prompts in every stage and round, so that no prefix cache has them. Both sides get the
+    # same ones, unless both are one server, which is compared with itself to learn the noise.
     seed = side.seed + 7919 * concurrency + 2 * number
     if name == "b" and options.a.rstrip("/") == options.b.rstrip("/"):
         seed += 1
@@ -239,14 +239,14 @@ def _works(runs: Sequence[_Run]) -> bool:
 
 
 def _rows(label: str, a: Sequence[_Run], b: Sequence[_Run]) -> Iterator[_Row]:
-    """The figures that all runs in which anything completed have."""
+    """Rows of one stage, for figures that all runs with a completed request have."""
     done = [[run for run in runs if run.completed] for runs in (a, b)]
     if not all(done):
         return
     pairs = _pairs(*done)
     for figure in done[0][0].figures:
         if not all(run.figures.get(figure, 0.0) > 0.0 for runs in done for run in runs):
-            continue  # a request whose tokens all come in one event has no time between them
+            continue  # such as TPOT where all tokens of a request come in one event
         logs = [np.log([run.figures[figure] for run in runs]) for runs in done]
         log_ratio = None
         if len(pairs) >= _FEW_RUNS:
@@ -264,7 +264,8 @@ def _rows(label: str, a: Sequence[_Run], b: Sequence[_Run]) -> Iterator[_Row]:
 
 
 def _pairs(a: Sequence[_Run], b: Sequence[_Run]) -> list[tuple[int, int]]:
-    """Places of runs with the same seed, if both sides have the same ones, and each once."""
+    """Indices in `a` and `b` of runs with the same seed; empty unless both sides have the same
+    seeds, each once."""
     places = [{run.seed: place for place, run in enumerate(runs)} for runs in (a, b)]
     if None in places[0] or places[0].keys() != places[1].keys():
         return []
@@ -274,8 +275,8 @@ def _pairs(a: Sequence[_Run], b: Sequence[_Run]) -> list[tuple[int, int]]:
 
 
 def _judged(rows: Sequence[_Row], options: CompareOptions) -> list[dict[str, Any]]:
-    """Rows as they are reported, with verdicts that take into account how many there are."""
-    # Imported here: it takes a second, and the command line knows nothing yet.
+    """Rows as they are reported, with verdicts from adjusted p-values."""
+    # Imported here: it takes a second, which other commands need not wait for.
     from scipy.stats import false_discovery_control
 
     measured = [row for row in rows if row.log_ratio is not None]
@@ -311,7 +312,7 @@ def _reported(row: _Row, verdict: Verdict | None, options: CompareOptions) -> di
 
 
 def _read(path: str) -> _Runs:
-    """Runs by stage."""
+    """Runs by stage, from a result file or a folder of them. Raises ValueError."""
     folder = Path(path)
     files = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
     found: _Runs = {}
@@ -345,7 +346,10 @@ def _errors_of(found: _Runs) -> dict[str, int]:
 
 
 def _run(stage: Result, origin: object) -> _Run:
-    """One run of a stage; `origin` is where it was found."""
+    """The run of a stage in a result; `origin` names the result in errors.
+
+    Raises ValueError where it holds no samples.
+    """
     if "ttfts" not in stage or "output_lens" not in stage:
         raise ValueError(f"{origin} holds no samples: measure with --save-detailed")
     kept = [place for place, ttft in enumerate(stage["ttfts"]) if ttft > 0.0]  # others failed
@@ -370,5 +374,5 @@ def _run(stage: Result, origin: object) -> _Run:
 
 
 def _errors(found: Mapping[str, int] | Sequence[str]) -> Mapping[str, int]:
-    """Ours are counted; vLLM's are a list of texts, empty where a request went well."""
+    """Failures by reason. vLLM's results list a text per request, empty if it completed."""
     return found if isinstance(found, Mapping) else Counter(text for text in found if text)

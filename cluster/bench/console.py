@@ -1,13 +1,13 @@
-"""How a result reads on a console: a few tables for people, whatever benchmark it is of.
+"""Tables of a benchmark's result for a console, for any benchmark.
 
-What a result holds is told by its shape; lists of plain values are left to --json.
+Tables are chosen by the shape of a result's parts; lists of plain values are shown by --json alone.
 
-    intervals   {median, interval_low, interval_high, ...}: a row with the rounds that were lost
+    intervals   {median, interval_low, interval_high, ...}: a row, with the rounds that were lost
     latencies   mean_ttft_ms, p99_ttft_ms, ...: a row per metric
-    rows        a list of equal objects: a row each
-    siblings    objects with equal names, such as one per fleet: a row each
+    rows        a list of objects with the same keys: a row each
+    siblings    nested objects with the same keys, such as one per fleet: a row each
 
-Tables of more than a few columns are turned, so that they have a row per figure.
+Tables with many columns are transposed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ NO_DATA = "\N{EN DASH}"
 _MOST_COLUMNS = 10
 _LATENCY = re.compile(r"(mean|median|std|p[\d.]+)_(\w+)_ms")
 _FEW_STATISTICS = 3
-"""Fewer of a metric stay among the other figures."""
+"""Least statistics of a metric for a row in the table of latencies."""
 _APART = ("checks", "errors", "options", "client", "versions")
-"""The first two have tables of their own; the others are for reports."""
+"""Keys of a result that are left out: the first two have tables of their own, the others are for
+reports alone."""
 
 Path = tuple[str, ...]
 Facts = Mapping[str, Any]
@@ -39,12 +40,14 @@ class _Sheet:
     """The parts of a result, sorted by shape."""
 
     facts: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    """Plain values by where they are."""
+    """Plain values by the path of their object."""
     rows: dict[Path, Sequence[Facts]] = field(default_factory=dict)
+    """Lists of rows by path."""
     intervals: dict[Path, Facts] = field(default_factory=dict)
+    """Intervals by path."""
 
     def add(self, path: Path, result: Facts) -> None:
-        """Takes in an object and all that it holds."""
+        """Adds an object at `path` and all that is nested in it."""
         for name, value in result.items():
             if name in _APART:
                 continue
@@ -67,7 +70,7 @@ class _Sheet:
 
 
 def print_result(result: Facts, title: str, console: Console) -> None:
-    """Prints all tables of a result; its checks last."""
+    """Prints all tables of a result, its checks last."""
     sheet = _Sheet()
     sheet.add((), result)
     shown = {check["name"] for check in result.get("checks", ())}
@@ -95,7 +98,7 @@ def print_result(result: Facts, title: str, console: Console) -> None:
 
 
 def readable(value: Any) -> str:
-    """A value as people read it; a dash where there is no data."""
+    """Text of a value for people; a dash where there is no data."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -106,14 +109,14 @@ def readable(value: Any) -> str:
 
 
 def _interval(value: Facts) -> Facts | None:
-    """An interval, of a comparison's ratio where there is one, or None for other objects."""
+    """The object if it is an interval, the ratio of a `Turns.comparison`, or None for others."""
     if isinstance(value.get("ratio"), Mapping) and "losing_rounds" in value:
         return {**value["ratio"], "losing_rounds": value["losing_rounds"]}
     return value if "interval_low" in value else None
 
 
 def _has_row(name: str, value: Any, intervals: Mapping[Path, Facts]) -> bool:
-    """Whether a figure is one that a row shows with its interval."""
+    """Whether the table of intervals has a row for a figure."""
     return any(
         path and name.endswith(path[-1]) and value == found.get("median")
         for path, found in intervals.items()
@@ -121,7 +124,7 @@ def _has_row(name: str, value: Any, intervals: Mapping[Path, Facts]) -> bool:
 
 
 def _latencies(facts: Facts) -> dict[str, dict[str, Any]]:
-    """Statistics by metric, out of names such as p99_ttft_ms."""
+    """Statistics by metric, from names such as p99_ttft_ms."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in facts.items():
         if match := _LATENCY.fullmatch(name):
@@ -135,7 +138,7 @@ def _of(latencies: Mapping[str, Facts], name: str) -> bool:
 
 
 def _nested_tables(facts: Mapping[Path, Facts]) -> Iterator[Table]:
-    """Siblings with the same names share a table."""
+    """Tables of nested objects; siblings with the same keys share one."""
     groups: dict[tuple[Path, tuple[str, ...]], dict[str, Facts]] = {}
     for path, values in facts.items():
         groups.setdefault((path[:-1], tuple(values)), {})[path[-1]] = values
@@ -157,7 +160,7 @@ def _facts_table(title: str, facts: Facts) -> Table:
 
 
 def _rows_table(path: Path, rows: Sequence[Facts]) -> Table:
-    """Many columns are turned; the first one then names the columns."""
+    """Table with a row per object, transposed if there are many columns and few rows."""
     if len(rows[0]) > _MOST_COLUMNS >= len(rows):
         columns = {str(next(iter(row.values()))): dict(list(row.items())[1:]) for row in rows}
         if len(columns) == len(rows):
@@ -171,7 +174,8 @@ def _rows_table(path: Path, rows: Sequence[Facts]) -> Table:
 
 
 def _table(title: str, rows: Mapping[str, Facts]) -> Table:
-    """A row by name; half-widths of intervals stand beside their values."""
+    """Table with a row per name, transposed if there are many columns; half-widths of intervals
+    are shown as ± beside their values."""
     rows = {name: _with_halves(row) for name, row in rows.items()}
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     if len(columns) > _MOST_COLUMNS:
@@ -186,7 +190,7 @@ def _table(title: str, rows: Mapping[str, Facts]) -> Table:
 
 
 def _turned(title: str, columns: Mapping[str, Facts]) -> Table:
-    """A row per figure."""
+    """Transposed table, with a row per figure."""
     table = Table(title=escape(title) or None)
     table.add_column("")
     for column in columns:

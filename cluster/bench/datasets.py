@@ -1,7 +1,7 @@
-"""Prompts for load: random tokens, and prompts that share prefixes.
+"""Datasets of prompts: random tokens, and prompts that share prefixes.
 
-Flag names and meaning follow vLLM's `random` and `prefix_repetition` datasets; the numbers drawn
-are our own. Prompts are token ids, so that their lengths are exact.
+Names and meaning of flags are those of vLLM's `random` and `prefix_repetition` datasets; the tokens
+that are drawn differ. Prompts are token ids, so that their lengths are exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetOptions:
-    """Which prompts, and how long they and their completions are."""
+    """Kind of prompts, and lengths of prompts and completions."""
 
     dataset_name: DatasetName = "random"
     """Random tokens, or prompts that share prefixes."""
@@ -27,15 +27,15 @@ class DatasetOptions:
     random_output_len: int = field(default=128, metadata={"aliases": ("--output-len",)})
     """Tokens of a completion."""
     random_range_ratio: float = 0.0
-    """Lengths are drawn uniformly within this fraction around the given ones."""
+    """Relative half-width of the uniform distribution of lengths around the given ones."""
     random_prefix_len: int = 0
-    """Tokens in front of every prompt that all share, besides `random_input_len`."""
+    """Tokens of a prefix that all prompts share, besides `random_input_len`."""
     prefix_repetition_prefix_len: int = 256
     """Tokens of a shared prefix."""
     prefix_repetition_suffix_len: int = 256
-    """Tokens after it that a prompt has for itself."""
+    """Tokens of a prompt after its shared prefix."""
     prefix_repetition_num_prefixes: int = 10
-    """Prefixes."""
+    """Number of different prefixes."""
     prefix_repetition_output_len: int = 128
     """Tokens of a completion."""
 

@@ -1,4 +1,4 @@
-"""An engine as `LLM` has it, which a benchmark drives step by step, and what it does in a turn."""
+"""In-process engine that a benchmark drives step by step, and measurements of a turn of it."""
 
 from __future__ import annotations
 
@@ -27,36 +27,41 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.speculation import SpeculationTotals
 
 GATEWAY = "bench"
-"""Name of the gateway that a benchmark's requests come from."""
+"""Gateway id of a benchmark's requests."""
 KEPT_RECORDS = 5
+"""Timeline records of a decode turn that are kept."""
 _SETTLING_STEPS = 4
-"""Steps between the last first token and the first step that counts."""
+"""Unmeasured steps after all requests have their first token."""
 
 
 class Request(NamedTuple):
     """A request of a benchmark to an engine."""
 
     prompt: bytes
-    """Token ids, little-endian int32."""
+    """Token ids of the prompt, little-endian int32."""
     sampling: SamplingParams
     cache_salt: str = ""
+    """Salt of the prefix cache: only requests with the same one share blocks."""
     grammar: str = ""
-    """Key of one that the engine has been given."""
+    """Key of a grammar that the engine has been given; empty for none."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """The answer to a request. Times in seconds since its turn's clock was started."""
+    """Answer to a request. Times are seconds since the start of its turn."""
 
     num_prompt: int
-    """Tokens of its prompt."""
+    """Number of prompt tokens."""
     token_ids: list[int] = field(default_factory=list)
+    """Generated tokens."""
     num_rows: int = 0
-    """Steps that brought it tokens."""
+    """Number of steps in which tokens were generated."""
     first_s: float = math.nan
+    """Time of the first token."""
     last_s: float = math.nan
+    """Time of the last token."""
     rounds: list[int] = field(default_factory=list)
-    """Passes that found something to decide, by block of a block-diffusion model."""
+    """Denoising passes of each block, for a block-diffusion model."""
 
     @property
     def tpot_s(self) -> float:
@@ -66,72 +71,75 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """All requests of a turn, once."""
+    """Measurements of one turn, in which an engine answers all requests."""
 
     answers: Sequence[Answer]
-    """The answers, in the order of the requests."""
+    """Answers in the order of the requests."""
     elapsed_s: float
+    """Seconds from the start of the clock to the last token."""
     before: LoadSnapshot
-    """The engine's load report; its sums go on from turn to turn."""
+    """Load report of the engine before the turn; its counters continue from turn to turn."""
     after: LoadSnapshot
+    """Load report after the turn."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were generated."""
+        """Number of generated tokens."""
         return sum(len(answer.token_ids) for answer in self.answers)
 
     @property
     def num_rows(self) -> int:
-        """Decoding requests, summed up over the steps."""
+        """Number of requests that got tokens in a step, summed over the steps."""
         return sum(answer.num_rows for answer in self.answers)
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens by the time of the turn."""
+        """Generated tokens per second of the turn."""
         return self.num_tokens / self.elapsed_s
 
     def growth(self, name: str) -> float:
-        """Growth of a sum in the load report, such as `blocks.num_forwards`."""
+        """Increase of a counter of the load report, such as `blocks.num_forwards`, in the turn."""
         read = attrgetter(name)
         return float(read(self.after) - read(self.before))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeTurn:
-    """Decode steps of a fixed number of requests, per step in microseconds."""
+    """Decode steps of a fixed number of requests. Times are means per step, in microseconds."""
 
     wall_us: float
+    """Wall time."""
     phases_us: dict[str, float]
-    """Microseconds by the names of StepTimes."""
+    """Time of each phase, by the names of StepTimes."""
     records: tuple[StepRecord, ...]
-    """The last steps that counted."""
+    """Timeline of the last measured steps."""
 
     @property
     def rank_us(self) -> float:
-        """Rank 0's own time."""
+        """Rank 0's time, preparation included."""
         return self.compute_us + self.phases_us["prepare"]
 
     @property
     def compute_us(self) -> float:
-        """The model and the draw alone."""
+        """Rank 0's time for forward pass and sampling."""
         return self.phases_us["forward"] + self.phases_us["sample"]
 
     @property
     def idle_us(self) -> float:
-        """Microseconds from the end of a draw to the next forward pass: what a device might idle at
-        most."""
+        """Time from the end of sampling to the next forward pass: an upper bound of the time that
+        a device idles."""
         return self.phases_us["bubble"] + self.phases_us["prepare"]
 
 
 class BenchEngine:
-    """Starts the engine; `close`, or leaving the `with` block, ends its ranks.
+    """An engine with its ranks, started at once; `close`, or leaving the `with` block, ends them.
 
     Args:
-        config: of the engine.
-        request_tokens: most tokens of a request. A CUDA device's cache then has room for
-            `max_num_seqs` of them unless `config` says otherwise: engines of several variants share
-            the device, and none may take all of it. They are 64 where `config` leaves them to the
-            device, so that figures of several devices are of the same load.
+        config: configuration of the engine.
+        request_tokens: most tokens of a request. If given, the KV cache on a CUDA device has room
+            for `max_num_seqs` such requests unless `config` sets its size: engines of several
+            variants share the device, and none may take all of it. Without `max_num_seqs` in
+            `config` it is 64, so that the load is the same on every device.
     """
 
     def __init__(self, config: EngineConfig, *, request_tokens: int | None = None) -> None:
@@ -153,7 +161,7 @@ class BenchEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """The engine's limits, as loaded."""
+        """Model and limits of the engine, as loaded."""
         return self.core.info
 
     def close(self) -> None:
@@ -168,11 +176,11 @@ class BenchEngine:
         self.close()
 
     def run(self, requests: Iterable[Request], *, at_once: int | None = None) -> Turn:
-        """Answers all requests. The clock is started when the first ones are there.
+        """Answers all requests. The clock starts when the first ones have been queued.
 
         Args:
-            requests: in the order in which they come.
-            at_once: so many are there at a time, and the next comes as one ends; None for all.
+            requests: requests in the order of their arrivals.
+            at_once: most unfinished requests: the next is queued when one ends; None queues all.
         """
         waiting, before = iter(requests), self._load()
         answers: dict[str, Answer] = {}
@@ -205,13 +213,13 @@ class BenchEngine:
         )
 
     def decode(self, running: int, number: int, *, steps: int, input_len: int) -> DecodeTurn:
-        """Brings requests to decode, and times their steps.
+        """Prefills requests, then times steps in which all of them decode.
 
         Args:
-            running: how many requests.
-            number: of the turn, from which their prompts are drawn.
-            steps: that count.
-            input_len: tokens of every prompt.
+            running: number of requests.
+            number: number of the turn, seed of the prompts.
+            steps: number of measured steps.
+            input_len: tokens of each prompt.
         """
         sampling = SamplingParams(
             temperature=0.0, max_tokens=decode_tokens(steps, 0), ignore_eos=True, seed=0
@@ -245,13 +253,13 @@ class BenchEngine:
         return DecodeTurn(wall_us=elapsed / steps * 1e6, phases_us=phases, records=records)
 
     def step(self) -> StepReport:
-        """A step of the engine, whose report is encoded as the worker does for its front."""
+        """Runs a step of the engine and encodes its report, as a worker does for its front."""
         report = self.core.step()
         self._encoder.encode(report)
         return report
 
     def _submit(self, requests: Iterable[Request], answers: dict[str, Answer]) -> int:
-        """Queues them, with an answer for each; how many they were."""
+        """Queues requests and adds an answer for each; returns their number."""
         before = len(answers)
         for request in requests:
             submit = Submit(
@@ -275,7 +283,7 @@ class BenchEngine:
             self.core.step()
 
     def _load(self) -> LoadSnapshot:
-        """A copy of the load report, since its sums go on; zeros for what the engine has not."""
+        """A copy of the load report, whose counters change; zeros for parts that it lacks."""
         encoded = self._encoder.encode(self.core.report().load)
         load = msgspec.msgpack.decode(encoded, type=LoadSnapshot)
         load.speculation = load.speculation or SpeculationTotals()
@@ -284,7 +292,7 @@ class BenchEngine:
 
 
 class Engines:
-    """Engines by their configuration, started when they are first asked for; a context manager."""
+    """Engines by configuration, each started when it is first asked for; closed on exit."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -297,7 +305,7 @@ class Engines:
         self._stack.close()
 
     def get(self, config: EngineConfig, *, request_tokens: int | None = None) -> BenchEngine:
-        """The engine of this configuration; see BenchEngine."""
+        """The engine of this configuration, see BenchEngine."""
         if config not in self._started:
             engine = BenchEngine(config, request_tokens=request_tokens)
             self._started[config] = self._stack.enter_context(engine)
@@ -305,13 +313,13 @@ class Engines:
 
 
 def decode_tokens(steps: int, input_len: int) -> int:
-    """Tokens of each request that `BenchEngine.decode` runs, and some to spare.
+    """Upper bound of the tokens of each request in `BenchEngine.decode`.
 
-    Requests that get their first token early run on while others wait for theirs.
+    Requests that get their first token early go on decoding until all have theirs.
     """
     return input_len + 2 * steps + 64
 
 
 def random_prompt(seed: tuple[int, ...], vocab_size: int, length: int) -> bytes:
-    """Token ids of a prompt without sense: little-endian int32, the same for the same seed."""
+    """Random token ids as little-endian int32; equal seeds give equal prompts."""
     return np.random.default_rng(seed).integers(0, vocab_size, length).astype("<i4").tobytes()

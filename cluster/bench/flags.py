@@ -1,4 +1,4 @@
-"""The flags of benchmarks that load an endpoint, and options from them."""
+"""Flags of benchmarks that put load on an endpoint, and options from parsed flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDPOINTS = {"completions": COMPLETIONS, "chat": CHAT}
 
 
 def add_load_flags(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:
-    """Everything that describes a load, but for the fields of ServeOptions in `exclude`."""
+    """Adds all flags of a load except for the fields of ServeOptions in `exclude`."""
     add_options(parser.add_argument_group("load"), ServeOptions, exclude)
     add_options(parser.add_argument_group("prompts"), DatasetOptions)
     if "metrics" not in exclude:

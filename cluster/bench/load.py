@@ -1,4 +1,5 @@
-"""Sends requests at their times, at most so many at once, from one process or several."""
+"""Load generator: sends requests at their arrival times, with a limit on concurrent ones, from one
+process or several."""
 
 from __future__ import annotations
 
@@ -18,38 +19,46 @@ from worker.memory import freeze_gc
 
 _STREAMS_PER_PROCESS = 256
 _TOKENS_PER_PROCESS = 10_000
-"""Output tokens per second that one client process carries on about a quarter of a core."""
+"""Output tokens per second per client process, which takes about a quarter of a core for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Requests of one client process and where they go."""
+    """Requests of one client process, and the endpoint that they are sent to."""
 
     url: str
     headers: dict[str, str]
     requests: tuple[Request, ...]
     max_concurrency: int | None
-    """None sets no bound."""
+    """Most concurrent requests; None for no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadResult:
-    """Records of all requests, in their order, and what it took to get them."""
+    """Records of all requests in their order, with duration and cost of the client."""
 
     records: list[Record]
     start_s: float
-    """Start, in seconds on the clock of the records."""
+    """Start of the load in seconds, on the clock of the records."""
     duration_s: float
-    """Seconds from the start, before the first arrival's gap, to the last end."""
+    """Seconds from the start, which precedes the first arrival, to the end of the last request."""
     client_cpu_s: float
-    """CPU time of the client, all processes together."""
+    """CPU seconds of all client processes."""
     num_processes: int
+    """Number of client processes."""
 
 
 def choose_processes(
     num_requests: int, output_len: int, max_concurrency: int | None, rate: float
 ) -> int:
-    """Client processes that the offered load needs, at most one per core."""
+    """Number of client processes that the offered load needs, at most one per core.
+
+    Args:
+        num_requests: number of requests.
+        output_len: most tokens of a completion.
+        max_concurrency: most concurrent requests; None for no limit.
+        rate: requests per second.
+    """
     streams = min(num_requests, max_concurrency or num_requests)
     needed = math.ceil(streams / _STREAMS_PER_PROCESS)
     if math.isfinite(rate):
@@ -58,21 +67,17 @@ def choose_processes(
 
 
 def run_load(load: Load, num_processes: int) -> LoadResult:
-    """Runs a load to its end.
-
-    With several processes each takes every n-th request and an equal share of the concurrency,
-    and all start at the same moment.
-    """
+    """Runs a load to its end; with several processes by `split_load`, started at the same time."""
     num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
     if num_processes == 1:
-        freeze_gc()  # a pause here would be taken for one of the server
+        freeze_gc()  # a pause of the client would be measured as latency of the server
         start = time.perf_counter()
         return join_parts([run_part(load, start)], start)
     return join_parts(*_run_processes(split_load(load, num_processes)))
 
 
 def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> LoadResult:
-    """The result of several clients that began at `start` on the clock of their records."""
+    """Result of clients that started at `start`, in seconds on the clock of their records."""
     records = sorted((r for part, _ in parts for r in part), key=lambda record: record.index)
     ends = [record.start + record.latency for record in records]
     return LoadResult(
@@ -85,10 +90,11 @@ def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> Loa
 
 
 def split_load(load: Load, count: int) -> list[Load]:
-    """Every n-th request and an equal share of the concurrency for each of `count` clients.
+    """Splits a load: each of `count` clients gets every count-th request and an equal share of the
+    concurrency.
 
     Raises:
-        ValueError: requests wait for each other, which those of another client cannot.
+        ValueError: requests wait for each other, which they cannot do across clients.
     """
     if any(request.after is not None for request in load.requests):
         raise ValueError("requests that wait for each other are sent by one client")
@@ -105,7 +111,7 @@ def split_load(load: Load, count: int) -> list[Load]:
 
 
 def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], float]], float]:
-    """The records of each process, and when they began."""
+    """Runs a load in each of several processes; records and CPU seconds of each, and the start."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     children = []
@@ -137,7 +143,7 @@ def _child(load: Load, pipe: Connection) -> None:
 
 
 def run_part(load: Load, start: float) -> tuple[list[Record], float]:
-    """Runs a load in this process; its records and CPU time. `start`: see `drive`."""
+    """Runs a load in this process, see `drive`; returns records and CPU seconds."""
     cpu = time.process_time()
     records = uvloop.run(drive(load, start))
     return records, time.process_time() - cpu
@@ -146,11 +152,12 @@ def run_part(load: Load, start: float) -> tuple[list[Record], float]:
 async def drive(
     load: Load, start: float, on_record: Callable[[Record], None] | None = None
 ) -> list[Record]:
-    """Sends a load from this event loop; `on_record` is told of each request as it ends.
+    """Sends a load from this event loop; returns the records in the order of the requests.
 
     Args:
-        load: requests in the order of their arrivals, and where they go.
-        start: on `time.perf_counter`'s clock.
+        load: requests in the order of their arrivals.
+        start: start of the load on `time.perf_counter`'s clock.
+        on_record: called with the record of each request as it ends.
     """
     gate = asyncio.Semaphore(load.max_concurrency or max(1, len(load.requests)))
     ended = {one.after: asyncio.Event() for one in load.requests if one.after is not None}

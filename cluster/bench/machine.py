@@ -17,7 +17,7 @@ from cluster.bench.report import Result
 
 _PACKAGES = ("rayfleet", "ray", "torch", "triton", "transformers", "numpy")
 _GPUS = "/proc/driver/nvidia/gpus"
-"""NVIDIA's driver has a folder for each GPU here."""
+"""Folder of NVIDIA's driver with a folder per GPU."""
 
 
 def machine(gpus: str = _GPUS) -> Result:
@@ -32,7 +32,7 @@ def machine(gpus: str = _GPUS) -> Result:
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> Result:
-    """Versions of Python and of those of the packages that are installed."""
+    """Versions of Python and of the packages, without those that are not installed."""
     found = {"python": platform.python_version()}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -49,7 +49,7 @@ def _cpu_name() -> str:
 
 
 def _gpu_names(folder: str) -> Counter[str]:
-    """Read from the driver: the load client needs neither torch nor a GPU of its own."""
+    """Number of GPUs by name, from the driver's files: the load client does without torch."""
     names: Counter[str] = Counter()
     for path in Path(folder).glob("*/information"):
         with suppress(OSError):

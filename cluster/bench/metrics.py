@@ -1,4 +1,4 @@
-"""The numbers that vLLM's serving benchmark reports, by its names, from records of requests."""
+"""Metrics of a load from the records of its requests, by the names of vLLM's serving benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cluster.bench.stats import mean, percentile, share, std
 METRICS = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 BUSY_CLIENT = 0.8
-"""Cores per client process beyond which the client's own queueing shows in the latencies."""
+"""CPU seconds per second of a client process beyond which the client's own queueing adds to the
+latencies."""
 
 _MOST_ERRORS = 5
 _OTHERS = "other errors"
@@ -22,16 +23,16 @@ _OTHERS = "other errors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricOptions:
-    """Which metrics and percentiles to report, and what counts as good."""
+    """Metrics and percentiles that are reported, and the limits of goodput."""
 
     percentile_metrics: tuple[str, ...] = field(default=METRICS, metadata={"separator": ","})
-    """Latencies whose percentiles are reported."""
+    """Latencies that are reported."""
     metric_percentiles: tuple[float, ...] = field(
         default=(50.0, 90.0, 99.0), metadata={"separator": ","}
     )
-    """Which percentiles."""
+    """Percentiles of each latency that are reported."""
     goodput: Mapping[str, float] | None = field(default=None, metadata={"flag": None})
-    """Milliseconds by metric (ttft, tpot, e2el); a good request keeps all of them."""
+    """Limits in milliseconds by metric (ttft, tpot, e2el), all of which a good request keeps."""
 
     def __post_init__(self) -> None:
         for name in self.percentile_metrics:
@@ -43,7 +44,8 @@ class MetricOptions:
 
 
 def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -> Result:
-    """One result object. `fixed_output` says that every request must reach its full length."""
+    """Metrics of a load as a result; with `fixed_output` requests of less than their full length
+    fail a check."""
     done = [record for record in load.records if not record.error]
     num_input = sum(record.prompt_len for record in done)
     num_output = sum(record.output_len for record in done)
@@ -75,8 +77,7 @@ def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -
 
 
 def detailed(records: Sequence[Record]) -> Result:
-    """Seconds and tokens of each request that completed, by the names of vLLM's detailed
-    results."""
+    """Seconds and tokens of each completed request, by the names of vLLM's detailed results."""
     done = [record for record in records if not record.error]
     return {
         "ttfts": [record.ttft for record in done],
@@ -117,7 +118,7 @@ def _latencies(done: Sequence[Record], options: MetricOptions) -> Result:
 
 
 def _grouped(errors: Counter[str]) -> dict[str, int]:
-    """The most frequent ones, and how many others there are."""
+    """The most frequent errors, and the number of all others."""
     found = dict(errors.most_common(_MOST_ERRORS))
     others = errors.total() - sum(found.values())
     return {**found, _OTHERS: others} if others else found

@@ -41,14 +41,14 @@ def draw_bars(
     path: str,
     own: str | None = None,
 ) -> None:
-    """Writes a PNG of figures by workload, with a bar for each of what is compared.
+    """Writes a PNG of bars by workload, with a panel per figure.
 
     Args:
-        rows: one for each `workload` and each value of `key`.
-        key: the name of what is compared.
-        panels: figures of the rows, each with its label and whether its scale is logarithmic.
-        path: of the file.
-        own: the value of `key` that is drawn in black.
+        rows: a row for each `workload` and each value of `key`.
+        key: name of the column whose values are compared.
+        panels: label, and whether the scale is logarithmic, by the column of the figure.
+        path: path of the file.
+        own: value of `key` that is drawn in black.
     """
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     names = list(dict.fromkeys(row[key] for row in rows))
@@ -73,7 +73,7 @@ def draw_bars(
 
 
 def draw_turns(title: str, turns: Mapping[str, Turn], path: str) -> None:
-    """Writes a PNG of one turn of each fleet."""
+    """Writes a PNG of one turn per fleet: times to first token, their distribution, and queues."""
     figure, (times, shares, queues) = pyplot.subplots(3, 1, figsize=(10, 9), layout="constrained")
     for name, turn in turns.items():
         done = [
@@ -95,7 +95,7 @@ def draw_turns(title: str, turns: Mapping[str, Turn], path: str) -> None:
 
 
 def draw_timelines(depths: Sequence[Sequence[StepRecord]], path: str) -> None:
-    """Writes a PNG with one panel per depth, all on the same scale of time."""
+    """Writes a PNG of step timelines, with a panel per overlap depth on a common scale of time."""
     figure, panels = pyplot.subplots(
         len(depths), 1, figsize=(14, 2.2 * len(depths)), sharex=True, layout="constrained"
     )
@@ -109,7 +109,7 @@ def draw_timelines(depths: Sequence[Sequence[StepRecord]], path: str) -> None:
 
 
 def _draw_steps(axes: Axes, records: Sequence[StepRecord]) -> None:
-    # Neighbours overlap in what they wait for: the first one drawn begins the picture.
+    # Phases of neighbouring steps overlap: the origin is the start of the first one on rank 0.
     origin = min(record.rank.started for record in records)
     for record in records:
         for lane, phase, start, end in _spans(record):

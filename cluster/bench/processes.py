@@ -1,4 +1,4 @@
-"""Processes of benchmarks: those that serve, by part, and those that measure for this one."""
+"""Processes of benchmarks: CPU time of those that serve, and benchmarks in child processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MIB = 2**20
 
 
 class CpuMeter:
-    """CPU seconds of groups of processes among the descendants of this one.
+    """CPU time of groups of processes among the descendants of this one.
 
     Args:
-        parts: for each part, beginnings of command lines (or of the program's file name) of its
-            processes; Ray's workers put `ray::Class...` there.
+        parts: by name of a group, beginnings of the command lines of its processes (for Ray's
+            workers `ray::Class...`), or file names of their programs.
 
     Raises:
         RuntimeError: a part has no process.
@@ -31,16 +31,16 @@ class CpuMeter:
         self._start = self._read()
 
     def seconds(self) -> dict[str, float]:
-        """User and system time of each part since this meter was made, all threads together.
+        """User and system seconds of each group since this meter was created.
 
         Raises:
-            RuntimeError: a process ended in between, so that its time is lost.
+            RuntimeError: a process has ended, so that its time is lost.
         """
         now = self._read()
         return {name: now[name] - self._start[name] for name in now}
 
     def num_processes(self) -> dict[str, int]:
-        """How many processes each part has."""
+        """Number of processes of each group."""
         return {name: len(pids) for name, pids in self._pids.items()}
 
     def _read(self) -> dict[str, float]:
@@ -48,14 +48,14 @@ class CpuMeter:
 
 
 def measured_by(command: Sequence[str], what: str, timeout_s: float | None = None) -> Result:
-    """The JSON object that a benchmark's command prints last, run in a process of its own.
+    """Runs a benchmark's command in a process of its own; returns the JSON object on its last line.
 
-    Ray reads its environment once per process, and variants need different ones.
+    Variants need different environments, which Ray reads once per process.
 
     Raises:
         ValueError: the process failed, or took longer than `timeout_s`; `what` names it.
     """
-    # A session of its own: what is stopped for taking too long includes the processes it started.
+    # A session of its own: after a timeout the processes that it started are killed, too.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout_s)
@@ -102,7 +102,7 @@ def resident_mib(pid: int) -> float:
 
 
 def descendants(root: int | None = None) -> list[tuple[int, str]]:
-    """Children of `root` (this process), their children, and so on: process ids and commands."""
+    """Process ids and command lines of all descendants of `root`, of this process by default."""
     found = []
     for process in psutil.Process(root).children(recursive=True):
         try:

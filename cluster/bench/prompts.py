@@ -1,4 +1,4 @@
-"""Which token ids prompts may use, and prompts as text for endpoints that take no ids."""
+"""Token ids that prompts may use, and prompts as text for endpoints that take no ids."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from tokenizers import Tokenizer
 from cluster.bench.datasets import Ids
 
 UNKNOWN_VOCABULARY = range(100, 1000)
-"""Ids used where no tokenizer is known: real vocabularies have them, and few are special."""
+"""Token ids for prompts without a known tokenizer: vocabularies have them, and few are special."""
 _FIT_ROUNDS = 8
+"""Most attempts to fit the length of a text."""
 
 
 class PromptSpace:
-    """Draws no ids itself: knows which are ordinary tokens, and what they read as."""
+    """Vocabulary of prompts: ids of ordinary tokens, and text for token ids."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
 
     @classmethod
     def load(cls, folder: str | None) -> PromptSpace:
-        """Reads `tokenizer.json` from a checkpoint's folder; None knows no tokenizer."""
+        """Reads `tokenizer.json` from a checkpoint's folder; None for no tokenizer.
+
+        Raises ValueError where the folder has no such file.
+        """
         if folder is None:
             return cls(None)
         path = Path(folder) / "tokenizer.json"
@@ -42,8 +46,8 @@ class PromptSpace:
     def as_text(self, token_ids: list[int]) -> str:
         """Text that tokenizes to as many tokens as `token_ids` has, or nearly so.
 
-        Decoding random ids and encoding the text again gives other ids, often fewer or more; the
-        text is cut or extended until its length fits. The server's own count is what results use.
+        Random ids that are decoded and encoded again give other ids, often fewer or more: the text
+        is cut or extended until its length fits. Results use the server's own count.
         """
         if self._tokenizer is None:
             raise ValueError("prompts as text need --tokenizer FOLDER")

@@ -1,4 +1,4 @@
-"""How benchmarks report: one JSON object, or tables; goals as checks in both."""
+"""Reports of benchmarks: results as one JSON object or as tables, and checks of their goals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _PIPE_WIDTH = 200
-"""Columns of a table that no terminal bounds: names in it stay whole."""
+"""Columns of tables where the output is no terminal: enough to leave names whole."""
 Result = dict[str, Any]
 """The result of a benchmark: JSON-ready, with a list `checks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One measured value against its goal."""
+    """Comparison of one measured value with its goal."""
 
     name: str
     value: float
@@ -29,22 +29,22 @@ class Check:
 
 
 def at_most(name: str, value: float, unit: str, limit: float) -> Check:
-    """Holds where value <= limit."""
+    """Check that holds if value <= limit."""
     return Check(name=name, value=value, unit=unit, goal=f"<= {limit:g}", holds=value <= limit)
 
 
 def at_least(name: str, value: float, unit: str, limit: float) -> Check:
-    """Holds where value >= limit."""
+    """Check that holds if value >= limit."""
     return Check(name=name, value=value, unit=unit, goal=f">= {limit:g}", holds=value >= limit)
 
 
 def exactly(name: str, value: float, unit: str, wanted: float) -> Check:
-    """Holds where value == wanted; for counts."""
+    """Check that holds if value == wanted; for counts."""
     return Check(name=name, value=value, unit=unit, goal=f"== {wanted:g}", holds=value == wanted)
 
 
 def checks_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """The `checks` list of a result."""
+    """List of checks in the form of a result's `checks`."""
     return [asdict(check) for check in checks]
 
 
@@ -54,7 +54,7 @@ def emit(result: Result, *, as_json: bool, title: str) -> None:
         json.dump(json_ready({"checks": [], **result}), sys.stdout, allow_nan=False)
         sys.stdout.write("\n")
         return
-    # Imported here: whoever only parses flags prints no tables.
+    # Imported here: parsing flags needs no tables.
     from rich.console import Console
 
     from cluster.bench.console import print_result
@@ -63,7 +63,7 @@ def emit(result: Result, *, as_json: bool, title: str) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """A result with null for figures that have no data: JSON knows no NaN."""
+    """A result with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {name: json_ready(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -72,7 +72,7 @@ def json_ready(value: Any) -> Any:
 
 
 def count_errors(results: Iterable[Result]) -> dict[str, int]:
-    """Requests of several results by what they failed of, the most frequent first."""
+    """Number of failed requests of several results by reason, the most frequent first."""
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.get("errors", {}))
@@ -80,7 +80,11 @@ def count_errors(results: Iterable[Result]) -> dict[str, int]:
 
 
 def describe_failures(errors: Mapping[str, int]) -> str:
-    """How many requests failed, and of what most often. `errors`: as of `count_errors`."""
+    """Text with the number of failed requests and the most frequent reason.
+
+    Args:
+        errors: number of requests by reason, most frequent first, see `count_errors`.
+    """
     reason, count = next(iter(errors.items()))
     failed = sum(errors.values())
     often = "each" if count == failed else f"{count} of them"
@@ -88,5 +92,5 @@ def describe_failures(errors: Mapping[str, int]) -> str:
 
 
 def note(text: str) -> None:
-    """Prints a line of progress to standard error, so that standard output stays one object."""
+    """Prints a line of progress to standard error; standard output has the result alone."""
     print(text, file=sys.stderr, flush=True)

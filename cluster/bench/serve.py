@@ -22,9 +22,9 @@ from cluster.bench.report import Result, note
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 _TAKE_IDS = ("rayfleet", "vllm", "sglang")
-"""`owned_by` of models whose servers take prompts as token ids."""
+"""Values of a model's `owned_by` by which servers are known to take prompts as token ids."""
 _WARMUP_SEED = 1_000_003
-"""Added to the seed of warm-up prompts: they must not fill the prefix cache for the others."""
+"""Difference of the seed of warm-up prompts, which must not be in the prefix cache later."""
 
 _VERSION_S = 5.0
 _NO_FLAG: Mapping[str, Any] = {"flag": None}
@@ -33,40 +33,40 @@ _HEADERS: Mapping[str, Any] = {"flag": "--header", "argparse": {"metavar": "KEY=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions:
-    """One load on one endpoint. Field names are the flags."""
+    """Options of one load on one endpoint. Field names are the flags."""
 
     base_url: str = "http://127.0.0.1:8000"
     """URL of the endpoint."""
     endpoint: str = COMPLETIONS
-    """completions, chat, or the path of either."""
+    """API to load: completions, chat, or the path of either."""
     model: str | None = None
-    """Model name; default: the server's first."""
+    """Model name; default: the first that the server lists."""
     tokenizer: str | None = None
-    """Folder with tokenizer.json; default: the model's own, where the server names its folder."""
+    """Folder with tokenizer.json; default: the model's, where the server names a local folder."""
     prompt_format: Literal["token-ids", "text"] = "token-ids"
-    """Send prompts as token ids, of exact length, or as text (chat always does)."""
+    """Form of prompts: token ids, of exact length, or text, which chat always takes."""
     api_key: str | None = None
-    """Default: the environment's OPENAI_API_KEY, which no process list shows."""
+    """API key; default: OPENAI_API_KEY of the environment, which no list of processes shows."""
     headers: tuple[str, ...] = field(default=(), metadata=_HEADERS)
     """Header of each request; may be given several times."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)
-    """Prompts, and how long they and their completions are."""
+    """Kind of prompts, and lengths of prompts and completions."""
     metrics: MetricOptions = field(default_factory=MetricOptions, metadata=_NO_FLAG)
     """Options of the report."""
     num_prompts: int = 100
-    """Requests."""
+    """Number of requests."""
     num_warmups: int = 0
-    """Unmeasured requests before."""
+    """Number of unmeasured requests before."""
     max_concurrency: int | None = None
-    """Most requests at once."""
+    """Most concurrent requests."""
     request_rate: float = math.inf
     """Requests per second; inf sends all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma distributed gaps; 1 is Poisson, less is burstier."""
+    """Shape of the gamma distributed gaps between requests; 1 is Poisson, less is burstier."""
     num_processes: int = 0
-    """Client processes; 0 takes as many as the load needs."""
+    """Number of client processes; 0 takes as many as the load needs."""
     ignore_eos: bool = False
-    """Generate the full length."""
+    """Generate the full length of each completion, past end tokens."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     extra_body: str | None = field(default=None, metadata={"argparse": {"metavar": "JSON"}})
@@ -91,12 +91,12 @@ class ServeOptions:
 
     @property
     def sends_text(self) -> bool:
-        """Whether prompts are texts, not token ids."""
+        """Whether prompts are sent as text."""
         return self.prompt_format == "text" or self.endpoint == CHAT
 
 
 def run_serve(options: ServeOptions) -> Result:
-    """Warms up, loads, and reports.
+    """Sends warm-up requests, then the load; returns its metrics and settings.
 
     Raises:
         ValueError: no model or tokenizer can be found, or the server cannot be reached.
@@ -127,7 +127,8 @@ def run_serve(options: ServeOptions) -> Result:
 
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
-    """Fills in model and tokenizer from what the server says, and loads the tokenizer."""
+    """Options with model and tokenizer filled in from the server's list of models, and the loaded
+    tokenizer. Raises ValueError where there is no model, or no way to make prompts."""
     card = _first_model(options)
     model = options.model or card.get("id")
     if model is None:
@@ -144,10 +145,10 @@ def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
 
 
 def _allow_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
-    """Says which ids are sent where no tokenizer is known.
+    """Notes which token ids are sent without a tokenizer.
 
     Raises:
-        ValueError: the server is not known to take ids at all.
+        ValueError: the server is not known to take token ids.
     """
     owner = str(card.get("owned_by", "")).lower()
     if owner not in _TAKE_IDS:
@@ -164,11 +165,11 @@ def _allow_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
 
 
 class BodyMaker:
-    """Encodes samples as request bodies, before any clock runs.
+    """Encoder of samples as requests, before the clock of the load starts.
 
     Args:
-        options: resolved, see `resolve`.
-        space: makes texts where texts are sent.
+        options: options as `resolve` returns them.
+        space: tokenizer that makes text of token ids.
     """
 
     def __init__(self, options: ServeOptions, space: PromptSpace) -> None:
@@ -189,7 +190,7 @@ class BodyMaker:
     def request(
         self, index: int, sample: Sample, extra: Mapping[str, Any] | None = None
     ) -> Request:
-        """One request; `extra` are fields of its own."""
+        """The request for a sample, with `extra` fields in its body."""
         body = {**self._fixed, "max_tokens": sample.output_len, **(extra or {})}
         ids = sample.prompt_token_ids
         prompt = self._space.as_text(ids) if self._as_text else ids
@@ -206,7 +207,7 @@ class BodyMaker:
 
 
 def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
-    """Requests and where they go."""
+    """Load of these requests on the endpoint of the options."""
     return Load(
         url=options.base_url.rstrip("/") + options.endpoint,
         headers=_headers(options),
@@ -223,7 +224,7 @@ def _headers(options: ServeOptions) -> dict[str, str]:
 
 
 def server_version(options: ServeOptions) -> str | None:
-    """The version that `GET /version` gives, as vLLM and rayfleet have it; None without one."""
+    """Version of the server by GET /version, which vLLM and rayfleet have; None without it."""
     request = urllib.request.Request(
         options.base_url.rstrip("/") + "/version", headers=_headers(options)
     )
@@ -251,7 +252,7 @@ def _first_model(options: ServeOptions) -> dict[str, Any]:
 
 
 def load_setting(options: ServeOptions) -> Result:
-    """The settings of a load, without its keys and headers, which may be secrets."""
+    """Settings of a load for its result, without API key and headers, which may be secret."""
     return {
         "model_id": options.model,
         "tokenizer_id": options.tokenizer,
@@ -270,7 +271,7 @@ def load_setting(options: ServeOptions) -> Result:
 
 
 def _dataset(options: DatasetOptions) -> Result:
-    """The options of the dataset that the prompts follow."""
+    """Options of the chosen dataset alone."""
     return {
         name: value
         for name, value in asdict(options).items()
@@ -279,5 +280,5 @@ def _dataset(options: DatasetOptions) -> Result:
 
 
 def _json_number(value: float) -> float | str:
-    """JSON knows no infinity."""
+    """The number, or "inf", as JSON has no infinity."""
     return value if math.isfinite(value) else "inf"

@@ -1,12 +1,12 @@
-"""Server-sent events, read at the least cost that a load client can do with."""
+"""Scanner of server-sent events for the load client: tests chunks without decoding their JSON."""
 
 from __future__ import annotations
 
 import re
 
 _BREAK = re.compile(rb"\r?\n\r?\n")
-# The text of a completion, the content of a chat delta, or its reasoning, when it is not empty.
-# Quotes inside JSON strings are escaped, so generated text cannot imitate a key.
+# Non-empty text of a completion, or content or reasoning of a chat delta. Quotes inside JSON
+# strings are escaped, so generated text cannot look like a key.
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)":\s*"(?!")')
 _CHOICES = re.compile(rb'"choices":\s*\[\s*\{')
 _ROLE = re.compile(rb'"role":\s*"')
@@ -14,7 +14,7 @@ _USAGE = re.compile(rb'"usage":\s*\{')
 
 
 class EventScanner:
-    """Splits a byte stream into the data of its events."""
+    """Splitter of a byte stream into the data of its events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -26,22 +26,22 @@ class EventScanner:
 
 
 def has_text(data: bytes) -> bool:
-    """Whether a streamed chunk carries visible text, without decoding it."""
+    """Whether a streamed chunk has text."""
     return _TEXT.search(data) is not None
 
 
 def has_choices(data: bytes) -> bool:
-    """Whether a streamed chunk is about a completion, and not only about counts."""
+    """Whether a streamed chunk has choices; the one with usage alone has none."""
     return _CHOICES.search(data) is not None
 
 
 def opens_chat(data: bytes) -> bool:
-    """Whether a streamed chunk names a role and has no text; servers may send it before a token."""
+    """Whether a streamed chunk has a role and no text, as servers send before the first token."""
     return _ROLE.search(data) is not None and not has_text(data)
 
 
 def has_usage(data: bytes) -> bool:
-    """Whether a streamed chunk carries token counts, without decoding it."""
+    """Whether a streamed chunk has usage (token counts)."""
     return _USAGE.search(data) is not None
 
 

@@ -1,6 +1,6 @@
 """Statistics of measurements: percentiles, means with their intervals, paired ratios.
 
-A figure of no values is NaN: it makes every goal fail, reads "–" in tables, and null in JSON.
+A statistic of no values is NaN: checks of it fail, tables show "–", and JSON has null.
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from scipy.special import stdtr, stdtrit
 Values = Sequence[float] | NDArray[np.float64]
 
 LEVEL = 0.95
-"""Confidence level: the part of all intervals that holds the true value."""
+"""Confidence level of intervals."""
 _RESAMPLES = 2000
+"""Bootstrap samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A mean, or a difference of means, that repeated measurements tell by Student's t."""
+    """Estimate of a mean, or of a difference of means, with its error by Student's t."""
 
     value: float
     error: float
-    """Standard error; NaN where there is no repetition."""
+    """Standard error; NaN for a single measurement."""
     freedom: float
     """Degrees of freedom."""
 
     @property
     def half(self) -> float:
-        """Half the width of the interval."""
+        """Half-width of the confidence interval."""
         return float(stdtrit(self.freedom, 0.5 + 0.5 * LEVEL)) * self.error
 
     def p_above(self, limit: float) -> float:
-        """How likely so high a value would be if the true one were `limit` (one-sided)."""
+        """One-sided p-value: probability of a value at least as high if the true one is `limit`."""
         return float(stdtr(self.freedom, (limit - self.value) / max(self.error, 1e-12)))
 
     def p_below(self, limit: float) -> float:
-        """How likely so low a value would be if the true one were `limit` (one-sided)."""
+        """One-sided p-value: probability of a value at least as low if the true one is `limit`."""
         return float(stdtr(self.freedom, (self.value - limit) / max(self.error, 1e-12)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """A few repeated measurements of one thing."""
+    """Summary of repeated measurements of one quantity."""
 
     median: float
     low: float
@@ -54,43 +55,45 @@ class Spread:
     high: float
     """Largest value."""
     interval_low: float
-    """Lower end of the mean's 95 % interval by Student's t; NaN for a single value. Of ratios the
-    geometric mean is meant."""
+    """Lower end of the 95 % interval of the mean, or for ratios of the geometric mean, by Student's
+    t; NaN for a single value."""
     interval_high: float
+    """Upper end of that interval."""
     count: int
+    """Number of values."""
 
 
 def percentile(values: Values, q: float) -> float:
-    """The q-th percentile (0 to 100), linear between neighbours (numpy's default; type 7)."""
+    """The q-th percentile (0 to 100), interpolated linearly (numpy's default; type 7)."""
     if not 0.0 <= q <= 100.0:
         raise ValueError(f"a percentile lies between 0 and 100, got {q}")
     return float(np.percentile(values, q)) if len(values) else math.nan
 
 
 def mean(values: Values) -> float:
-    """Arithmetic mean."""
+    """Arithmetic mean; NaN of nothing."""
     return float(np.mean(values)) if len(values) else math.nan
 
 
 def std(values: Values) -> float:
-    """Population standard deviation."""
+    """Population standard deviation; NaN of nothing."""
     return float(np.std(values)) if len(values) else math.nan
 
 
 def share(part: float, whole: float) -> float:
-    """The quotient; NaN of nothing."""
+    """Quotient of part and whole; NaN for a whole of 0."""
     return part / whole if whole else math.nan
 
 
 def estimate(values: Values) -> Estimate:
-    """The mean of independent measurements."""
+    """Estimate of the mean of independent measurements."""
     count = len(values)
     error = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else math.nan
     return Estimate(value=mean(values), error=error, freedom=count - 1)
 
 
 def difference(a: Values, b: Values) -> Estimate:
-    """The mean of `b` less that of `a`, measured apart and with spreads of their own (Welch's)."""
+    """Estimate of mean(b) - mean(a) for unpaired samples of unequal variance (Welch's t)."""
     ours, other = estimate(b), estimate(a)
     error = math.hypot(ours.error, other.error)
     freedom = ours.freedom + other.freedom
@@ -101,7 +104,7 @@ def difference(a: Values, b: Values) -> Estimate:
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """Pairwise quotients. Raises ValueError for unequal lengths, no data or a zero denominator."""
+    """Pairwise quotients. Raises ValueError for unequal lengths, NaN or a zero denominator."""
     if len(numerators) != len(denominators):
         raise ValueError(f"pairs needed: {len(numerators)} values against {len(denominators)}")
     if any(math.isnan(value) for value in (*numerators, *denominators)):
@@ -112,7 +115,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, range and interval of at least one value."""
+    """Median, range, and interval of the mean, of at least one value."""
     found = estimate(values)
     return Spread(
         median=percentile(values, 50.0),
@@ -125,7 +128,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spread_of_ratios(values: Sequence[float]) -> Spread:
-    """Median, range and interval of ratios: that of their logarithms, which never falls below 0."""
+    """Median and range of ratios, and interval of their geometric mean (NaN with a ratio of 0)."""
     found = spread(values)
     if found.low <= 0.0:
         return replace(found, interval_low=math.nan, interval_high=math.nan)
@@ -140,10 +143,17 @@ def spread_of_ratios(values: Sequence[float]) -> Spread:
 def bootstrap_interval(
     statistic: Callable[[Sequence[int]], float], count: int
 ) -> tuple[float, float]:
-    """Interval of a statistic of `count` rounds: of rounds drawn anew, as numbers from 0.
+    """Percentile bootstrap interval of a statistic over rounds.
 
-    For what is no mean of rounds, such as the p99 of all their requests. Of few rounds it is too
-    narrow; of one it is NaN.
+    For a statistic that is no mean of the rounds' values, such as the p99 of all their requests.
+    With few rounds the interval is too narrow.
+
+    Args:
+        statistic: function of the numbers of the drawn rounds, from 0, with repetitions.
+        count: number of rounds.
+
+    Returns:
+        Lower and upper end; NaN for fewer than two rounds.
     """
     if count < 2:
         return math.nan, math.nan

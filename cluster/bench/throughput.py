@@ -23,29 +23,29 @@ _LEAST_PAIRS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputOptions:
-    """One offline run. The number of running requests is the engine's `max_num_seqs`."""
+    """Options of an offline benchmark. At most the engine's `max_num_seqs` requests run at once."""
 
     engine: EngineConfig = field(metadata={"flag": None})
-    """The engine."""
+    """Configuration of the engine."""
     tokenizer: str | None = None
     """Folder with tokenizer.json; default: the model's own."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata={"flag": None})
-    """Prompts, and how long they and their completions are."""
+    """Kind of prompts, and lengths of prompts and completions."""
     num_prompts: int = 100
-    """Requests."""
+    """Number of requests."""
     num_warmups: int = 8
-    """Unmeasured requests before."""
+    """Number of unmeasured requests before."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     disable_detokenize: bool = False
-    """Leave out texts."""
+    """Return token ids without text."""
     seed: int = 0
-    """Seed of the prompts."""
+    """Seed of prompts and sampling."""
     rounds: int | None = None
-    """Measured repetitions with other prompts each; the median is reported. Default: 1, or 5 where
-    modes are compared."""
+    """Measured rounds, each with other prompts; the median one is reported. Default: 1, or 5 with
+    --batch-invariant-cost."""
     batch_invariant_cost: bool = False
-    """Alternate the batch-invariant mode with the normal one and report the ratio."""
+    """Measure the batch-invariant mode and the normal one in turn, and report their ratio."""
 
     def __post_init__(self) -> None:
         if self.num_prompts < 1 or self.num_warmups < 0 or self.num_rounds < 1:
@@ -55,13 +55,13 @@ class ThroughputOptions:
 
     @property
     def num_rounds(self) -> int:
-        """Measured repetitions."""
+        """Number of measured rounds."""
         least = _LEAST_PAIRS if self.batch_invariant_cost else 1
         return least if self.rounds is None else self.rounds
 
 
 def run_throughput(options: ThroughputOptions) -> Result:
-    """Measures, and compares modes where asked to."""
+    """Measures the engine's throughput, or the cost of the batch-invariant mode."""
     if options.batch_invariant_cost:
         return _batch_invariant_cost(options)
     with _open(options) as llm:
@@ -79,7 +79,7 @@ def _batch_invariant_cost(options: ThroughputOptions) -> Result:
         for name, invariant in (("normal", False), ("batch_invariant", True))
     }
     turns = take_turns(variants, options.num_rounds)
-    # No goal is set for the cost; what must hold is that both modes did the same work.
+    # The cost has no goal; the check is that both modes processed as many tokens.
     lengths = {run["total_num_tokens"] for name in variants for run in turns[name]}
     return {
         **_setting(options),
@@ -95,7 +95,7 @@ def _speed(run: Result) -> float:
 
 
 def _measure_alone(options: ThroughputOptions, name: str, number: int) -> Result:
-    # Each run has the machine to itself: an idle engine of the other mode would hold memory.
+    # One engine at a time: an idle engine of the other mode would hold memory.
     with _open(options) as llm:
         run = _measure(llm, options, number)
     note(f"{name}, round {number}: {run['tokens_per_second']:.1f} tokens/s")
@@ -103,7 +103,7 @@ def _measure_alone(options: ThroughputOptions, name: str, number: int) -> Result
 
 
 def _open(options: ThroughputOptions) -> LLM:
-    # Imported here: it loads torch, which the command line does without.
+    # Imported here: it imports torch, which takes seconds.
     from worker.llm import LLM
 
     return LLM(**{**asdict(options.engine), "tokenizer": options.tokenizer})

@@ -1,4 +1,4 @@
-"""Request traces of Mooncake (Qin et al., FAST 2025): times, lengths, and blocks in common."""
+"""Request traces of Mooncake (Qin et al., FAST 2025): arrival times, lengths and shared blocks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from cluster.bench.datasets import Ids
 TRACE_BLOCK = 512
 """Tokens per block of the traces."""
 _RANGE = 999_983
-"""Token ids are below it."""
+"""Upper bound of the token ids of prompts."""
 
 
 class TraceLine(msgspec.Struct):
     """One request of a trace."""
 
     timestamp: float
-    """Milliseconds."""
+    """Arrival time in milliseconds."""
     input_length: int
+    """Tokens of the prompt."""
     output_length: int
+    """Tokens of the completion."""
     hash_ids: list[int]
-    """Ids of the blocks of its prompt: equal where prompts have text in common."""
+    """Ids of the prompt's blocks of TRACE_BLOCK tokens: equal blocks have equal ids."""
 
     def tokens(self, number: int, scale: float = 1.0) -> Ids:
-        """Equal blocks for equal ids; a last part that is no whole block is the request's own.
+        """Token ids of the prompt: equal for equal block ids, but for the last, incomplete block,
+        which differs between requests.
 
         Args:
-            number: of the request.
-            scale: of the lengths of prompt and blocks.
+            number: number of the request.
+            scale: factor of the lengths of prompt and blocks.
         """
         block = max(round(TRACE_BLOCK * scale), 1)
         ids = np.array(self.hash_ids, np.int64)[:, None]
@@ -43,7 +46,7 @@ class TraceLine(msgspec.Struct):
 
 
 class TraceRequest(NamedTuple):
-    """One request as it is replayed."""
+    """One request of a replayed trace."""
 
     arrival_s: float
     """Seconds after the first request's arrival."""
@@ -57,7 +60,7 @@ class TraceFile(NamedTuple):
     path: str
 
     def lines(self) -> list[TraceLine]:
-        """All requests. Raises ValueError where there is no such file."""
+        """All requests of the trace. Raises ValueError where the file cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 decoder = msgspec.json.Decoder(TraceLine)
@@ -70,17 +73,21 @@ class TraceFile(NamedTuple):
 
 
 def find_traces(folder: str) -> str | None:
-    """The folder, if the traces lie in it."""
+    """The folder if the traces are in it; None otherwise."""
     return folder if os.path.exists(f"{folder}/conversation_trace.jsonl") else None
 
 
 def trace_requests(
     trace: TraceFile, speed: float, duration: float, *, length_scale: float = 1.0
 ) -> list[TraceRequest]:
-    """The first `duration` seconds of a trace that is replayed `speed` times as fast, as it is.
+    """Requests of the first `duration` seconds of a replay.
 
-    `length_scale` shortens or lengthens prompts, their blocks and completions alike, so that the
-    parts that prompts have in common stay.
+    Args:
+        trace: the trace.
+        speed: factor by which the replay is faster than the trace.
+        duration: seconds of the replay.
+        length_scale: factor of the lengths of prompts, blocks and completions; prompts keep the
+            part that they share.
     """
     lines = trace.lines()
     began = lines[0].timestamp

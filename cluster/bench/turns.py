@@ -1,4 +1,4 @@
-"""Run variants in turn, so that a drifting machine hurts all of them alike."""
+"""Variants measured in turn, so that a drift of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """Results of each variant, turn by turn; turns of one round form a pair.
+    """Results of each variant's turns; the turns of one round form a pair.
 
     Args:
-        by_variant: equally many turns of each, in the order of the rounds.
+        by_variant: results by variant, one per round in the order of the rounds.
     """
 
     def __init__(self, by_variant: Mapping[str, list[T]]) -> None:
@@ -25,29 +25,30 @@ class Turns(Generic[T]):
         return self.by_variant[variant]
 
     def pairs(self, variant: str, other: str) -> list[tuple[T, T]]:
-        """A variant's turns, each with the other's of the same round."""
+        """Turns of a variant and of another one, paired by round."""
         return list(zip(self[variant], self[other], strict=True))
 
     def values(self, variant: str, figure: Callable[[T], float]) -> list[float]:
-        """A figure of each of the variant's turns."""
+        """A figure of each turn of a variant, in the order of the rounds."""
         return [figure(turn) for turn in self[variant]]
 
     def median(self, variant: str, figure: Callable[[T], float]) -> float:
-        """The figure's median over the variant's turns."""
+        """Median of a figure over a variant's turns."""
         return percentile(self.values(variant, figure), 50.0)
 
     def ratios(self, variant: str, baseline: str, figure: Callable[[T], float]) -> list[float]:
-        """The variant's figure over the baseline's, pair by pair."""
+        """Ratios of the variant's figure to the baseline's, by round."""
         return ratios(self.values(variant, figure), self.values(baseline, figure))
 
     def ratio(self, variant: str, baseline: str, figure: Callable[[T], float]) -> Spread:
-        """Median and interval of these ratios."""
+        """Median and interval of the ratios of `ratios`."""
         return spread_of_ratios(self.ratios(variant, baseline, figure))
 
     def comparison(
         self, variant: str, baseline: str, figure: Callable[[T], float]
     ) -> dict[str, Any]:
-        """The ratios as results report them; `losing_rounds` count from 0: there it was below 1."""
+        """Ratios in the form of results; `losing_rounds` are the rounds, from 0, with a ratio below
+        1."""
         found = self.ratios(variant, baseline, figure)
         return {
             "arm": variant,
@@ -61,11 +62,11 @@ class Turns(Generic[T]):
 def take_turns(
     variants: Mapping[str, Callable[[int], T]], rounds: int, *, warmups: int = 0
 ) -> Turns[T]:
-    """Calls every variant once per round with the round's number; those to warm up come first.
+    """Calls each variant once per round with the round's number; results of warm-ups are dropped.
 
-    The order turns round in every second round (A B, B A, ...): a trend then cancels out of the
-    ratios instead of favouring whoever runs first. Rounds to warm up have numbers beyond those that
-    count, so that what is drawn from a number is not known yet when it counts.
+    The order of the variants is reversed in every second round (A B, B A, ...), so that a trend
+    cancels out of the ratios. Warm-up rounds come first, with numbers from `rounds` on: prompts
+    that are drawn from the number are new in the measured rounds.
 
     Raises:
         ValueError: there is no round.

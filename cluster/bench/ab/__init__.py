@@ -1,1 +1,1 @@
-"""Variants of an engine against each other, in turn on this machine, without HTTP."""
+"""Comparisons of engine variants, measured in turn in this process without HTTP."""

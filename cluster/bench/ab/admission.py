@@ -1,12 +1,13 @@
-"""`rayfleet bench admission`: fifo against pack, in turn, on long prompts between short ones.
+"""`rayfleet bench admission`: policies fifo and pack in turn, on long prompts between short ones.
 
-All requests are there at once, and all may run: every fourth prompt is 512 times as long as the
-others, and no two share a prefix. Two settings, each on one engine that is told its rules anew
-before each turn:
+All requests are queued at once, and all may run: every fourth prompt is 512 times as long as the
+others, and no two share a prefix. Two settings, each on one engine whose admission rules are
+changed before each turn:
 
-    a   prompts are not chunked, and a step takes 256 prompt tokens: a long one goes alone; pack
-        begins all requests before it goes on with any
-    b   prompts are chunked into steps of 256 tokens; fifo without a share for long ones, pack with
+    a   no chunked prefill, and --budget prompt tokens (256) per step: a long prompt is prefilled
+        alone; under pack decodes wait while prompts fill the steps (`prefill_first_steps`)
+    b   chunked prefill with a budget of --budget tokens per step; pack bounds a prompt's share of a
+        step by `max_prefill_share`, fifo does not
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from worker.wire.admission import AdmissionChange
 from worker.wire.sampling import SamplingParams
 
 _PATTERN = (512, 1, 1, 1)
-"""Lengths of prompts, in base prompts."""
+"""Lengths of consecutive prompts, in units of `base_len`."""
 _FIRST_STEPS = 64
-"""Under pack: most steps in a row without decodes; more than all prompts take."""
+"""`prefill_first_steps` under pack: more steps than all prompts take."""
 _AT_MOST: Final = {
     "a_ttft_p99_ratio": 0.70,
     "a_ttft_p50_ratio": 0.40,
@@ -43,7 +44,7 @@ Figure = Callable[[Turn], float]
 
 
 def run(options: AdmissionOptions) -> Result:
-    """Measures both settings."""
+    """Measures both settings; ratios of pack to fifo, and figures of each policy."""
     a, b = (_take_turns(options, *setting) for setting in _settings(options))
     ratios = {
         "a_ttft_p99_ratio": _ratio(a, lambda turn: _ttft(turn, 99)),
@@ -69,7 +70,7 @@ def run(options: AdmissionOptions) -> Result:
 
 
 def admission_checks(medians: dict[str, float]) -> list[Check]:
-    """Goals for pack over fifo."""
+    """Checks of the median ratios of pack to fifo."""
     throughput = medians["throughput_ratio"]
     return [
         *(at_most(name, medians[name], "", limit) for name, limit in _AT_MOST.items()),
@@ -80,7 +81,7 @@ def admission_checks(medians: dict[str, float]) -> list[Check]:
 def _settings(
     options: AdmissionOptions,
 ) -> list[tuple[EngineConfig, AdmissionChange, AdmissionChange]]:
-    """Each with the rules of fifo and of pack."""
+    """Engine configuration, rules of fifo and rules of pack, for settings a and b."""
     longest = max(_PATTERN) * options.base_len
     engine = replace(
         options.engine,
@@ -156,7 +157,7 @@ def _short(index: int) -> bool:
 
 
 def _ttft(turn: Turn, q: float, wanted: Callable[[int], bool] = lambda index: True) -> float:
-    """A percentile of the times to first token of those requests whose places are wanted."""
+    """Percentile of the times to first token, of requests whose index is wanted, in seconds."""
     return percentile([one.first_s for i, one in enumerate(turn.answers) if wanted(i)], q)
 
 
@@ -165,7 +166,7 @@ def _tpot(turn: Turn) -> float:
 
 
 def _throughput(turn: Turn) -> float:
-    """Tokens per second, those of prompts included."""
+    """Prompt and generated tokens per second."""
     return (turn.num_tokens + sum(one.num_prompt for one in turn.answers)) / turn.elapsed_s
 
 
@@ -174,7 +175,7 @@ def _ratio(turns: Turns[Turn], figure: Figure) -> Result:
 
 
 def _summary(turns: Turns[Turn], policy: str) -> Result:
-    """Medians over the turns."""
+    """Median figures of a policy over its turns."""
     figures: dict[str, tuple[float, Figure]] = {
         "tokens_per_second": (1.0, _throughput),
         "ttft_p50_ms": (1e3, lambda turn: _ttft(turn, 50)),

@@ -1,4 +1,5 @@
-"""The commands that compare variants of an engine: flags and options; torch loads when one runs."""
+"""Commands that compare engine variants. The module of a comparison, which imports torch, is
+imported when it runs."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ from worker.config import EngineConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A comparison that is ready to run: the module of its name has `run(options) -> Result`."""
+    """A comparison; the module `cluster.bench.ab.NAME` has its `run(options) -> Result`."""
 
     summary: str
     options: type[Comparison]
     model: str = ""
-    """Which checkpoints it takes, where the demo model is none of them."""
+    """Help of --model where the demo model cannot be used, and the flag is required."""
 
 
 PRESETS: Final[Mapping[str, Preset]] = {

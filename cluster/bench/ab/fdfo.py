@@ -1,28 +1,28 @@
-"""`rayfleet bench fdfo`: what First Done, First Out gains over synchronous batches of blocks.
+"""`rayfleet bench fdfo`: gain of First Done, First Out (FDFO) over synchronous batches of blocks.
 
-Engines of the same block-diffusion model take turns over the same prompts; the one that does not
-run blocks. The variants:
+Engines of the same block-diffusion model take turns over the same prompts, one at a time. Variants:
 
-    synchronous   all blocks of a batch wait for the last
-    fdfo          a block that is done leaves at once; all else the same
-    reentry       as fdfo, but every round ends with slot and running block given back
-    fused         as fdfo, with prompts and commits riding on rounds of running blocks
-    full          everything there is, at `--overlap-depth`; the others at 0, as their origins run
+    synchronous   all blocks of a batch wait for the last one to be done
+    fdfo          a block that is done leaves the batch at once; otherwise the same
+    reentry       as fdfo, but after every round a request gives its slot and running block back
+    fused         as fdfo, with prompts and commits in the forward passes of running blocks
+    full          all features, at `--overlap-depth`; the other variants run at depth 0, as in the
+                  papers that they are taken from
 
-Besides, `full` is compared with itself at overlap depth 0, where prompts wait for a place (as in
-all else here) and where none does, by which steps can be planned ahead.
+`full` is also compared with itself at overlap depth 0: with prompts that wait for a slot, as in all
+other comparisons, and without any, when steps can be planned ahead.
 
-All variants compute prompts beside running blocks. On long uncached prompts `synchronous` and
-`fdfo` do as their origin does: prompts in passes of their own, before all running blocks and one
-block each at a time, by which first done, first out can lose; and every layer computes all of a
-prompt, of which the last one's queries and all that follows them go unread (`skip_unread`). Nothing
-else about the engine differs between variants: products, threads and rounds are the same code. All
-but `reentry` and what it is compared with run without a prefix cache. Forward passes are counted by
-the engine and, independently, from the rounds of every block.
+Prompts are computed in the same passes as running blocks, with one exception: on long uncached
+prompts, `synchronous` and `fdfo` do as their origin does. Prompts have passes of their own, before
+all running blocks and one block of each at a time, by which FDFO can lose; and each layer computes
+all of a prompt, though queries of the last layer and all after them are not needed
+(`skip_unread`). All else in the engine is the same for all variants. Only `reentry` and `cached`,
+its baseline, have a prefix cache. Forward passes are counted by the engine and, independently, from
+the rounds of every block.
 
 With `--replay-rounds` there are no questions: blocks take rounds by a given histogram, on weights
-that may be random, and the result says so: what a schedule is worth at sizes that have no weights
-here. Neither accuracy nor tokens per forward pass mean anything then.
+that may be random, to compare schedules at model sizes without weights. The result says so;
+accuracy and tokens per forward pass have no meaning then.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _GOALS: Final[Mapping[str, Mapping[int, float]]] = {
     "wall_ratio": {4: 1.30, 16: 1.60},
     "inplace_ratio": {},
 }
-"""Goals by number of requests at once: of forward passes, what was counted on rounds per block of
-mean 2.5 and deviation 2.3. Elsewhere: not less than 1."""
+"""Least ratios by number of running requests; 1 for other numbers. Those of forward passes were
+counted for rounds per block of mean 2.5 and standard deviation 2.3."""
 _LONG_GOAL: Final = 2.5
 _JUDGED: Final = ("synchronous", "fdfo", "full")
 _ACCURACY_SLACK: Final = 0.02
@@ -65,7 +65,7 @@ _NUM_REPLAYED = 64
 
 
 def run(options: FdfoOptions) -> Result:
-    """Measures both workloads at every number of running requests, or a replay."""
+    """Measures the chosen workloads, or a replay, at each number of running requests."""
     result: Result = {"model": options.engine.model, "pairs": options.pairs}
     if options.replay_rounds:
         checks = _run_replay(options, result)
@@ -115,7 +115,7 @@ def _run_long(options: FdfoOptions, prompts: Prompts, result: Result) -> list[Ch
         for variant, name in (("fdfo", "long_prompt_fdfo"), ("full", "long_prompt")):
             figures = _against(turns, variant, "synchronous")
             result |= {f"{name}_{key}_{running}": value for key, value in figures.items()}
-    # Where many run, their prompts fill a pass even block by block.
+    # With many running requests, prompts fill a pass even one block at a time.
     fewest = min(options.running)
     if options.shares:
         result |= _shares(options, prompts, fewest, "long_prompt_share")
@@ -124,7 +124,7 @@ def _run_long(options: FdfoOptions, prompts: Prompts, result: Result) -> list[Ch
 
 
 def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
-    """The same variants over blocks whose rounds are given. There are no goals for the figures."""
+    """Measures the variants on blocks with given rounds; only counts of passes are checked."""
     histogram = rounds_of_blocks(options.replay_rounds)
     checks: list[Check] = []
     with ExitStack() as stack:
@@ -148,14 +148,14 @@ def _run_replay(options: FdfoOptions, result: Result) -> list[Check]:
 
 
 def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
-    """What the host's part costs that depth 1 hides: medians over pairs of turns."""
+    """Ratios of `full` at overlap depth 1 to depth 0: medians over pairs of turns."""
     result: Result = {}
     with Engines() as engines:
         by_depth = {}
         for depth in (0, 1):
             engine = replace(options.engine, overlap_depth=depth)
             by_depth[str(depth)] = engines.get(VARIANTS["full"].config(engine, running))
-        # In waves of as many as can run nobody ever waits for a place.
+        # In waves of `running` requests none waits for a slot.
         for suffix, wave in (("", len(prompts)), ("_unqueued", running)):
             variants = {
                 depth: partial(_turn, engine, prompts, [options.max_tokens] * len(prompts), wave)
@@ -168,7 +168,7 @@ def _overlap(options: FdfoOptions, prompts: Prompts, running: int) -> Result:
 
 
 def _shares(options: FdfoOptions, prompts: Prompts, running: int, prefix: str) -> Result:
-    """What each refinement brings beside all others; 1 where the workload has no use for it."""
+    """Ratios of `full` to `full` without one feature, for each; 1 if the feature is not used."""
     full = VARIANTS["full"]
     without = {
         name: full._replace(features=tuple(other for other in full.features if other != name))
@@ -185,7 +185,7 @@ def _take_turns(
     variants: Mapping[str, Variant],
     limits: Sequence[int] = (),
 ) -> Turns[Turn]:
-    """Every variant on an engine of its own; `limits` as in `_turn`."""
+    """Takes turns of all variants, each on an engine of its own; `limits` as in `_turn`."""
     limits = limits or [options.max_tokens] * len(prompts)
     with Engines() as engines:
         started = {
@@ -209,15 +209,15 @@ def _turn(
     *,
     exact: bool = False,
 ) -> Turn:
-    """Answers all prompts, `wave` at once; nothing that another one cached is found.
+    """Answers all prompts in waves; cache salts differ, so that no prompt is cached.
 
     Args:
-        engine: who answers.
-        prompts: token ids.
-        limits: most tokens of each.
-        wave: so many are submitted at once, and the next ones when these have ended.
-        number: of the turn.
-        exact: every request gets all its tokens; end tokens do not count.
+        engine: the engine.
+        prompts: token ids of each prompt.
+        limits: most tokens of each answer.
+        wave: number of requests that are queued at once; the next ones when all of them ended.
+        number: number of the turn.
+        exact: whether each answer has all its tokens, past end tokens.
     """
     requests = [
         Request(
@@ -249,7 +249,7 @@ def _accuracy(decode: Callable[[list[int]], str], turn: Turn, answers: Sequence[
 
 
 def summarise(running: int, turns: Turns[Turn]) -> Result:
-    """Figures of paired turns over the questions: medians over the pairs, with their spread."""
+    """Figures of all variants at `running` requests: medians over pairs, with intervals."""
     rounds = [number for answer in turns["synchronous"][0].answers for number in answer.rounds]
     result: Result = {
         f"rounds_per_block_{running}": {
@@ -299,12 +299,12 @@ def _counts(running: int, turns: Turns[Turn], block_size: int) -> list[Check]:
 
 
 def expected_forwards(variant: str, turn: Turn, running: int, block_size: int) -> int:
-    """The forward passes that the independent count predicts for a variant's turn."""
+    """Number of forward passes of a variant's turn by the independent count from rounds."""
     joined = variant in ("fused", "full")
     requests = [
         CountedRequest(
             prompt_blocks=answer.num_prompt // block_size,
-            # Without riding, each block has a pass of its own that commits it.
+            # Where commits are not fused, each block has one more pass, which commits it.
             passes=tuple(number + (not joined) for number in answer.rounds),
         )
         for answer in turn.answers

@@ -1,5 +1,4 @@
-"""The prompts of `rayfleet bench fdfo`: questions, long uncached prompts, blocks of given
-rounds."""
+"""Prompts of `rayfleet bench fdfo`: questions, long uncached prompts, blocks of given rounds."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from worker.wire.tokenizer import load_tokenizer
 
 _MOST_PROMPT_BLOCKS = 4
 _VOCAB = 1000
-"""Prompts of a replay are of token ids below it, which any vocabulary has."""
+"""Upper bound of the token ids in prompts of a replay, which any vocabulary has."""
 
 Prompts = Sequence[Sequence[int]]
 
 
 def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
-    """Token ids of the questions, as often as they are asked, and the right answers.
+    """Token ids of the questions and their right answers, the whole set `options.repeats` times.
 
     Raises:
         ValueError: there is no file of questions.
@@ -37,7 +36,7 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
 
 
 def questions_of(model: str) -> Path:
-    """`MODEL_heldout.jsonl`, or that of the model it shares its world with: demo's, of demo-x."""
+    """Path of MODEL_heldout.jsonl, or, if only that exists, of demo's for a model named demo-x."""
     folder = Path(model)
     names = (folder.name, folder.name.rpartition("-")[0])
     paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]
@@ -45,7 +44,8 @@ def questions_of(model: str) -> Path:
 
 
 def long_prompts(options: FdfoOptions, asked: Prompts) -> list[list[int]]:
-    """A fifth to all of so many blocks: questions after each other, the last to be answered."""
+    """Prompts of a fifth to all of `options.long_prompt_blocks`: questions one after another, the
+    last of which is to be answered."""
     rng = np.random.default_rng(0)
     size, most = options.engine.page_size, options.long_prompt_blocks
     prompts = []
@@ -61,10 +61,15 @@ def long_prompts(options: FdfoOptions, asked: Prompts) -> list[list[int]]:
 def replayed_requests(
     rounds_of_blocks: Mapping[int, int], block_size: int, count: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Prompts, and the rounds of each one's only block, drawn from the histogram.
+    """Prompts, and for each the rounds of its only block, drawn from the histogram.
 
-    At a threshold of 1 a round decides one position. So a request of one block, which shares that
-    with the tail of its prompt, takes as many rounds as the tail leaves positions.
+    At a threshold of 1 a round decides one position. A request generates one block, which begins
+    with the tail of its prompt: it takes as many rounds as that tail leaves positions.
+
+    Args:
+        rounds_of_blocks: number of blocks by their number of rounds.
+        block_size: positions of a block.
+        count: number of requests.
 
     Raises:
         ValueError: a block cannot take so many rounds.

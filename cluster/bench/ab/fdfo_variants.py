@@ -1,4 +1,4 @@
-"""The ways to run blocks that `rayfleet bench fdfo` compares."""
+"""Variants of running blocks that `rayfleet bench fdfo` compares."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from worker.wire.diffusion import DllmFeature
 
 
 class Variant(NamedTuple):
-    """How an engine runs blocks."""
+    """Options by which an engine runs blocks."""
 
     first_out: bool
+    """Whether a block that is done leaves its batch at once (`dllm_fdfo`)."""
     features: tuple[str, ...]
-    """Refinements that are on."""
+    """Features that are enabled; all others are in `dllm_disable`."""
     caches: bool
-    """Whether it has a prefix cache."""
+    """Whether the engine has a prefix cache."""
     overlaps: bool = False
-    """Whether `--overlap-depth` counts; otherwise no step leaves before a result is reported."""
+    """Whether `--overlap-depth` is used; otherwise it is 0."""
 
     def config(self, engine: EngineConfig, running: int) -> EngineConfig:
-        """The engine of this variant, which runs so many requests at once."""
+        """The engine's configuration for this variant with at most `running` requests."""
         return replace(
             engine,
             max_num_seqs=running,
@@ -41,9 +42,10 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "cached": Variant(True, ("inplace", "mixed_rounds"), True),
     "reentry": Variant(True, ("mixed_rounds",), True),
 }
-"""`cached` is what `reentry` is compared with."""
+"""Variants by name; `cached` is the baseline of `reentry`."""
 LONG_VARIANTS: Final[Mapping[str, Variant]] = {
     "synchronous": Variant(False, ("inplace",), False),
     "fdfo": Variant(True, ("inplace",), False),
     "full": VARIANTS["full"],
 }
+"""Variants for long uncached prompts, by name."""

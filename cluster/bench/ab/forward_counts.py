@@ -1,7 +1,7 @@
-"""How many forward passes a schedule takes, counted from rounds alone, without an engine.
+"""Number of forward passes of a schedule, counted from rounds alone, without an engine.
 
-All requests are there from the start; the running set is refilled, first come first served, before
-every forward pass (or, synchronously, before every batch).
+All requests are queued at the start; the running set is refilled, first come first served, before
+every forward pass, or, if synchronous, before every batch.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountedRequest:
-    """The forward passes that a request needs."""
+    """Forward passes that a request needs."""
 
     prompt_blocks: int
-    """Whole blocks of its prompt."""
+    """Whole blocks of the prompt."""
     passes: tuple[int, ...]
-    """Forward passes of each running block, that which commits it included where there is one."""
+    """Forward passes of each generated block, including one that commits it, if there is one."""
 
 
 @dataclass(slots=True)
 class _State:
+    """A request under way."""
+
     has_prompt: bool
+    """Whether its prompt is still to be computed."""
     left: list[int]
+    """Passes left of each block."""
 
 
 def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
-    """First done, first out, where prompts and commits ride on rounds of running blocks."""
+    """Passes of first done, first out with prompts and commits in passes of running blocks."""
     ends = [0] * running
     for request in requests:
         first = min(range(running), key=ends.__getitem__)
@@ -36,10 +40,15 @@ def count_joined(requests: Sequence[CountedRequest], running: int) -> int:
 
 
 def count_separate(requests: Sequence[CountedRequest], running: int, *, synchronous: bool) -> int:
-    """A prompt, and each block's commit, in a pass before what follows of the same request.
+    """Passes where a request's prompt, and the commit of each block, take a pass of that request.
 
-    Prompts are computed beside running blocks, each at once. A request whose prompt fills no block
-    begins at once.
+    A prompt is computed whole, in the same pass as running blocks of others. A request whose prompt
+    fills no block begins with its first block.
+
+    Args:
+        requests: requests in the order of their arrivals.
+        running: most requests that run at once.
+        synchronous: whether all blocks of a batch wait for the last one to be done.
     """
     waiting = [_State(request.prompt_blocks > 0, list(request.passes)) for request in requests]
     waiting.reverse()

@@ -1,4 +1,4 @@
-"""The options of the comparisons of engines, which are flags; nothing here loads torch."""
+"""Options of the comparisons of engine variants, as flags; does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from worker.config import EngineConfig
 
 _COMMAS: dict[str, Any] = {"separator": ","}
-"""Metadata of fields whose values stand in one argument."""
+"""Metadata of fields with several values in one argument."""
 SPECULATIVE_KINDS = ("heldout", "copy", "random")
 FDFO_KINDS = ("questions", "long")
 
@@ -20,33 +20,33 @@ class Comparison:
     """Options that every comparison has. Field names are the flags."""
 
     SET_HERE: ClassVar[frozenset[str]] = frozenset({"model", "max_num_seqs"})
-    """Options of the engine that the comparison sets itself, so that they are no flags."""
+    """Engine options that the comparison sets, so that they have no flags."""
 
     engine: EngineConfig
-    """The engine options that all variants have in common."""
+    """Engine options that all variants share."""
     pairs: int = 10
-    """Turns of each variant."""
+    """Measured turns of each variant."""
 
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
-        """The comparison that flags ask for: those of its engine, and its own."""
+        """Options from given flags: `engine` those of EngineConfig, `own` those of this class."""
         return cls(engine=EngineConfig(**engine), **own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlapOptions(Comparison):
-    """Steps at overlap depth 0 and 1."""
+    """Options of `bench overlap`."""
 
     SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {"overlap_depth"}
 
     running: tuple[int, ...] = field(default=(1, 8, 32), metadata=_COMMAS)
     """Numbers of requests that decode at once."""
     steps: int = 100
-    """Steps per turn."""
+    """Measured steps per turn."""
     input_len: int = 16
-    """Prompt tokens."""
+    """Tokens of a prompt."""
     plot: str = ""
-    """PNG file of both timelines."""
+    """PNG file to write, with the timelines of both depths."""
 
     def __post_init__(self) -> None:
         if self.pairs < 1 or self.steps < 5 or self.input_len < 1:
@@ -57,7 +57,7 @@ class OverlapOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionOptions(Comparison):
-    """Requests, all at once, under admission policies fifo and pack."""
+    """Options of `bench admission`."""
 
     SET_HERE: ClassVar[frozenset[str]] = (
         Comparison.SET_HERE
@@ -67,17 +67,17 @@ class AdmissionOptions(Comparison):
     )
 
     pairs: int = 5
-    """Turns per policy and setting."""
+    """Measured turns per policy and setting."""
     num_prompts: int = 128
-    """Requests, all at once."""
+    """Number of requests, all queued at once."""
     base_len: int = 1
     """Tokens of a short prompt; long ones have 512 times as many."""
     output_len: int = 32
-    """Tokens per completion."""
+    """Tokens of a completion."""
     budget: int = 256
-    """Prompt tokens of a step."""
+    """Most prompt tokens of a step."""
     force_fifo_every: int = 8
-    """Under pack: every so many rounds are fifo."""
+    """Interval of admission rounds that are fifo under pack (`prefill_force_fifo_every`)."""
     seed: int = 0
     """Seed of the prompts."""
 
@@ -89,14 +89,14 @@ class AdmissionOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOptions(Comparison):
-    """Requests under a grammar, and free ones of the same lengths."""
+    """Options of `bench structured`."""
 
     streams: int = 16
-    """Requests at once."""
+    """Number of requests, which run at once."""
     max_tokens: int = 128
-    """Most tokens per request."""
+    """Most tokens of an answer."""
     input_len: int = 32
-    """Prompt tokens."""
+    """Tokens of a prompt."""
 
     def __post_init__(self) -> None:
         if min(self.streams, self.pairs, self.max_tokens, self.input_len) < 1:
@@ -105,27 +105,25 @@ class StructuredOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeOptions(Comparison):
-    """Requests with drafts and without.
+    """Options of `bench speculative`.
 
-    Unless --speculative-method is given each kind of prompts has the method that suits it: held-out
-    ones the draft model in the folder beside the model's, named as it is with "-draft", if there is
-    one; others n-grams.
+    Unless --speculative-method is given, drafts come from n-grams, except for held-out prompts if
+    there is a draft model: a folder beside the model's, with "-draft" added to its name.
     """
 
     questions: str = ""
     """JSON lines with held-out questions; demo_heldout.jsonl beside the model unless given."""
     running: tuple[int, ...] = field(default=(1, 4, 16, 32), metadata=_COMMAS)
-    """Numbers of requests at once."""
+    """Numbers of requests that run at once."""
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
     """Kinds of prompts."""
     per_stream: int = 4
-    """Least requests of a turn, for each that runs at once."""
+    """Least requests of a turn per request that runs at once."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
-    """Seconds that turns without drafts take, about; twice that with one request at a time."""
+    """Approximate seconds of a turn without drafts; twice that with one request at a time."""
     draft_model: str = field(default="", metadata={"flag": None})
-    """Draft model for held-out prompts, which n-grams cannot guess; empty drafts for all by
-    `engine`'s method.
-    """
+    """Draft model for held-out prompts, which n-grams cannot predict; without one they are drafted
+    by the engine's method, as all others."""
 
     def __post_init__(self) -> None:
         if self.engine.speculative_method == "none":
@@ -140,7 +138,7 @@ class SpeculativeOptions(Comparison):
 
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
-        """See the class for what is chosen where no flag says so."""
+        """Options from given flags, with the defaults that the class describes."""
         model = Path(engine["model"]).resolve()
         chosen = {"questions": str(model.with_name("demo_heldout.jsonl")), **own}
         if "speculative_method" in engine:
@@ -155,7 +153,7 @@ class SpeculativeOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FdfoOptions(Comparison):
-    """Ways to run the blocks of a block-diffusion model."""
+    """Options of `bench fdfo`."""
 
     SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {
         "dllm_fdfo",
@@ -167,25 +165,25 @@ class FdfoOptions(Comparison):
     """JSON lines with `messages` and `answer`; MODEL_heldout.jsonl unless given, or for a MODEL
     named demo-x the questions of demo."""
     num_questions: int = 0
-    """Questions of the file; 0 takes all."""
+    """Number of questions of the file that are asked; 0 takes all."""
     repeats: int = 2
-    """Times that each is asked, one set after another: the fewer requests there are, the more of
-    the time the last ones have the engine to themselves."""
+    """Number of times that the set of questions is asked. With more requests, the last ones, which
+    do not fill the engine, take a smaller part of the time."""
     running: tuple[int, ...] = field(default=(4, 16), metadata=_COMMAS)
-    """Numbers of requests at once."""
+    """Numbers of requests that run at once."""
     max_tokens: int = 128
     """Most tokens per answer."""
     kinds: tuple[str, ...] = field(default=FDFO_KINDS, metadata=_COMMAS)
-    """Workloads: the questions, or prompts that are long and uncached."""
+    """Workloads: questions, or long uncached prompts."""
     long_prompt_blocks: int = 20
-    """Blocks of the longest uncached prompt; the shortest has a fifth."""
+    """Blocks of the longest uncached prompt; the shortest has a fifth of them."""
     num_long: int = 32
-    """Long prompts."""
+    """Number of long prompts."""
     replay_rounds: str = ""
-    """Instead of questions, blocks that take so many rounds, whatever the weights (random ones:
-    --load-format dummy): ROUNDS:BLOCKS,..."""
+    """Histogram of rounds per block, as ROUNDS:BLOCKS,..., to replay instead of questions, whatever
+    the weights (--load-format dummy for random ones)."""
     shares: bool = False
-    """Compare `full` with itself without each of its refinements, too."""
+    """Also compare `full` with `full` without each one of its features."""
 
     def __post_init__(self) -> None:
         counts = (self.pairs, self.repeats, self.max_tokens, *self.running)
@@ -199,10 +197,10 @@ class FdfoOptions(Comparison):
 
 
 def rounds_of_blocks(text: str) -> dict[int, int]:
-    """`1:151,2:39` as how many blocks take how many rounds.
+    """Number of blocks by number of rounds, from text such as `1:151,2:39`.
 
     Raises:
-        ValueError: it is of another form.
+        ValueError: the text has another form.
     """
     try:
         pairs = [pair.split(":") for pair in text.split(",") if pair]

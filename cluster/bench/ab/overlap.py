@@ -1,13 +1,13 @@
-"""`rayfleet bench overlap`: what queueing the next step behind the running one hides and gains.
+"""`rayfleet bench overlap`: host time that overlapping steps hides, and the speed that it gains.
 
-Two engines of the same model, one at depth 0 and one at depth 1, take turns; the one that does
-not run blocks. In each turn a fixed number of requests decodes for a fixed number of steps.
+Two engines of the same model, at overlap depth 0 and 1, take turns, one at a time. In each turn a
+fixed number of requests decodes for a fixed number of steps.
 
-    hidden = 1 - (step wall at depth 1 - compute alone) / (step wall at depth 0 - compute alone)
+    hidden = 1 - (step wall at depth 1 - rank time) / (step wall at depth 0 - rank time)
 
-Compute alone is rank 0's own time for a step at depth 0, when nothing runs beside it; the
-denominator is depth 0's host time. All are read from clocks, so `hidden` also pays for what the
-two processes take from each other, and may exceed 1 where a rank that never sleeps computes faster.
+Rank time is rank 0's own time for a step at depth 0, when nothing runs beside it; the denominator
+is the host time at depth 0. All are measured times: `hidden` is less where coordinator and rank
+slow each other down, and may exceed 1 where a rank that never sleeps computes faster.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cluster.bench.turns import Turns, take_turns
 from worker.core.executor_factory import uses_cuda
 
 _MOST_IDLE_US, _MOST_IDLE_SHARE = 100.0, 0.03
-"""Most idle time of a CUDA device in a step at depth 1: microseconds, or a share of the step."""
+"""Most idle time of a CUDA device per step at depth 1: in microseconds, and as part of the step."""
 _GOALS: Final = {"hidden": {8: 0.8, 32: 0.8}, "ratio": {1: 0.98, 8: 1.03, 32: 1.03}}
 
 
 def run(options: OverlapOptions) -> Result:
-    """Measures all numbers of requests, draws the timelines of the largest where asked to."""
+    """Measures each number of requests, and plots the timelines of the last if asked to."""
     if options.plot:
-        # Imported here, but before the measurement: the extra `plots` may be missing.
+        # Imported before the measurement, as the extra `plots` may be missing.
         from cluster.bench.plots import draw_timelines
     result: Result = {
         "model": options.engine.model,
@@ -65,7 +65,7 @@ def run(options: OverlapOptions) -> Result:
 
 
 def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
-    """Figures of paired turns at depths "0" and "1": medians over the pairs, with their spread."""
+    """Figures of turns at depths "0" and "1": medians over the pairs, with intervals."""
     pairs = turns.pairs("0", "1")
     spreads = {
         "hidden": spread([1 - (b.wall_us - a.rank_us) / (a.wall_us - a.rank_us) for a, b in pairs]),
@@ -84,7 +84,7 @@ def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
 
 
 def _per_step(running: int, turns: Turns[DecodeTurn], depth: str) -> Result:
-    """Median microseconds per step."""
+    """Median times of a step in microseconds, and tokens per second."""
     wall = turns.median(depth, lambda turn: turn.wall_us)
     phases = {
         f"{name}_us": turns.median(depth, lambda turn, name=name: turn.phases_us[name])  # type: ignore[misc]  # a default binds the name
@@ -103,7 +103,11 @@ def _checks(running: int, figures: Result) -> list[Check]:
 
 
 def idle_checks(idle: list[tuple[float, float]]) -> list[Check]:
-    """Goals for a device's idle time at depth 1: microseconds, and their share of the step."""
+    """Checks of a CUDA device's idle time at depth 1.
+
+    Args:
+        idle: microseconds per step, and part of the step, for each number of requests.
+    """
     return [
         at_most("idle_gap_us", max(gap for gap, _ in idle), "us", _MOST_IDLE_US),
         at_most("idle_share", max(share for _, share in idle), "", _MOST_IDLE_SHARE),

@@ -1,20 +1,20 @@
 """`rayfleet bench speculative`: tokens per second with and without drafts, in turn.
 
-Two engines of the same model, one of which drafts, take turns at the same requests; the one that
-does not run blocks. A fixed number of requests runs at any time. Every cell is one number of
-requests and one kind of prompts.
+Two engines of the same model, one of which drafts, take turns at the same requests, one engine at a
+time. The number of running requests is constant. A cell is one number of running requests with one
+kind of prompts.
 
-    ratio     tokens per second with drafts / without, pair by pair
-    min_ratio the least of the cells' upper ends of the median's confidence interval
-    expected  what acceptance and steps' costs predict, both as measured in the same pair:
+    ratio     tokens per second with drafts / without, by pair of turns
+    min_ratio least upper end of the confidence intervals of all cells' ratios
+    expected  ratio predicted from acceptance and step times, as measured in the same pair:
 
         expected = wall(off) / (wall(off) - rank(off) + rank(on))      all per token
 
-`rank` is rank 0's time for prompts, drafts, verification and draws over the tokens that came of it:
-what steps cost, by what acceptance makes of them. The rest of `wall` passes outside of it, between
-requests and in messages. Drafts cannot touch that, so it counts per token as it does without them;
-where drafting made it longer, the ratio falls short of what is expected. How good the gate's
-choices are is not in it: they decide what acceptance and costs are.
+`rank` is rank 0's time for prompts, drafts, verification and sampling per generated token: it
+contains both the cost of steps and the acceptance. The rest of `wall` is outside the rank, between
+requests and in messages, and should be the same per token without drafts: where drafting makes it
+longer, the ratio is below the expected one. Decisions of the gate to draft or not are not rated, as
+they have their part in acceptance and costs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from worker.config import EngineConfig
 _GOALS: Final = {("heldout", 1): 1.3, ("copy", 1): 2.0}
 _NEVER_BELOW = 0.98
 _ALONE = 2.0
-"""Turns of one request at a time are so many times as long: each hold-up hits all of it."""
+"""Factor of the length of turns with one request at a time, where a pause stops all work."""
 _OF_EXPECTED = 0.9
 _RANK_TIMES: Final = tuple(f"step_times.{name}" for name in ("prepare", "forward", "sample"))
 _DRAFTED, _ACCEPTED = "speculation.num_draft_tokens", "speculation.num_accepted_tokens"
 
 
 def run(options: SpeculativeOptions) -> Result:
-    """Measures every cell."""
+    """Measures all cells; figures of each, and checks."""
     result: Result = {"model": options.engine.model, "pairs": options.pairs}
     checks: list[Check] = []
     highs: list[float] = []
@@ -71,7 +71,7 @@ def run(options: SpeculativeOptions) -> Result:
 
 
 def _drafting(options: SpeculativeOptions, kind: str) -> EngineConfig:
-    # Slots to spare: a full worker does not draft, whatever that would gain.
+    # Twice the slots, as an engine whose slots are all taken does not draft.
     engine = replace(options.engine, max_num_seqs=2 * max(options.running))
     if kind != "heldout" or not options.draft_model:
         return engine
@@ -85,7 +85,7 @@ def _take_turns(
     tasks: Sequence[Request],
     running: int,
 ) -> Turns[Turn]:
-    """Turns of each engine, which both work off as many requests, others in each turn."""
+    """Takes turns of both engines at the same number of requests, with other requests in each."""
 
     def turn(engine: BenchEngine, count: int, number: int) -> Turn:
         places = range(number * count, (number + 1) * count)
@@ -96,7 +96,7 @@ def _take_turns(
     turn_s = options.turn_s * (_ALONE if running == 1 else 1.0)
     count = max(least, round(least * turn_s / trial["off"][-1].elapsed_s))
     variants = {"on": partial(turn, on, count), "off": partial(turn, off, count)}
-    return take_turns(variants, options.pairs, warmups=1)  # a gate learns what such turns are like
+    return take_turns(variants, options.pairs, warmups=1)  # the gate learns costs in the warm-up
 
 
 def summarise(turns: Turns[Turn]) -> Result:
@@ -128,7 +128,7 @@ def _token_s(turn: Turn) -> float:
 
 
 def _busy_token_s(turn: Turn) -> float:
-    """Rank 0's own time per token: a step's over its tokens."""
+    """Rank 0's seconds per generated token."""
     return sum(map(turn.growth, _RANK_TIMES)) / turn.num_tokens
 
 
@@ -146,6 +146,6 @@ def _checks(kind: str, running: int, figures: Result) -> list[Check]:
         checks.append(
             Check(name=f"ratio_{cell}", value=figures["ratio"], unit="", goal=goal, holds=holds)
         )
-    if expected > 0.05:  # less is lost in the noise
+    if expected > 0.05:  # a smaller gain cannot be told from noise
         checks.append(at_least(f"of_expected_{cell}", gain / expected, "", _OF_EXPECTED))
     return checks

@@ -1,7 +1,7 @@
-"""`rayfleet bench structured`: what constrained decoding costs, by kind of grammar.
+"""`rayfleet bench structured`: cost of constrained decoding, by kind of grammar.
 
-One engine, as `LLM` has it, takes turns: a number of requests under a grammar, and as many free
-ones of the same lengths. Lengths are equal because draws are seeded: the first turn tells them.
+One engine takes turns: requests under a grammar, and as many without one and of the same lengths.
+The lengths are known from a first run, as seeded sampling repeats them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GRAMMARS: dict[str, StructuredOutputsParams] = {
 
 
 def run(options: StructuredOptions) -> Result:
-    """Measures every kind of grammar against free requests of the same lengths."""
+    """Measures each kind of grammar against unconstrained requests of the same lengths."""
     config = replace(options.engine, max_num_seqs=options.streams)
     result: Result = {"model": config.model, "streams": options.streams, "pairs": options.pairs}
     checks: list[Check] = []
@@ -76,7 +76,7 @@ def _measure(
 ) -> Result:
     grammar = compiler.compile(params)
     assert compiler.vocabulary is not None, "there from the first grammar on"
-    # As the worker's front does.
+    # The message that a worker's front sends to its engine.
     engine.core.receive(SubmitBatch(vocabulary=compiler.vocabulary, grammars=[grammar]))
     prompts = [
         random_prompt((0, index), engine.info.vocab_size, options.input_len)

@@ -1,4 +1,4 @@
-"""The prompts of `rayfleet bench speculative`: held-out questions, texts to copy, and noise."""
+"""Prompts of `rayfleet bench speculative`: held-out questions, texts to copy, and random tokens."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from worker.wire.tokenizer import load_tokenizer
 
 _MOST_TOKENS = 160
 _COPIED = 8
-"""Sentences to copy in one request."""
+"""Number of sentences to copy in one request."""
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?: [a-z]+){6,}\.")
-"""Sentences of seven words or more: the demo copies these, and excuses itself from others."""
+"""Sentence of seven words or more, which the demo model copies; it refuses shorter ones."""
 _NUM_RANDOM, _RANDOM_LENGTH = 256, 48
 _SEED = 3
 
 
 def make_tasks(kind: str, model: str, questions: str, vocab_size: int) -> list[Request]:
-    """All requests of a kind, in a fixed order that mixes families: turns are to be alike.
+    """All requests of a kind, in a fixed random order, so that turns are alike.
 
     Args:
-        kind: heldout: the file's questions; copy: the sentences of its answers about
-            copying, several at once to be given back; random: tokens without sense, drawn on at
-            temperature 1, which nobody can guess. These are of unlike lengths, as users' are: were
-            all as long, then without drafts, and only without, all would end in the same step, and
-            the prompts of those that follow be computed in one.
-        model: folder with a chat template.
-        questions: JSON lines with `messages` and `answer`.
-        vocab_size: of the model.
+        kind: heldout: the questions of the file. copy: requests to repeat several sentences from
+            its answers about copying. random: random tokens, continued at temperature 1, which no
+            draft predicts. Lengths of these differ, as users' do: with equal ones, only without
+            drafts, all requests would end in the same step, and the next prompts share one step.
+        model: folder of a checkpoint with a chat template.
+        questions: path of JSON lines with `messages`, `answer` and `family`.
+        vocab_size: size of the model's vocabulary.
     """
     if kind == "random":
         lengths = np.random.default_rng(_SEED).integers(64, 129, _NUM_RANDOM).tolist()

@@ -1,1 +1,1 @@
-"""Benchmarks for `ray job submit`: load from many places on any OpenAI endpoint, and a report."""
+"""Benchmark jobs for `ray job submit`: load from many nodes on an OpenAI endpoint, and a report."""

@@ -1,4 +1,4 @@
-"""Charts of a report: SVG within the page, which loads nothing."""
+"""Charts of a job's report, as SVG within the page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _INCHES = (6.0, 3.2)
 _LIMIT: dict[str, Any] = {"color": "#b00020", "linestyle": "--"}
 _FEW_POINTS = 24
-"""Up to so many get a dot each."""
+"""Most points of a line that are marked by a dot each."""
 _FAR = 2.0
-"""Times the greatest value, up to which an axis goes on to its limit."""
+"""Largest ratio of a limit to the greatest value at which the axis is extended to the limit."""
 _NO_PLOTS = "<p>Charts need matplotlib: pip install 'rayfleet[plots]'</p>"
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
@@ -33,16 +33,16 @@ def line_chart(
     whole: bool = False,
     limit: float | None = None,
 ) -> str:
-    """Lines through points.
+    """Line chart as HTML.
 
     Args:
-        title: above the chart.
-        x_label: below it.
-        y_label: beside it.
-        series: the lines; axes begin at 0.
-        log: scales the upright axis by powers, which has no 0.
-        whole: no fractions on that axis.
-        limit: a level that is marked as the SLO.
+        title: caption.
+        x_label: label of the x axis, which begins at 0.
+        y_label: label of the y axis, which begins at 0 unless it is logarithmic.
+        series: points of each line.
+        log: whether the y axis is logarithmic.
+        whole: whether the y axis has integer ticks.
+        limit: value on the y axis that is marked as the SLO; None for none.
     """
     lines = {
         name: sorted(p for p in points if math.isfinite(p[1]) and (p[1] > 0.0 or not log))
@@ -76,9 +76,15 @@ def bar_chart(
     *,
     limit: float | None = None,
 ) -> str:
-    """A histogram: (left edge, count) of bars of equal width.
+    """Histogram as HTML.
 
-    `limit` is marked as the SLO; one that is far from all bars is only told, lest they get thin.
+    Args:
+        title: caption.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        bars: left edge and count of each bar, all of equal width.
+        limit: value on the x axis that is marked as the SLO; None for none. A limit far beyond all
+            bars is named in the legend alone, as the bars would become thin.
     """
 
     def draw(axes: Axes) -> None:
@@ -98,7 +104,7 @@ def bar_chart(
 
 
 def _figure(title: str, draw: Callable[[Axes], None] | None) -> str:
-    """The chart with its title; without `draw` there is no data for it."""
+    """The chart with its caption, or the text "no data" without `draw`."""
     body = "<p>no data</p>" if draw is None else _svg(draw)
     return f"<figure><figcaption>{escape(title)}</figcaption>{body}</figure>"
 

@@ -22,11 +22,9 @@ _OF_STAGES = (
     "metrics",
     "save_detailed",
 )
-"""Options of a load that a job's stages decide."""
-
-
+"""Options of a load that a job's stages set, so that they have no flags."""
 _OF_COMPARISONS = ("base_url", "max_concurrency", "metrics", "save_detailed")
-"""Options of a load that a comparison of endpoints decides."""
+"""Options of a load that a comparison of endpoints sets, so that they have no flags."""
 
 
 def add_job_commands(add: AddCommand) -> None:
@@ -46,7 +44,7 @@ def add_job_commands(add: AddCommand) -> None:
 def _job(args: argparse.Namespace) -> Result:
     from cluster.bench.jobs.run import run_job
 
-    if not hasattr(args, "seed"):  # no cache knows the prompts
+    if not hasattr(args, "seed"):  # new prompts, which no prefix cache has
         args.seed = secrets.randbelow(2**31)
     return run_job(JobOptions(**given_options(args, JobOptions)), serve_options(args))
 

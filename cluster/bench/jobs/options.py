@@ -1,4 +1,4 @@
-"""The options of a benchmark job."""
+"""Options of a benchmark job."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ JobKind = Literal["sweep", "goodput", "shared-prefix", "mooncake", "scenario", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """One job, beside the flags of its load. Field names are the flags."""
+    """Options of one job, besides those of its load. Field names are the flags."""
 
     kind: JobKind = "sweep"
-    """sweep: rates that double until the throughput no longer follows; goodput: the highest rate
-    whose p99 keeps the SLO; shared-prefix: prompts with prefixes in common, then without; mooncake:
-    a trace; scenario: steady, burst, mixed_priority and long_short in turn; soak: one rate for
-    long."""
+    """Kind of job. sweep: rates that double until the throughput does not follow; goodput: highest
+    rate whose p99 keeps the SLO; shared-prefix: prompts with shared prefixes, then without;
+    mooncake: replay of a trace; scenario: steady, burst, mixed_priority and long_short in turn;
+    soak: one rate for a long time."""
     rate: float = 1.0
-    """Requests per second: the first one of sweep and goodput; what the endpoint sustains for
-    scenario."""
+    """Requests per second: of the first stage for sweep and goodput, and for scenario the rate that
+    the endpoint sustains."""
     duration: float = 30.0
-    """Seconds of traffic per stage; of all of it for soak."""
+    """Seconds of traffic per stage."""
     max_stages: int = 8
     """Most rates that sweep and goodput try."""
     slo: str = "llama3.1-8b"
-    """MLPerf preset by model, with -interactive for its tighter one, or TTFT_MS:TPOT_MS."""
+    """MLPerf's limits for a model, with -interactive for the tighter ones, or TTFT_MS:TPOT_MS."""
     trace: str = ""
-    """Mooncake's file (.jsonl) for mooncake."""
+    """Trace file of Mooncake (.jsonl) for mooncake."""
     speed: float = 1.0
-    """How many times faster than it was recorded the trace is played."""
+    """Factor by which the trace is replayed faster than it was recorded."""
     length_scale: float = 1.0
-    """Factor on the lengths of the trace's prompts, their blocks and completions: models with short
-    contexts take part with less than 1."""
+    """Factor of the lengths of the trace's prompts, blocks and completions; below 1 for models with
+    a short context."""
     wait_ready_s: float = 0.0
-    """Seconds to wait for the endpoint's `/ready` to say yes before anything is sent: a fleet that
-    was just started loads its models first. 0 does not ask."""
+    """Seconds to wait for success of the endpoint's `/ready` before anything is sent, as after the
+    start of a fleet. 0 does not ask."""
     load_tasks: int = 0
-    """Load generators, each a process of Ray's somewhere in the cluster; 0 keeps the load in
-    processes of this one."""
+    """Number of load generators, which are Ray actors spread over the cluster; 0 sends the load
+    from child processes of this one."""
     out: str = ""
-    """Folder for result.json and report.html, made where it is missing; empty means a new one here,
-    named rayfleet-job-KIND-DATE-TIME."""
+    """Folder for result.json and report.html, created if it is missing; by default a new one in the
+    working directory, named rayfleet-job-KIND-DATE-TIME."""
     overwrite: bool = False
-    """Replace the results that --out holds."""
+    """Replace earlier results in --out."""
 
     def __post_init__(self) -> None:
         for name in ("rate", "duration", "max_stages", "speed", "length_scale"):

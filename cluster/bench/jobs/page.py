@@ -1,4 +1,4 @@
-"""The report of a job: one page of HTML that loads nothing."""
+"""Report of a job: one HTML page without external resources."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BARS = 40
 
 
 def write_page(result: Result, stages: Sequence[Result]) -> str:
-    """The page of a result and its stages."""
+    """HTML page of a job's result and its stages."""
     title = escape(f"{result['job']}: {result['model_id']} at {result['base_url']}")
     parts = [_section(stage["label"], _stage_charts(result, stage)) for stage in stages]
     if result["job"] in ("sweep", "goodput") and len(stages) > 1:
@@ -119,14 +119,14 @@ def _facts(result: Mapping[str, Any]) -> str:
     rows = [
         f"<tr><td>{escape(name)}</td><td>{_text(value)}</td></tr>"
         for name, value in result.items()
-        # `failed` is the exit status; the objects have places of their own.
+        # `failed` decides the exit status alone; objects and lists have sections of their own.
         if name != "failed" and not isinstance(value, Mapping | list)
     ]
     return f"<table>{''.join(rows)}</table>"
 
 
 def _setting(result: Result) -> str:
-    """The setting: what was asked for, where the load came from, and what was installed there."""
+    """Section with the job's options, and machine and versions of the client."""
     parts = [
         f"<div><h3>{title}</h3>{_facts(result[key])}</div>"
         for key, title in (

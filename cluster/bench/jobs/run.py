@@ -1,4 +1,4 @@
-"""`bench job`: plays stages on an endpoint, writes result.json and report.html."""
+"""`rayfleet bench job`: sends stages of load to an endpoint, writes result.json and report.html."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from cluster.bench.serve import ServeOptions, load_of, load_setting, resolve, se
 from cluster.bench.stats import percentile, share
 
 _FOLLOWS = 0.9
-"""Part of the offered rate at which requests must end."""
+"""Least ratio of completed to offered rate at which a sweep goes on."""
 _KEEPS_UP = 0.5
-"""Part of the offered rate at which requests must end, for a rate within the SLO."""
+"""Least ratio of completed to offered rate of a stage within the SLO."""
 _NARROW = 1.1
-"""Goodput is looked for until the rates on either side differ by no more than this."""
+"""Largest ratio of the rates around the goodput at which the search for it ends."""
 _DRIFT = 1.5
-"""Goal for the p99 of the last third of a soak over that of the first."""
+"""Largest ratio of the p99 TTFT in a soak's last third to that in its first."""
 _ASK_AGAIN_S = 1.0
-"""Seconds between two questions whether the endpoint is ready."""
+"""Seconds between two requests to /ready."""
 _ANSWER_S = 10.0
-"""An endpoint that is ready says so within this."""
+"""Timeout in seconds of a request to /ready."""
 _DATA, _PAGE = "result.json", "report.html"
 
 Play = Callable[[Stage], Result]
 
 
 def run_job(options: JobOptions, serve: ServeOptions) -> Result:
-    """Plays a job's stages. The result is small; all samples are in the file.
+    """Runs a job's stages and writes its files. The result has no samples; result.json has them.
 
     Raises:
         ValueError: the endpoint cannot be reached or is not ready in time, or the folder cannot be
@@ -99,10 +99,10 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
 
 
 def _open_folder(options: JobOptions) -> Path:
-    """Made before the load: half an hour of it should not end in a folder that cannot be written.
+    """The folder of the results, created before the load starts, which may take half an hour.
 
     Raises:
-        ValueError: it cannot be made, or holds results already.
+        ValueError: it cannot be created, or holds results already.
     """
     folder = Path(options.out or f"rayfleet-job-{options.kind}-{datetime.now():%Y%m%d-%H%M%S}")
     held = [name for name in (_DATA, _PAGE) if (folder / name).exists()]
@@ -119,7 +119,7 @@ def _open_folder(options: JobOptions) -> Path:
 
 
 def _setting(options: JobOptions, serve: ServeOptions) -> Result:
-    """The job's options, but for where it writes."""
+    """Options of the job and its load that affect the measurement."""
     left_out = {"out", "overwrite", "wait_ready_s", "request_rate"}
     if options.kind != "mooncake":
         left_out |= {"trace", "speed", "length_scale"}
@@ -133,7 +133,7 @@ def _setting(options: JobOptions, serve: ServeOptions) -> Result:
 
 
 def _until_nothing_works(stages: Iterable[Result]) -> Iterator[Result]:
-    """Ends with a stage that fails altogether if nothing has worked before: nor will the rest."""
+    """Yields stages; stops after one in which all requests failed, if none completed before."""
     completed = 0
     for stage in stages:
         yield stage
@@ -143,7 +143,7 @@ def _until_nothing_works(stages: Iterable[Result]) -> Iterator[Result]:
 
 
 def _wait_ready(url: str, seconds: float) -> None:
-    """Returns once `url` answers with success.
+    """Waits until GET of `url` succeeds.
 
     Raises:
         ValueError: it did not within `seconds`.
@@ -177,7 +177,7 @@ def _stages(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Resu
 
 
 def _sweep(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
-    """Doubles the rate until one is not carried any more, and looks once between the last two."""
+    """Doubles the rate until the endpoint does not keep up, then tries one between the last two."""
     rate = options.rate
     for _ in range(options.max_stages):
         found = play(maker.at_rate(rate))
@@ -189,7 +189,7 @@ def _sweep(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Resul
 
 
 def _search(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
-    """Doubles or halves the rate until the SLO lies between two, then halves what is between."""
+    """Searches the highest rate within the SLO: doubling or halving, then bisection."""
     good, bad, rate = 0.0, 0.0, options.rate
     for _ in range(options.max_stages):
         found = play(maker.at_rate(rate))
@@ -214,7 +214,7 @@ def _figures(stage: Stage, load: LoadResult, serve: ServeOptions, slo: Slo) -> R
         not found["failed"]
         and found["p99_ttft_ms"] <= slo.ttft_ms
         and not found["p99_tpot_ms"] > slo.tpot_ms  # completions of one token have none
-        # Requests that wait for ever longer keep any limit if there are few of them.
+        # In a short stage, requests may keep the limits though the queue grows.
         and found["pace"] >= _KEEPS_UP
     )
     return {
@@ -240,7 +240,7 @@ def _summary(options: JobOptions, stages: list[Result]) -> Result:
     if failed:
         summary["errors"] = count_errors(stages)
     completed = summary["num_requests"] - failed
-    # Sweep and goodput go on until something gives; but something must have worked before.
+    # Sweep and goodput overload the endpoint on purpose: failures are errors only if all failed.
     if options.kind not in ("sweep", "goodput") or not completed:
         checks.append(exactly("failed_requests", failed, "requests", 0))
         summary["failed"] = failed
@@ -261,7 +261,7 @@ def _summary(options: JobOptions, stages: list[Result]) -> Result:
 
 
 def _drift(ttfts: list[float]) -> float:
-    """The p99 of the last third of the requests over that of the first."""
+    """Ratio of the p99 of the last third of the requests to that of the first."""
     third = max(len(ttfts) // 3, 1)
     first = percentile(ttfts[:third], 99.0)
     return share(percentile(ttfts[-third:], 99.0), first)
@@ -287,7 +287,7 @@ def _row(stage: Result) -> dict[str, Any]:
 
 
 def _runner(options: JobOptions) -> tuple[Callable[[Load], LoadResult], Callable[[], None]]:
-    """A function that runs a load, and one that ends it."""
+    """A function that runs a load, and one that releases the load generators."""
     if options.load_tasks:
         # Imported here: a load from this process needs no Ray.
         from cluster.bench.jobs.spread import Generators

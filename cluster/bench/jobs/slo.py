@@ -1,4 +1,4 @@
-"""Limits on latency, by name."""
+"""Service level objectives: limits on latency, by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slo:
-    """Latency targets that 99 % of the requests must keep."""
+    """Limits on latency that 99 % of the requests must keep."""
 
     ttft_ms: float
+    """Milliseconds to the first token."""
     tpot_ms: float
+    """Milliseconds per token after the first."""
 
 
 MLPERF: dict[str, Slo] = {
@@ -29,7 +31,7 @@ MLPERF: dict[str, Slo] = {
 
 
 def find_slo(text: str) -> Slo:
-    """A preset by its name, or TTFT:TPOT in milliseconds. Raises ValueError for others."""
+    """Limits by MLPerf's name, or from TTFT:TPOT in milliseconds. Raises ValueError for others."""
     if text in MLPERF:
         return MLPERF[text]
     ttft, _, tpot = text.partition(":")

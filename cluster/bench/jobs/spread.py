@@ -1,4 +1,4 @@
-"""Load generators all over a Ray cluster; one start for all."""
+"""Load generators on the nodes of a Ray cluster, with a common start."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cluster.bench.load import Load, LoadResult, join_parts, run_part, split_loa
 from cluster.local_ray import join_ray
 
 _CPUS = 0.5
-"""CPUs of each process; one carries some ten thousand tokens per second on less."""
+"""CPUs that each generator reserves; some ten thousand tokens per second take less."""
 _ROOM_S = 300.0
-"""A cluster may have to grow first."""
+"""Seconds to wait for all generators, as a cluster may have to add nodes."""
 _LEAD_S = 0.5
-"""Seconds from the call to the start of the load: calls must have arrived by then."""
+"""Seconds from the calls to the start of the load, in which all calls must arrive."""
 
 
 class Generators:
-    """Processes of Ray's that send parts of a load. Clocks of the nodes must agree.
+    """Ray actors, each of which sends a part of a load. Clocks of the nodes must agree.
 
     Args:
-        count: how many, spread over the nodes.
+        count: number of actors, which are spread over the nodes.
 
     Raises:
-        ValueError: there is no Ray cluster, or no room for them.
+        ValueError: there is no Ray cluster, or no room for the actors.
     """
 
     def __init__(self, count: int) -> None:
@@ -44,7 +44,7 @@ class Generators:
             ) from error
 
     def run(self, load: Load) -> LoadResult:
-        """Runs a load to its end."""
+        """Runs a load to its end, in parts by `split_load`."""
         count = min(len(self._actors), len(load.requests), load.max_concurrency or 10**9)
         parts = split_load(load, max(count, 1))
         start_at = time.time() + _LEAD_S
@@ -56,7 +56,7 @@ class Generators:
         return join_parts(found, 0.0)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Kills the actors."""
         for actor in self._actors:
             ray.kill(actor)
 
@@ -77,7 +77,7 @@ class _Generator:
         return True
 
     def run(self, load: Load, start_at: float) -> tuple[list[Record], float]:
-        """Times of the records are seconds since the common start."""
+        """Runs a part of a load from the Unix time `start_at`, which records count from."""
         start = time.perf_counter() + start_at - time.time()
         records, cpu_s = run_part(load, start)
         for record in records:

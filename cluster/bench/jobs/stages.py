@@ -1,4 +1,4 @@
-"""The requests of each kind of job."""
+"""Stages of each kind of job: named loads with their requests."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from cluster.bench.serve import BodyMaker, ServeOptions
 from cluster.bench.traces import TraceFile, trace_requests
 
 _LEAST = 8
-"""Requests of a stage, however short."""
+"""Least requests of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A load with a name."""
+    """A named load."""
 
     label: str
     rate: float
-    """Requests per second, on average."""
+    """Mean requests per second."""
     requests: tuple[Request, ...]
 
 
 class StageMaker:
-    """Makes stages for one endpoint. Every stage has other prompts: no cache may know them.
+    """Maker of stages for one endpoint. Each stage has new prompts, which no prefix cache has.
 
     Args:
-        options: of the job.
-        serve: of the load, resolved.
-        space: of the prompts' tokens.
+        options: options of the job.
+        serve: options of the load as `resolve` returns them.
+        space: tokens of prompts.
     """
 
     def __init__(self, options: JobOptions, serve: ServeOptions, space: PromptSpace) -> None:
@@ -46,11 +46,11 @@ class StageMaker:
         self._num_stages = 0
 
     def at_rate(self, rate: float) -> Stage:
-        """The load's own prompts at some rate."""
+        """Stage with prompts of the load's dataset at a rate in requests per second."""
         return self._poisson(f"{rate:g} req/s", rate, self._serve.dataset)
 
     def fixed(self) -> Iterator[Stage]:
-        """Stages of jobs that do not look for a rate."""
+        """Stages of jobs whose rates are known beforehand."""
         options = self._options
         if options.kind == "mooncake":
             yield self._trace()
@@ -106,7 +106,7 @@ class StageMaker:
                     self._bodies.request(
                         one.index,
                         Sample(prompt_token_ids=one.prompt, output_len=one.output_len),
-                        # Other servers' priorities have other meanings: only what differs is said.
+                        # Only if it differs: on other servers priorities have other meanings.
                         {"priority": one.priority} if one.priority != DEFAULT_PRIORITY else None,
                     ),
                     arrival_s=one.arrival_s,

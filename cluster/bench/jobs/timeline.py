@@ -1,4 +1,4 @@
-"""How a stage went over time."""
+"""Timeline of a stage: throughput, running requests and hit rate over time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cluster.bench.report import Result
 
 _BINS = 60
 _MIDDLE = (0.1, 0.9)
-"""Parts of the requests between which a pace is taken."""
+"""Parts of the requests, in order, between which the pace is measured."""
 
 
 def timeline(records: Sequence[Record], began: float) -> Result:
-    """Output tokens per second, requests under way and hit rate, per bin of time since `began`.
+    """Output tokens per second, running requests and hit rate per bin of time since `began`.
 
-    Requests are those under way at the bin's end; a hit rate is that of those that came in it and
-    completed, None where none did. A server's events are taken to carry equally many tokens of
-    their request.
+    Running requests are counted at the bin's end. The hit rate is that of completed requests which
+    were sent within the bin, None without any. All events of a request count as equally many
+    tokens.
     """
     if not records:
         return {"seconds": [], "tokens_per_s": [], "running": [], "hit_rate": []}
@@ -50,9 +50,10 @@ def timeline(records: Sequence[Record], began: float) -> Result:
 
 
 def pace(records: Sequence[Record], arrivals: Sequence[float]) -> float:
-    """The rate at which requests end over the rate at which they come: below 1, a queue grows.
+    """Ratio of the rate at which requests end to the rate at which they arrive: below 1 the queue
+    grows.
 
-    How long one request takes is not in it, as it is in throughput over a short time.
+    Unlike throughput over a short time it does not depend on the latency of a request.
     """
     ends = sorted(record.start + record.latency for record in records)
     first, last = (int(part * (len(ends) - 1)) for part in _MIDDLE)

@@ -1,1 +1,1 @@
-"""`bench kernels` and `bench roofline`: what ops and steps take of what the device gives."""
+"""`bench kernels` and `bench roofline`: ops and decode steps relative to the device's peaks."""

@@ -1,5 +1,5 @@
-"""Every op on the shapes of a served model, with the bytes and the arithmetic that it cannot do
-without."""
+"""Cases of `bench kernels`: each op on shapes of a served model, with the least bytes and floating-
+point operations that it takes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CHUNK = 512
 """Tokens of a prefill chunk."""
 
 OTHER_OPS = ("linear", "decode_attention", "extend_attention")
-"""Measured, and not in the registry: what runs them is chosen otherwise."""
-
+"""Ops that are measured but not in the registry, as their backends are chosen otherwise."""
 _DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
+"""Tokens of a draft by n-grams, and of the shortest and longest n-gram."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +31,13 @@ class Case:
 
     op: str
     shape: str
+    """Text that describes the shape."""
     run: Callable[[], object]
+    """Runs the op once."""
     num_bytes: float
-    """Each input read once, each output written once."""
+    """Bytes to read each input once and write each output once."""
     num_flops: float = 0.0
+    """Floating-point operations of matrix products; 0 for ops without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +53,14 @@ class Shape:
 
     @classmethod
     def large(cls) -> Self:
-        """Qwen3-8B."""
+        """Dimensions of Qwen3-8B."""
         return cls(
             hidden=4096, intermediate=12288, q_heads=32, kv_heads=8, head_dim=128, vocab=151936
         )
 
     @classmethod
     def small(cls) -> Self:
-        """Qwen3-0.6B with a fifth of its vocabulary."""
+        """Dimensions of Qwen3-0.6B, with a fifth of its vocabulary."""
         return cls(
             hidden=1024, intermediate=3072, q_heads=16, kv_heads=8, head_dim=128, vocab=32000
         )
@@ -71,9 +74,15 @@ def make_cases(
     dtype: torch.dtype,
     wanted: Sequence[str],
 ) -> list[Callable[[], Case]]:
-    """Makers of the cases of a step of `rows` requests; `wanted` names ops, empty for all.
+    """Makers of cases, each of which allocates the tensors of its case when it is called.
 
-    Each maker allocates when it is called, so that one case's tensors are there at a time.
+    Args:
+        shape: dimensions of the model.
+        rows: requests of a step.
+        context: tokens in the KV cache per request.
+        device: device of all tensors.
+        dtype: data type of weights, activations and KV cache.
+        wanted: names of ops; empty for all.
     """
     maker = _Maker(shape, rows, context, device, dtype)
     makers: list[tuple[str, Callable[[], Case]]] = [
@@ -111,8 +120,8 @@ _TOKEN_OPS = (
     "prepare_latents",
 )
 _LATENTS = (512, 64)
-"""Values of a token that latent attention keeps, and those of them behind the others that rotate:
-DeepSeek V3's."""
+"""Values per token in the cache of multi-head latent attention, without and with rotary position:
+those of DeepSeek V3."""
 _GATES: dict[str, Callable[[torch.Tensor], object]] = {
     "silu_and_mul": kernels.silu_and_mul,
     "gelu_and_mul": kernels.gelu_and_mul,
@@ -139,7 +148,7 @@ class _Maker:
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
-        """Outputs and inputs of the layers' products and of the head."""
+        """Outputs and inputs of a layer's linear projections and of the LM head."""
         s = self._shape
         attention = (s.q_heads + 2 * s.kv_heads) * s.head_dim
         return [
@@ -187,7 +196,7 @@ class _Maker:
         return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)
 
     def _queries_and_keys(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[], object]:
-        """Both normalised and rotated, keys and values stored."""
+        """Call of qk_norm_rope_store on these queries and keys."""
         rows, width = self._rows, self._shape.head_dim
         caches = self._zeros(2, rows, PAGE_SIZE, *k.shape[1:])
         places = torch.arange(rows, device=self._device)
@@ -200,7 +209,7 @@ class _Maker:
         )
 
     def _latents(self) -> Callable[[], object]:
-        """Queries rotated, latents normalised and stored."""
+        """Call of prepare_latents with latents of `_LATENTS`."""
         (value_dim, rotary_dim), places = _LATENTS, torch.arange(self._rows, device=self._device)
         heads, kept = (self._rows, self._shape.q_heads), value_dim + rotary_dim
         latents, rotating = (self._randn(self._rows, size) for size in _LATENTS)
@@ -434,13 +443,13 @@ class _Maker:
         return torch.zeros(*shape, device=self._device, dtype=self._dtype)
 
     def _logits(self) -> torch.Tensor:
-        """Logits as spread as a model's, so that filters work as they will."""
+        """Random logits, spread like a model's, so that top-k, top-p and min-p keep as many."""
         return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
 
     def _paged(
         self, rows: int, length: int
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Caches, and pages in an order that no prefetcher guesses."""
+        """KV caches and a page table, whose pages are in random order to defeat prefetching."""
         per_row = -(-length // PAGE_SIZE)
         shape = (rows * per_row, PAGE_SIZE, self._shape.kv_heads, self._shape.head_dim)
         order = torch.randperm(rows * per_row, generator=torch.Generator().manual_seed(0))
@@ -477,7 +486,7 @@ class _Maker:
 
 
 def _ngram_case(rows: int, context: int, device: torch.device) -> Case:
-    """Prompt lookup in `rows` requests of `context` tokens each."""
+    """Case of prompt lookup in `rows` requests of `context` tokens each."""
     pool = torch.randint(100, (rows, context), dtype=torch.int32, device=device)
     lookup = kernels.NgramLookup(
         slots=torch.arange(rows, device=device),

@@ -1,4 +1,4 @@
-"""Options of `bench kernels` and `bench roofline`; apart from them, since they load torch."""
+"""Options of `bench kernels` and `bench roofline`, which import torch; this module does not."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class KernelOptions:
     CPU."""
 
     device: Device = "auto"
-    """auto is cuda where a CUDA device is visible, else cpu."""
+    """Device; auto is cuda where a CUDA device is visible, else cpu."""
     dtype: DType = "auto"
-    """auto is bfloat16 on CUDA and float32 on CPU."""
+    """Data type; auto is bfloat16 on CUDA and float32 on CPU."""
     rows: str = ""
-    """Requests at once, separated by commas; default 1,32,128 on CUDA and 1,8 on CPU."""
+    """Numbers of requests in a step, separated by commas; default: 1,32,128 on CUDA, 1,8 on CPU."""
     context: int = 0
-    """Tokens in the cache per request; default 2048 on CUDA, 256 on CPU."""
+    """Tokens in the KV cache per request; default: 2048 on CUDA, 256 on CPU."""
     ops: str = ""
-    """Names of ops, separated by commas; default all."""
+    """Names of ops, separated by commas; default: all."""
     seconds: float = 0.15
-    """Time to spend on each op and shape."""
+    """Seconds to spend on each op and shape."""
 
     def __post_init__(self) -> None:
         if self.context < 0:
@@ -37,25 +37,26 @@ class KernelOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RooflineOptions:
-    """Options of the roofline of decode steps. Weights are random; `overlap_depth`, `load_format`
-    and `max_num_seqs` are set by the benchmark."""
+    """Options of `bench roofline`. Weights are random; `overlap_depth`, `load_format` and
+    `max_num_seqs` are set by the benchmark."""
 
     models: tuple[str, ...] = field(
         default=tuple(SHAPES), metadata={"argparse": {"action": "extend", "nargs": "+"}}
     )
-    """Well-known models by name, or folders with a config.json."""
+    """Names of well-known models (see `cluster.bench.kernels.shapes`), or folders with a
+    config.json."""
     engine: EngineConfig = field(
         default_factory=lambda: EngineConfig(model=""), metadata={"flag": None}
     )
-    """Engine options of all models; `model` does not count."""
+    """Engine options of all models; `model` is replaced."""
     running: tuple[int, ...] = field(default=(1, 32, 128), metadata={"separator": ","})
     """Numbers of requests that decode at once."""
     turns: int = 3
-    """Measurements; the median is reported."""
+    """Number of measurements, of which the median is reported."""
     steps: int = 64
-    """Steps per turn."""
+    """Measured steps per turn."""
     input_len: int = 512
-    """Prompt tokens, whose keys and values every step reads."""
+    """Tokens of a prompt, whose keys and values each step reads."""
 
     def __post_init__(self) -> None:
         if self.turns < 1 or self.steps < 1 or self.input_len < 1:

@@ -1,8 +1,8 @@
-"""`rayfleet bench roofline`: decode steps against the time that reading memory takes at least.
+"""`rayfleet bench roofline`: time of decode steps relative to their memory-bandwidth roofline.
 
-A decode step reads every weight once and every request's keys and values. The bytes, divided by the
-bandwidth that the device was measured to give to a plain copy or sum, are the step's roofline; what
-it takes beyond that goes to launches, gaps, kernels that are no copies, and the draw.
+A decode step reads each weight once, and the keys and values of each request. These bytes, divided
+by the bandwidth that a plain copy or sum reaches on the device, are the step's roofline. The rest
+of its time goes to launches, gaps, slower kernels and sampling.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from worker.rank.dtype import resolve_dtype
 from worker.rank.rank import select_device
 
 _GOALS = {"qwen3-8b": {32: 65.0, 128: 65.0}, "qwen3-0.6b": {1: 40.0}}
-"""Percent of the roofline, on a GPU, by model and number of requests."""
+"""Least percentage of the roofline on a GPU, by model and number of requests."""
 _PEAK_SECONDS = 0.2
 
 
 def run_roofline(options: RooflineOptions) -> Result:
-    """Measures the device, then every model at every number of requests."""
+    """Measures the device's peaks, then each model at each number of requests."""
     device = select_device(options.engine, 0)
     dtype = resolve_dtype(options.engine, None, TensorParallelGroup.alone(device))
     peaks = measure_peaks(device, dtype, _PEAK_SECONDS)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the engine sizes its cache from what is free
+        torch.cuda.empty_cache()  # the engine sizes its KV cache by the free memory
     note(f"measured bandwidth: {peaks.bandwidth / 1e9:.0f} GB/s")
     models: dict[str, Any] = {}
     checks: list[Check] = []
@@ -65,14 +65,14 @@ def run_roofline(options: RooflineOptions) -> Result:
 def step_bytes(
     model: ModelConfig, *, running: int, context: float, value_bytes: int, ranks: int = 1
 ) -> float:
-    """Bytes that one rank reads at least in a decode step.
+    """Least bytes that one rank reads in a decode step of a dense model.
 
     Args:
-        model: its dimensions.
-        running: requests.
-        context: tokens of each that the step attends to.
-        value_bytes: of a weight, key or value.
-        ranks: that share the model.
+        model: dimensions of the model.
+        running: number of requests.
+        context: tokens that each request attends to.
+        value_bytes: bytes of a weight, key or value.
+        ranks: tensor-parallel ranks.
     """
     heads = model.num_heads + 2 * model.num_kv_heads
     attention = model.hidden_size * model.head_dim * (heads + model.num_heads)
@@ -129,7 +129,13 @@ def _cell(
 
 
 def summarise(turns: list[DecodeTurn], running: int, roofline_us: float) -> Result:
-    """Figures of one number of requests: medians over the turns."""
+    """Figures at one number of requests: medians over the turns.
+
+    Args:
+        turns: measured turns.
+        running: number of requests.
+        roofline_us: least microseconds of a step.
+    """
     wall = percentile([turn.wall_us for turn in turns], 50.0)
     compute = percentile([turn.compute_us for turn in turns], 50.0)
     return {

@@ -1,7 +1,7 @@
-"""`rayfleet bench kernels`: each op's bandwidth or arithmetic, against what the device was measured
-to give to a plain copy, a plain sum and a large matrix product.
+"""`rayfleet bench kernels`: bandwidth and arithmetic rate of each op, relative to peaks that are
+measured with a plain copy, a plain sum and a large matrix product.
 
-On CUDA each op is captured in a graph and replayed on a cold cache, as a served step runs it.
+On CUDA each op is captured in a CUDA graph, as in a served step, and replayed with a cold L2 cache.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from cluster.bench.stats import percentile
 from kernels import registry
 
 _COLD_BYTES = 256 << 20
-"""Written between measurements on CUDA: more than a last-level cache holds."""
+"""Bytes written between measurements on CUDA: more than the L2 cache holds."""
 _LEAST_RUNS, _MOST_RUNS = 3, 50
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def run_kernels(options: KernelOptions) -> Result:
-    """Measures the device, then every op at every number of rows."""
+    """Measures the device's peaks, then each op at each number of rows.
+
+    Raises:
+        ValueError: there is no such op, or no CUDA device where one is asked for.
+    """
     device = _device(options)
     shape = Shape.large() if device.type == "cuda" else Shape.small()
     dtype = _DTYPES.get(options.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -70,21 +74,29 @@ def run_kernels(options: KernelOptions) -> Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peaks:
-    """Peak rates of the device, as the simplest programs reach them."""
+    """Peak rates of the device, as the simplest operations reach them."""
 
     copy_gb_s: float
-    """Bytes read plus bytes written."""
+    """Bandwidth of a copy in GB/s, reads and writes together."""
     read_gb_s: float
+    """Bandwidth of a sum, which only reads, in GB/s."""
     matmul_tflop_s: float
+    """Rate of a large matrix product in TFLOP/s."""
 
     @property
     def bandwidth(self) -> float:
-        """The better of the two, in bytes per second."""
+        """Peak bandwidth in bytes per second: the larger one of copy and sum."""
         return max(self.copy_gb_s, self.read_gb_s) * 1e9
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype, seconds: float) -> Peaks:
-    """A copy and a sum that no cache holds, and a product that fills the device."""
+    """Measures peak rates by a copy and a sum that exceed caches, and a large matrix product.
+
+    Args:
+        device: device to measure.
+        dtype: data type of the matrix product.
+        seconds: seconds to spend on each.
+    """
     is_cuda = device.type == "cuda"
     size = (2 << 30) if is_cuda else (128 << 20)
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
@@ -102,8 +114,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, seconds: float) -> P
 
 
 def _figures(case: Case, us: float, peaks: Peaks) -> Result:
-    """Figures of one op. The bound is whichever of its bytes and operations takes longer at its
-    peak."""
+    """Figures of one op. Its limit is memory or compute: that which takes longer at its peak."""
     memory_us = case.num_bytes / peaks.bandwidth * 1e6
     compute_us = case.num_flops / (peaks.matmul_tflop_s * 1e12) * 1e6
     return {
@@ -125,7 +136,7 @@ def _device(options: KernelOptions) -> torch.device:
 
 
 def _time_us(run: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median time of one call."""
+    """Median time of one call, in microseconds."""
     with torch.inference_mode():
         if device.type == "cuda":
             return _time_on_cuda(run, seconds)
@@ -143,7 +154,7 @@ def _time_on_cuda(run: Callable[[], object], seconds: float) -> float:
     graph = torch.cuda.CUDAGraph()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles, and fills the allocator
+    with torch.cuda.stream(side):  # warm-up: compiles kernels, and fills the allocator
         run()
         run()
     torch.cuda.current_stream().wait_stream(side)

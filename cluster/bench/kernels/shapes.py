@@ -1,4 +1,4 @@
-"""Dimensions of well-known models, for benchmarks that draw random weights."""
+"""Dimensions of well-known models, for benchmarks with random weights."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BLOCK_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_shape(name: str, directory: str) -> str:
-    """Makes a folder with the model's config.json alone; returns it."""
+    """Creates a folder in `directory` with the model's config.json alone; returns its path."""
     folder = Path(directory) / name
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**SHAPES, **BLOCK_SHAPES}[name]))

@@ -1,1 +1,1 @@
-"""Routing policies against each other on simulated workers, in simulated time."""
+"""Comparisons of routing policies, mostly on simulated workers in simulated time."""

@@ -1,4 +1,4 @@
-"""`bench router`: all routers on all workloads, over several seeds."""
+"""`rayfleet bench router`: simulations of all routers on all workloads, with several seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cluster.bench.stats import estimate, mean
 from cluster.bench.traces import find_traces
 
 _TUNING_SEED = 10_000
-"""Far from those that are reported."""
+"""Seed of the data on which settings are tuned; none of the reported ones."""
 _TUNING_SCALE = 0.5
 _MEAN_GOAL = 1.02
 _P99_GOAL = 1.10
@@ -37,7 +37,7 @@ _PANELS = {
     "p99_ttft_s": ("p99 TTFT over the best", True),
 }
 _PACKAGES = ("ray", "ai-dynamo-runtime", "numpy")
-"""Packages whose versions the figures depend on."""
+"""Packages whose versions are reported, as the figures depend on them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,26 +45,26 @@ class SimOptions:
     """Options of the simulation."""
 
     policies: tuple[str, ...] = field(default=(), metadata={"flag": "--policy"})
-    """Routing policy, or ray-prefix for Ray Serve LLM's prefix router; may be given several times.
-    None named means all."""
+    """Routing policy, ray-prefix (Ray Serve LLM's prefix router) or dynamo (NVIDIA Dynamo's); may
+    be given several times. Default: all."""
     workloads: tuple[str, ...] = field(default=(), metadata={"flag": "--workload"})
-    """Workload; may be given several times. None named means all."""
+    """Workload; may be given several times. Default: all."""
     seeds: int = 5
-    """Repetitions with other data."""
+    """Number of simulations of each router and workload, with different seeds."""
     first_seed: int = 1
-    """Seed of the first repetition."""
+    """First of the seeds."""
     scale: float = 1.0
-    """Length of the workloads; results are reported for 1."""
+    """Factor of the number of requests; published results have 1."""
     traces: str = ""
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
     workloads are left out."""
     sweep: bool = True
-    """Let routers with settings also run at the best of a fixed grid, found on other data."""
+    """Also run routers that have settings with the best ones of a fixed grid, by other seeds."""
     resume: str = ""
-    """File in which each simulation is kept as soon as it is done; with the same code, a run that
-    was stopped goes on from there."""
+    """File to which each simulation is added when it ends; a run with the same code takes
+    simulations from there."""
     plot: str = ""
-    """PNG file with the ratios of all routers."""
+    """PNG file to write, with the ratios of all routers."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -76,7 +76,11 @@ class SimOptions:
 
 
 def run_router_sim(options: SimOptions) -> Result:
-    """Times to first token and hit rates by workload and router; ratios against their goals."""
+    """Times to first token and hit rates by workload and router; checks of our ratios to the best.
+
+    Raises:
+        ValueError: a workload is not known.
+    """
     folder = find_traces(options.traces) if options.traces else None
     entries, notes = find_routers(options.policies or ROUTERS)
     if folder is None:
@@ -119,7 +123,7 @@ def run_router_sim(options: SimOptions) -> Result:
 
 
 def _over_the_best(rows: Sequence[Result]) -> list[Result]:
-    """Each workload's times in the rows over the least of them."""
+    """Rows with times as ratios to the least of each workload."""
     best = {
         (row["workload"], name): min(
             other[name] for other in rows if other["workload"] == row["workload"]
@@ -142,7 +146,7 @@ class _Runs:
 
     @property
     def bound(self) -> float:
-        """The pooled hit rate."""
+        """Mean of the pooled hit rates, which only those of OWN have."""
         return mean([one.pooled_hit_rate for one in self.figures])
 
 
@@ -154,7 +158,7 @@ def _runs(
     options: SimOptions,
     known: ResultCache,
 ) -> dict[str, _Runs]:
-    """The runs by router; one with settings appears again at the best of them."""
+    """Simulations of a workload by router; tuned routers have an entry of their own."""
 
     def take(entry: Entry, settings: Settings, seed: int, maker: Maker, scale: float) -> Figures:
         run = {
@@ -197,7 +201,7 @@ def _figures(entry: Entry, settings: Settings, seed: int, make: Maker) -> Figure
 
 
 def simulate(workload: Workload, entry: Entry, settings: Settings, seed: int) -> list[Outcome]:
-    """One simulation."""
+    """Outcomes of a workload under a router with these settings."""
     return Simulation(workload, partial(entry.create, settings, seed)).run()
 
 

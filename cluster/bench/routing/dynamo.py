@@ -1,8 +1,8 @@
-"""NVIDIA Dynamo's selection service: the class out of the `ai-dynamo-runtime` wheel.
+"""Router of a simulation that calls NVIDIA Dynamo's SelectionService, of `ai-dynamo-runtime`.
 
-Index, cost function, bookings and their life are Dynamo's own. It hears of the simulated workers
-as it would of vLLM's: events about blocks over a socket, and of each request its first token and
-its end. Ties are drawn by chance in it, so runs are not repeated exactly.
+Index, cost function and reservations are Dynamo's own. It is told of simulated workers as of
+vLLM's: by KV events over a ZeroMQ socket, and by the first token and the end of each request. It
+breaks ties at random, so runs differ slightly.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from worker.wire.messages import BlockEvent, BlockRemoved, StepReport
 
 _MODEL = {"model_name": "simulated"}
 _MARK_TOKEN = 2**31 - 1
-"""Prompts have no tokens near it."""
+"""Token id of the first marker block, counting down from there; prompts have no such tokens."""
 _LONG_S = 30.0
-"""An event that has not arrived by then never will."""
+"""Seconds to wait for an event to reach Dynamo's index."""
 
 
 class DynamoRouter(SimulatedRouter):
-    """SelectionService of `dynamo.llm`, in this process.
+    """Router by `dynamo.llm.SelectionService` in this process.
 
-    A stream of events that breaks costs it nothing: Dynamo asks the worker for what it missed.
+    A broken stream of events has no effect: Dynamo asks the worker for events that it missed.
 
     Args:
-        clock: of the simulation.
-        settings: its environment variables, without the prefix DYN_ROUTER_; empty for the defaults.
+        clock: clock of the simulation.
+        settings: Dynamo's environment variables without the prefix DYN_ROUTER_; empty for defaults.
     """
 
     def __init__(self, clock: Clock, settings: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class DynamoRouter(SimulatedRouter):
         self._names: dict[int, str] = {}
         self._incarnations: Counter[str] = Counter()
         self._bookings: dict[str, str] = {}
-        """Names of bookings by request."""
+        """Ids of Dynamo's reservations by request."""
         self._num_bookings = 0
         self._num_marks = 0
         self._tokens = BlockTokens()
@@ -100,7 +100,7 @@ class DynamoRouter(SimulatedRouter):
         return [self._place(arrival) for arrival in arrivals]
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """A request was handed to the worker that was chosen. Choosing has booked it."""
+        """A request was sent to the chosen worker; `place` has already reserved it."""
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
         """A worker ended a step."""
@@ -145,7 +145,8 @@ class DynamoRouter(SimulatedRouter):
         return Placement(self._names[answer["worker_id"]], hit)
 
     def _catch_up(self) -> None:
-        """Sends what is untold, and waits until the index has it: events travel in no time."""
+        """Publishes all new events and waits until Dynamo's index has them, as in a simulation
+        events take no time."""
         behind = [one for one in self._workers.values() if one.has_news]
         if not behind:
             return
@@ -168,7 +169,7 @@ class DynamoRouter(SimulatedRouter):
         try:
             self._run(call, booking)
         except DynamoException:
-            return  # the worker is gone, and its bookings with it
+            return  # the worker is gone, and its reservations with it
 
     def _run(self, call: Any, argument: Any) -> Any:
         async def wait() -> Any:
@@ -178,15 +179,14 @@ class DynamoRouter(SimulatedRouter):
 
 
 class BlockTokens:
-    """The tokens of blocks, by hash: Dynamo hashes tokens itself, and our events only name
-    hashes."""
+    """Token ids of blocks by our block hash: our events have only hashes, Dynamo's need tokens."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[int]] = {}
         self._root = root_hash(SALT)
 
     def learn(self, arrival: Arrival, page_size: int) -> None:
-        """The request's prompt, and what workers will say to it, may soon be cached."""
+        """Adds the blocks of a request's prompt and of its answer, which workers may cache."""
         said = np.full(arrival.output_len, TOKEN, "<i4").tobytes()
         data = arrival.tokens + said
         hashes = block_hash_array(data, page_size, self._root).tolist()
@@ -197,12 +197,12 @@ class BlockTokens:
                 self._blocks[value] = np.frombuffer(block, "<i4").tolist()
 
     def of(self, hashes: Sequence[int]) -> list[int]:
-        """Tokens of a chain of blocks."""
+        """Token ids of a chain of blocks."""
         return [token for value in hashes for token in self._blocks[value]]
 
 
 class _Publisher:
-    """A worker's events in vLLM's format; each flush ends with a block that marks its end."""
+    """Publisher of a worker's KV events in vLLM's format; each flush ends with a marker block."""
 
     def __init__(self, context: Any, path: str, number: int, page_size: int) -> None:
         self.number = number
@@ -217,17 +217,17 @@ class _Publisher:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to flush."""
+        """Whether there are events to flush."""
         return bool(self._events)
 
     def wait_for_subscriber(self) -> None:
-        """Waits until somebody listens: what is sent before is lost."""
+        """Waits until Dynamo has subscribed, as events that are sent before are lost."""
         if not self._socket.poll(_LONG_S * 1000):
             raise RuntimeError("Dynamo's selection service does not listen to its worker")
         self._socket.recv()
 
     def add(self, event: BlockEvent, tokens: BlockTokens) -> None:
-        """An event of the simulated worker."""
+        """Adds an event of the simulated worker to the next flush."""
         hashes = event.block_hashes
         if isinstance(event, BlockRemoved):
             self._events.append(["BlockRemoved", hashes])
@@ -236,7 +236,7 @@ class _Publisher:
         self._events.append(["BlockStored", hashes, *block])
 
     def flush(self, mark: int) -> None:
-        """Sends all events, the block number `mark` as the last, in place of the last mark."""
+        """Sends all events, then stores marker block `mark` and removes the one before it."""
         block = [None, _mark(mark, self.page_size), self.page_size, None]
         self._events.append(["BlockStored", [mark], *block])
         if self._mark:
@@ -248,7 +248,7 @@ class _Publisher:
         self._seq += 1
 
     def close(self) -> None:
-        """Ends the stream."""
+        """Closes the socket."""
         self._socket.close()
 
 

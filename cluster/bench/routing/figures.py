@@ -1,4 +1,4 @@
-"""Figures of many simulations: means over seeds, their confidence, and ratios."""
+"""Figures of simulations: latencies, hit rates, and ratios of routers over several seeds."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from worker.wire.blocks import root_hash
 
 
 class Figures(NamedTuple):
-    """The figures of one simulation; times in seconds, of measured requests only."""
+    """Figures of one simulation's measured requests. Times are seconds."""
 
     mean_ttft: float
     p50_ttft: float
     p99_ttft: float
     hit_rate: float
-    """Part of the prompt tokens that were in a cache."""
+    """Part of the prompt tokens that were cached at their worker."""
     pooled_hit_rate: float = 0.0
-    """Hit rate of one cache as large as all workers' together; 0 where that was not asked for."""
+    """Hit rate of one cache as large as all workers' together; 0 if not computed."""
 
 
 def figures(outcomes: Sequence[Outcome]) -> Figures:
-    """The figures of one simulation."""
+    """Figures of one simulation, without its pooled hit rate."""
     measured = [outcome for outcome in outcomes if outcome.arrival.measured]
     times = [outcome.first_token_s for outcome in measured]
     tokens = sum(outcome.arrival.num_tokens for outcome in measured)
@@ -40,10 +40,10 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
 
 
 def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int) -> float:
-    """Share of the measured prompts' tokens in one pooled cache with least-recently-used eviction.
+    """Hit rate of measured prompts in one cache of `num_pages` for all workers, with LRU eviction.
 
-    Requests come in the order of `outcomes`; each finds what all before it have computed. A mark
-    to compare with rather than a strict bound: another order of eviction may hit more.
+    Requests come in the order of `outcomes`, and each finds the prompts of all before it. It is a
+    reference and no strict bound: another order of eviction may have more hits.
     """
     cache: LRUCache[int, None] = LRUCache(num_pages)
     memo = HashMemo()
@@ -56,15 +56,15 @@ def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int)
         if arrival.measured:
             hit += min(found * page_size, arrival.num_tokens - 1)
             total += arrival.num_tokens
-        for value in reversed(hashes):  # so that leaves are evicted before what they follow
+        for value in reversed(hashes):  # so that a block is evicted before those it follows
             cache[value] = None
     return hit / total if total else 0.0
 
 
 def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, str]:
-    """Own mean over the best other router's, half its interval, and that router's name.
+    """Ratio of our mean to the best other router's, half its interval, and that router's name.
 
-    Paired by seed: the interval is that of the seeds' own ratios to it.
+    The interval is that of the mean of the ratios by seed.
     """
     others = {name: mean(series) for name, series in values.items() if name != own}
     best = min(others, key=lambda name: others[name])

@@ -1,4 +1,4 @@
-"""The flags of `bench router`, and which of its benchmarks they ask for."""
+"""Flags of `bench router`, and dispatch to the benchmark that they ask for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of all five."""
+    """Adds the flags of simulation, replay, micro, real and validate."""
     from cluster.bench.routing.compare import SimOptions
     from cluster.bench.routing.micro import MicroOptions
     from cluster.bench.routing.real.options import RealOptions
@@ -54,7 +54,7 @@ def run_router(args: argparse.Namespace) -> Result:
     if args.micro:
         return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
     if args.real:
-        # Imported here: it brings Serve's applications along, which the others do without.
+        # Imported here: it imports Serve applications, which the others do not need.
         from cluster.bench.routing.real.options import RealOptions
         from cluster.bench.routing.real.run import run_router_real
 

@@ -1,7 +1,7 @@
-"""The cost of a routing decision: the gateway's own code over an index of a given size.
+"""`rayfleet bench router --micro`: time of a routing decision with an index of a given size.
 
-A decision is everything between a prompt's token ids and the booked worker: block hashes, who holds
-which of them, cost of each worker, reservation, and its end.
+A decision is all that the gateway does between a prompt's token ids and the reserved worker: block
+hashes, lookup of the workers that cache them, cost of each worker, and reservation.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from worker.wire.messages import (
 _SALT = "bench"
 _VOCAB = 150_000
 _SHARED = 512
-"""Tokens of the system prompt that every worker holds."""
+"""Tokens of the system prompt, which each worker has cached."""
 _TURN = 512
-"""Tokens by which a conversation grows."""
+"""Tokens by which a conversation grows per turn."""
 _CONVERSATION = 256
 """Blocks of each stored conversation."""
 _GOAL_BYTES = 150.0
@@ -45,25 +45,25 @@ class MicroOptions:
     """Options of `bench router --micro`."""
 
     workers: int = 64
-    """Workers of the fleet."""
+    """Number of workers."""
     blocks: int = 1_000_000
-    """Blocks in the index, over all workers."""
+    """Blocks in the index, of all workers together."""
     in_flight: int = 4
-    """Requests on their way, per worker."""
+    """Reserved requests per worker."""
     decisions: int = 300
-    """Decisions per figure; the median is reported."""
+    """Decisions per figure, whose median is reported."""
     page_size: int = 16
     """Tokens per block."""
     growth: bool = True
-    """Also measure other sizes of fleet and index."""
+    """Also measure other numbers of workers and blocks."""
     max_blocks: int = 10_000_000
-    """Largest index of these."""
+    """Most blocks that --growth measures."""
     max_workers: int = 512
-    """Largest fleet of these."""
+    """Most workers that --growth measures."""
     seed: int = 0
     """Seed of all token ids."""
     routing_policy: str = "adaptive"
-    """Policy that decides."""
+    """Routing policy."""
 
     def __post_init__(self) -> None:
         if self.blocks < self.workers * _CONVERSATION:
@@ -71,7 +71,7 @@ class MicroOptions:
 
 
 def run_router_micro(options: MicroOptions) -> Result:
-    """Decision times in microseconds against their goals, and how they grow."""
+    """Times of decisions in microseconds, by size of the fleet and index, and their checks."""
     rig = _Rig(options)
     figures = rig.decisions()
     result: Result = {"policy": options.routing_policy, **_row(options, figures, rig)}
@@ -111,7 +111,7 @@ def _sizes(options: MicroOptions) -> Iterator[tuple[int, int]]:
 
 
 class _Rig:
-    """A fleet whose workers hold conversations, all of which begin with the same system prompt."""
+    """A fleet whose workers have cached conversations that begin with the same system prompt."""
 
     def __init__(self, options: MicroOptions) -> None:
         self._options = options
@@ -130,10 +130,11 @@ class _Rig:
             "event_us_per_block": self._events(8),
             "event_us_per_block_of_512": self._events(512),
         }
-        """Memory of the index, as it counts and as the kernel does; cost of an event in it."""
+        """Bytes per block, by the index's own count and by the process's resident memory, and
+        microseconds per block of an event."""
 
     def decisions(self) -> dict[str, float]:
-        """Medians in microseconds."""
+        """Median times of decisions in microseconds, by length of the prompt."""
         long = 128 * 1024
         return {
             "decision_us_1k": self._cold(1024),
@@ -143,7 +144,7 @@ class _Rig:
         }
 
     def _cold(self, num_tokens: int) -> float:
-        """New prompts: only the system prompt is known."""
+        """Median time for new prompts, of which workers have the system prompt alone."""
         prompts = (
             self._shared + self._tokens(num_tokens - _SHARED)
             for _ in range(self._options.decisions)
@@ -151,7 +152,7 @@ class _Rig:
         return percentile([self._timed(prompt) for prompt in prompts], 50.0)
 
     def _session(self, num_tokens: int) -> float:
-        """The next turns of one conversation, of which one worker holds all earlier ones."""
+        """Median time for the next turn of a conversation that one worker has cached."""
         conversation = self._shared + self._tokens(num_tokens - _SHARED)
         self._timed(conversation)
         self._store("w3", conversation)
@@ -173,7 +174,7 @@ class _Rig:
         return seconds * 1e6
 
     def _events(self, size: int) -> float:
-        """Blocks that enter one worker's cache and leave it again, `size` per event."""
+        """Median time per block of events with `size` blocks, stored or removed."""
         times = []
         for _ in range(max(1, 2048 // size)):
             hashes = self._random.integers(1, 2**64, size, dtype=np.uint64).tolist()
@@ -213,7 +214,7 @@ class _Rig:
         per_worker = options.blocks // options.workers
         for _ in range(per_worker // _CONVERSATION):
             for number, load in enumerate(loads):
-                # Random numbers stand for hashes: the index cannot tell, and they come faster.
+                # Random numbers in place of block hashes, which take longer to compute.
                 hashes = self._random.integers(1, 2**64, _CONVERSATION, dtype=np.uint64)
                 event = BlockStored(hashes.tolist(), None)
                 self.fleet.update(f"w{number}", WorkerUpdate(1, 1, [], [event], load))
@@ -233,5 +234,5 @@ class _Rig:
 
 
 def _resident_bytes() -> int:
-    """Memory of this process, as the kernel counts it."""
+    """Resident memory of this process in bytes."""
     return int(psutil.Process().memory_info().rss)

@@ -1,4 +1,4 @@
-"""A worker that takes real time: the real scheduler and prefix cache, steps that only wait."""
+"""Paced worker: the real scheduler and prefix cache, with steps that only wait in real time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from worker.wire.sampling import SamplingParams
 from worker.wire.step_time import StepCosts
 
 _LOCAL = "local"
-"""The gateway id of requests that no gateway of ours sent."""
+"""Gateway id of requests to PacedServer."""
 Words = NDArray[np.int64]
-"""Words as their places in a Vocabulary."""
+"""Indices of words in a Vocabulary."""
 _PAGES = 1 << 16
 _STEP_TOKENS = 1 << 16
-"""Token budget of a step, so large that with steady steps no prompt waits for another's."""
+"""Token budget of a steady step, so large that no prompt waits for another."""
 _PROSE = (
     "The ferry leaves the old harbour at seven, and the baker's cart is already on the quay. "
     "Three gulls follow it; a fourth sits on the bollard and waits. Nobody has told the ferryman "
@@ -39,10 +39,10 @@ _PROSE = (
 
 
 class Vocabulary:
-    """Words of a tokenizer that are one token each, whatever stands beside them.
+    """Words of a tokenizer that are one token each, whatever words are beside them.
 
     Raises:
-        ValueError: it has too few of them.
+        ValueError: the tokenizer has fewer than 100 such words.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -58,11 +58,11 @@ class Vocabulary:
 
     @property
     def answer_id(self) -> int:
-        """The token that paced workers answer with, time and again: the word in place 0."""
+        """Token id of the first word, which paced workers repeat as their answer."""
         return self.ids[0]
 
     def text(self, words: Words) -> str:
-        """The text of so many words."""
+        """Text of these words."""
         known = self._words
         return "".join([known[place] for place in words.tolist()])
 
@@ -70,7 +70,14 @@ class Vocabulary:
 def paced_worker(
     model: str, shape: FleetShape, slowness: float, script: Sequence[int]
 ) -> SimWorker:
-    """A worker with the limits of `shape` and the vocabulary of `model`, a checkpoint's folder."""
+    """A simulated worker that poses as serving a model.
+
+    Args:
+        model: folder of the checkpoint.
+        shape: limits and step costs.
+        slowness: factor of the step times.
+        script: token ids of answers, see SimWorker.
+    """
     worker = SimWorker("paced", shape, slowness, script=script)
     config = load_model_config(model)
     worker.info.model = model
@@ -80,42 +87,43 @@ def paced_worker(
 
 
 def load(model: str) -> Tokenizer:
-    """The tokenizer in a checkpoint's folder."""
+    """The tokenizer of a checkpoint's folder."""
     return Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
 
 
 class Pace:
-    """When steps end. A step begins where the one before it ended, late as that may have shown."""
+    """Clock of steps without drift: a step begins when the last one was due, not when its end was
+    noticed."""
 
     def __init__(self) -> None:
         self._due = 0.0
         self._busy = False
 
     def idle(self) -> None:
-        """There is nothing to do."""
+        """Notes that no step follows the last one at once."""
         self._busy = False
 
     def end_of(self, seconds: float) -> float:
-        """End of a step that takes so long and begins now, in seconds on the monotonic clock."""
+        """Starts a step of so many seconds; returns when it ends, on the monotonic clock."""
         self._due = (self._due if self._busy else time.monotonic()) + seconds
         self._busy = True
         return self._due
 
 
 def run_paced(shape: FleetShape, slowness: float, config: EngineConfig, directory: str) -> None:
-    """Runs a paced worker in place of the engine that `config` describes; see `serve_front`."""
+    """Runs a paced worker in place of the engine of `config`; blocks, see `serve_front`."""
     script = (Vocabulary(load(config.model)).answer_id,)
     serve_front(paced_worker(config.model, shape, slowness, script), directory)
 
 
 def run_steady(step_s: float, config: EngineConfig, directory: str) -> None:
-    """Runs a paced worker whose steps all take `step_s`, and whose answers are prose."""
+    """Runs a paced worker whose steps all take `step_s` and whose answers are prose; blocks."""
     shape = steady_shape(step_s, config)
     serve_front(paced_worker(config.model, shape, 1.0, prose(config.model)), directory)
 
 
 def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
-    """A worker on which every running request gets a token every `step_s` seconds."""
+    """Shape of a worker on which each running request gets a token every `step_s` seconds."""
     return FleetShape(
         costs=StepCosts(
             constant=step_s, prefill_token=0.0, attended=0.0, decode_row=0.0, context_token=0.0
@@ -128,23 +136,23 @@ def steady_shape(step_s: float, config: EngineConfig) -> FleetShape:
 
 
 def prose(model: str) -> list[int]:
-    """Token ids of what steady workers say, in the words of `model`, a checkpoint's folder."""
+    """Token ids of steady workers' answers, by the tokenizer of a checkpoint's folder."""
     ids: list[int] = load(model).encode(_PROSE, add_special_tokens=False).ids
     return ids
 
 
 def prose_after(model: str, num_prompt: int, num_tokens: int) -> str:
-    """The text of `num_tokens` tokens by a steady worker for `model` after so long a prompt."""
+    """Text of a steady worker's answer of `num_tokens` to a prompt of `num_prompt` tokens."""
     ids = prose(model)
     said = [ids[place % len(ids)] for place in range(num_prompt, num_prompt + num_tokens)]
     return str(load(model).decode(said))
 
 
 def serve_front(worker: SimWorker, directory: str) -> None:
-    """Is the engine of the worker front that owns `directory`; blocks.
+    """Serves as engine of the worker front that owns `directory`; blocks.
 
     Raises:
-        EOFError: the front has closed its end.
+        EOFError: the front has closed the connection.
     """
     front = connect(directory, "front")
     decode = msgspec.msgpack.Decoder(SubmitBatch).decode
@@ -182,9 +190,10 @@ def _take(worker: SimWorker, batch: SubmitBatch) -> None:
 
 
 class PacedServer:
-    """The same worker behind a plain call, for routers that are not ours.
+    """Paced worker that is called directly and answers in OpenAI's format, for other projects'
+    routers.
 
-    Must be made within a running event loop.
+    Must be created within a running event loop.
     """
 
     def __init__(self, model: str, shape: FleetShape, slowness: float) -> None:
@@ -198,11 +207,11 @@ class PacedServer:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     async def generate(self, prompt: str, max_tokens: int) -> AsyncIterator[bytes]:
-        """The server-sent events of one completion, in OpenAI's shape; usage comes last."""
+        """Server-sent events of one completion in OpenAI's format; usage comes last."""
         ids = await asyncio.to_thread(lambda: self._tokenizer.encode(prompt).ids)
         request_id = f"r{next(self._numbers)}"
         queue: asyncio.Queue[TokenDelta] = asyncio.Queue()

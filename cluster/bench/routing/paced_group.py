@@ -1,4 +1,4 @@
-"""A WorkerGroup whose engine only takes time, in a process of its own. For benchmarks and tests."""
+"""WorkerGroup with another engine in place of its ranks, such as a paced worker; for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from worker.config import EngineConfig
 from worker.group import WorkerGroup
 
 ServeEngine = Callable[[EngineConfig, str], None]
-"""Is the engine of the worker front that owns a directory, for as long as the front lives."""
+"""Function that serves as engine of the worker front which owns a directory, until that ends."""
 
 
 class PacedRank:
-    """Runs an engine in place of rank 0."""
+    """Ray actor that runs an engine in place of rank 0."""
 
     def run(self, serve_engine: ServeEngine, config: EngineConfig, directory: str) -> None:
-        """Blocks for as long as the actor lives."""
+        """Runs the engine; blocks until it ends."""
         serve_engine(config, directory)
 
 
 def build_paced(
     config: ServeConfig, serve_engine: ServeEngine, *, sockets: bool = True
 ) -> serve.Application:
-    """The application for `config` as it is, down to the worker's front; then another engine.
+    """The real application for `config`, down to the worker's front, with another engine.
 
     Args:
-        config: of the fleet.
+        config: configuration of the fleet.
         serve_engine: the engine; a function of a module, or a partial of one.
-        sockets: whether gateways are offered any; else each is as if on another node.
+        sockets: whether gateways are offered sockets; otherwise all are treated as on another node.
     """
 
     class PacedWorkerGroup(WorkerGroup):
-        """Options are part of the class: Serve hands the constructor a config alone."""
+        """WorkerGroup with the engine bound to the class: Serve passes only its usual arguments."""
 
         async def _fetch(self) -> float:
-            """Needs no weights."""
+            """Downloads nothing, as no weights are needed; 0 seconds."""
             return 0.0
 
         def _start_ranks(self, directory: str) -> Sequence[Coroutine[Any, Any, None]]:

@@ -1,8 +1,8 @@
-"""Ray Serve LLM's prefix router: the class out of the installed wheel, on workers that it knows.
+"""Router of a simulation that calls Ray Serve LLM's PrefixCacheAffinityRouter, from package `ray`.
 
-Its routing loop, prefix tree, queue lengths and power of two choices are Ray's own. What it stands
-on is ours: replicas that answer from the simulation, and a tree that is called instead of asked
-over the network. A token is one character to it.
+Routing loop, prefix tree, queue lengths and power of two choices are Ray's own. Replicas are
+simulated, and the prefix tree, in Ray an actor, is called directly. A token id is one character of
+the prompt.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from worker.wire.messages import StepReport
 
 _DEPLOYMENT = DeploymentID(name="workers", app_name="simulated")
 _MAX_ONGOING = 10**9
-"""Requests at once per worker, as Ray Serve LLM deploys its workers."""
+"""Ongoing requests that are allowed per worker; Ray Serve LLM sets no lower limit, either."""
 
 
 class RayPrefixRouter(SimulatedRouter):
-    """PrefixCacheAffinityRouter of the `ray` package.
+    """Router by Ray Serve LLM's PrefixCacheAffinityRouter.
 
     Args:
-        clock: of the simulation.
-        seed: of its draws.
-        settings: what `request_router_kwargs` would be; empty for Ray's defaults.
+        clock: clock of the simulation.
+        seed: seed of its random choices.
+        settings: `request_router_kwargs`; empty for Ray's defaults.
     """
 
     def __init__(self, clock: Clock, seed: int, settings: dict[str, float]) -> None:
         self._clock = clock
         self._loop = asyncio.new_event_loop()
-        # The router draws from the module's generator and calls `ray.get` on what its tree answers.
+        # The router uses the global random generator, and calls `ray.get` on results of its tree.
         self._random_state = random.getstate()
         random.seed(seed)
         self._ray = ray_router.ray
@@ -65,10 +65,8 @@ class RayPrefixRouter(SimulatedRouter):
             self._members_changed()
 
     def lost(self, worker: SimWorker) -> None:
-        """A worker's ranks died, or it is gone for good.
-
-        A stream of events that breaks is nothing to a router without one.
-        """
+        """A worker died or left. A broken stream of events, which is also told, is ignored: this
+        router has no events."""
         if not worker.up or worker.draining:
             self._replicas.pop(worker.worker_id, None)
             self._members_changed()
@@ -84,7 +82,7 @@ class RayPrefixRouter(SimulatedRouter):
         self._open[request_id] = worker.worker_id
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """A worker ended a step. Nothing is told: Serve only sees requests end."""
+        """A worker ended a step, which Serve does not see."""
 
     def ended(self, worker_id: str, request_id: str) -> None:
         """A request has ended, or its worker has."""
@@ -149,7 +147,7 @@ class _Replica:
         self._worker = worker
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
-        """Requests that it has."""
+        """Number of the worker's unfinished requests."""
         return len(self._worker.open)
 
 

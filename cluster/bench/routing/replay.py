@@ -1,4 +1,4 @@
-"""`bench router --replay`: what happened to a gateway, again, under other policies."""
+"""`rayfleet bench router --replay`: simulates a gateway's recorded traffic under other policies."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class ReplayOptions:
     """Options of `bench router --replay`."""
 
     replay: str = ""
-    """Decision log, or a folder of them, as `serve` writes where `decision_log` of --routing-config
-    names one: its requests run again on simulated workers of the same number, limits and speeds."""
+    """Decision log, or folder of such logs, as `serve` writes it with `decision_log` of
+    --routing-config. Its requests run again on simulated workers of the same number, limits and
+    speeds."""
     policies: tuple[str, ...] = ()
-    """Routing policies; none means all."""
+    """Routing policies; default: all."""
 
 
 def run_replay(options: ReplayOptions) -> Result:
-    """Times to first token and hit rates under each policy, beside what was measured."""
+    """Times to first token and hit rates as recorded, and simulated under each policy."""
     lines = list(read_decisions(options.replay))
     workload = recorded_workload(lines)
     entries, notes = find_routers(options.policies or ROUTERS)
@@ -56,10 +57,11 @@ def run_replay(options: ReplayOptions) -> Result:
 
 
 def recorded_workload(lines: Iterable[LogLine]) -> Workload:
-    """Requests with the recorded times, lengths and common blocks, on workers like the recorded.
+    """Workload with the times, lengths and shared blocks of recorded requests, on workers with the
+    limits and speeds of the recorded ones.
 
     Raises:
-        ValueError: no request or no worker is on record.
+        ValueError: the log has no request or no worker.
     """
     lines = list(lines)
     decided = sorted((line for line in lines if isinstance(line, Decided)), key=lambda d: d.at)
@@ -97,7 +99,8 @@ def _arrivals(decided: Sequence[Decided]) -> Iterable[Arrival]:
 
 
 def _tokens(line: Decided, number: int) -> bytes:
-    """Tokens that are equal where the recorded block hashes are; the rest is the request's own."""
+    """Token ids of a prompt: equal blocks for equal recorded hashes; those after the last full
+    block are the request's own."""
     hashes = np.frombuffer(line.hashes, "<u8")
     places = np.arange(line.page_size, dtype=np.uint64)
     mixed = hashes[:, None] + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -112,7 +115,7 @@ def _tokens(line: Decided, number: int) -> bytes:
 
 
 def _recorded(lines: Iterable[LogLine]) -> Figures:
-    """Figures of the log itself."""
+    """Figures as recorded. Raises ValueError where no request got a token."""
     decided = [d for d in lines if isinstance(d, Decided) and d.first_token_s >= 0.0]
     if not decided:
         raise ValueError("no request of the decision log ever got a token")

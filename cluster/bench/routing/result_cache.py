@@ -1,4 +1,4 @@
-"""Simulations that were done, in a file: a long comparison goes on where it was stopped."""
+"""Cache of simulations' figures in a file, so that a long comparison can be resumed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _SIMULATED = (routing_package, cache_package, scheduler_package, wire_package)
 
 
 class ResultCache:
-    """One line of JSON per simulation. What other code simulated is not taken.
+    """Figures by simulation, in a file with a JSON line for each. The key contains a digest of the
+    code, so figures of other code are not used.
 
     Args:
-        path: of the file, which is made if there is none; empty keeps nothing.
+        path: path of the file, which is created if it is missing; empty for no file.
 
     Raises:
-        ValueError: the file is none of this kind.
+        ValueError: the file has another format.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,7 +44,12 @@ class ResultCache:
             raise ValueError(f"--resume {path} holds no simulations: {error}") from error
 
     def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
-        """The figures of the simulation that `run` describes, its code included."""
+        """Figures of the simulation that `run` describes, from the file or by calling `simulate`.
+
+        Args:
+            run: workload, router, settings, seed, scale and digest of the code.
+            simulate: runs the simulation.
+        """
         key = json.dumps(run, sort_keys=True)
         known = self._known.get(key)
         if known is not None:
@@ -56,12 +62,12 @@ class ResultCache:
 
 
 def simulation_digest() -> str:
-    """Digest of the code of simulated workers, and of what others' routers are called with."""
+    """Digest of the code of simulation and simulated workers."""
     return _digest(_sources(_SIMULATED))
 
 
 def routing_digest() -> str:
-    """Digest of that code and of this gateway's own routing, with its settings."""
+    """Digest of the code of `simulation_digest`, and of the gateway's routing and its options."""
     settings = Path(str(config_module.__file__))
     return _digest([*_sources((*_SIMULATED, fleet_package)), settings])
 

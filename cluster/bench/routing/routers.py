@@ -1,4 +1,4 @@
-"""Which routers a benchmark compares, and the settings that each is tried with."""
+"""Routers that simulations compare, and the settings that each is tuned over."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One router."""
+    """A router that takes part in a comparison."""
 
     name: str
     create: Callable[[Settings, int, Clock], SimulatedRouter]
-    """Makes the router from settings, a seed and the simulation's clock."""
+    """Creates the router from settings, a seed and the simulation's clock."""
     grid: tuple[Settings, ...] = ()
-    """Settings among which the best is looked for, on data of other seeds."""
+    """Settings of which the best are found with another seed."""
     foreign: bool = False
-    """Whether its decisions are made by the code of another project."""
+    """Whether its decisions are made by code of another project."""
 
 
 OWN = "adaptive"
-"""The policy whose figures are reported."""
+"""Our policy, which is compared with the best of all other routers."""
 ROUTERS = (*get_args(PolicyName), "ray-prefix", "dynamo")
+"""Names of all routers."""
 
 _FLEET_GRIDS: Mapping[str, tuple[Settings, ...]] = {
     "prefix-score": tuple(
@@ -50,11 +51,12 @@ _DYNAMO_GRID: tuple[Settings, ...] = tuple(
     for scale in (0.5, 1.0, 2.0, 5.0, 10.0)
     for predicted in ({}, {"PREDICTED_TTL_SECS": _NEVER_S})
 )
-"""Its clock is not the simulation's, so what it predicts is let expire at once or never."""
+"""Settings of Dynamo. Predicted blocks expire by its own clock, which is not the simulation's: they
+have no lifetime, or an endless one."""
 
 
 def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
-    """The routers by name, and what is to be said about those that cannot take part."""
+    """Routers with these names, and notes about those that are not installed."""
     entries, notes = [], []
     for name in names:
         if name == "ray-prefix":
@@ -85,7 +87,7 @@ def _ray(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
 
 
 def _dynamo(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
-    # It logs every decision, and looks at this when it is imported.
+    # Dynamo would log each decision; it reads this variable when it is imported.
     os.environ.setdefault("DYN_LOG", "error")
     from cluster.bench.routing.dynamo import DynamoRouter
 

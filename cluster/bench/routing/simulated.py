@@ -1,4 +1,4 @@
-"""The router of a simulation: this gateway's own code, under any of its policies."""
+"""Routers of a simulation: their interface, and the gateway's own routing under any policy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Clock = Callable[[], float]
 
 
 class Placement(NamedTuple):
-    """An answer to one request."""
+    """The worker that a router chooses for one request."""
 
     worker_id: str
     hit_tokens: int = 0
-    """Prompt tokens that are expected in the worker's cache."""
+    """Prompt tokens that the router expects in the worker's cache."""
     predicted_s: float = 0.0
-    """Expected time to the first token; 0 where nothing is expected."""
+    """Predicted seconds to the first token; 0 if the router predicts none."""
 
 
 class SimulatedRouter(ABC):
-    """One gateway's view of a simulation."""
+    """Interface of a router in a simulation; methods but `place` tell it of events."""
 
     @abstractmethod
     def joined(self, worker: SimWorker) -> None:
@@ -62,11 +62,12 @@ class SimulatedRouter(ABC):
 
 
 class GatewayRouter(SimulatedRouter):
-    """The code that serves: index, hashes, joint placement, reservations, step-time model, policy.
+    """Router by the gateway's own code: block index, hashes, joint placement, reservations,
+    step-time model and policy.
 
     Args:
         config: policy and its settings.
-        clock: of the simulation.
+        clock: clock of the simulation.
     """
 
     def __init__(self, config: RoutingConfig, clock: Clock) -> None:

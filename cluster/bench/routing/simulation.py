@@ -1,4 +1,4 @@
-"""The simulation: a queue of events, in the order of their times."""
+"""Discrete-event simulation of workers under a router."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from worker.wire.sampling import SamplingParams
 
 _GATEWAY = "simulated"
 _RESTART_S = 5.0
-"""Seconds from the death of a worker's ranks until others are up."""
+"""Seconds from the death of a worker's ranks to the start of new ones."""
 _RETRY_S = 0.1
-"""Pause of a request for which there is no worker."""
+"""Seconds until a request for which there is no worker is placed again."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """The outcome of a request."""
+    """Outcome of a request. Times are seconds of simulated time."""
 
     arrival: Arrival
     arrived_at: float
     placement: Placement
     attempt: int = 0
+    """Number of times that the request was resubmitted."""
     first_token_s: float = -1.0
     """Seconds from arrival to first token; negative before there is one."""
     cached_tokens: int = 0
@@ -36,14 +37,14 @@ class Outcome:
 
 
 class Simulation:
-    """One workload under one router. Deterministic: same workload, same outcomes.
+    """Simulation of one workload under one router. Deterministic if the router is.
 
-    Reports reach the gateway when a step ends, and requests their worker when they are placed:
-    what is compared is decisions, not networks.
+    Messages take no time: reports reach the gateway when a step ends, and requests their worker
+    when they are placed.
 
     Args:
-        workload: requests, workers, incidents.
-        router: makes the router; it gets the simulation's clock.
+        workload: requests, workers and incidents.
+        router: creates the router, given the simulation's clock.
     """
 
     def __init__(self, workload: Workload, router: Callable[[Clock], SimulatedRouter]) -> None:
@@ -57,7 +58,7 @@ class Simulation:
         self._router = router(lambda: self._now)
 
     def run(self) -> list[Outcome]:
-        """Simulates until the last request has ended; outcomes in the order of arrival."""
+        """Simulates until the last request has ended; returns outcomes in the order of arrival."""
         for number in range(len(self._workload.fleet.slowness)):
             self._join(number)
         for arrival in self._workload.arrivals:
@@ -85,7 +86,7 @@ class Simulation:
         return list(self._outcomes.values())
 
     def suffer(self, incident: Incident) -> None:
-        """Has something happen to a worker that the workload did not plan."""
+        """Adds an incident that the workload did not plan."""
         self._push(incident.at, "incident", incident)
 
     def _push(self, at: float, kind: str, what: Any) -> None:
@@ -93,7 +94,7 @@ class Simulation:
         heapq.heappush(self._events, (at, self._num_events, kind, what))
 
     def _together(self) -> list[Arrival]:
-        """Further requests of this very moment."""
+        """Takes further arrivals of the present time from the queue of events."""
         more = []
         events = self._events
         while events and events[0][0] == self._now and events[0][2] == "arrive":
@@ -137,7 +138,7 @@ class Simulation:
 
     def _step(self, worker: SimWorker, epoch: int) -> None:
         if not worker.up or worker.epoch != epoch:
-            return  # it died in the middle
+            return  # the worker died during the step
         report = worker.finish()
         self._router.reported(worker, report)
         for delta in report.deltas.get(_GATEWAY, []):
@@ -179,7 +180,7 @@ class Simulation:
             self._resubmit(worker)
 
     def _resubmit(self, worker: SimWorker) -> None:
-        """Requests of a worker that died go elsewhere, without what they had generated."""
+        """Has requests of a dead worker placed again, without the tokens generated so far."""
         lost = list(worker.open)
         worker.open.clear()
         for request_id in lost:

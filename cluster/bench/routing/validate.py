@@ -1,8 +1,8 @@
-"""`bench router --validate`: times to first token of a simulated worker beside a real engine's.
+"""`rayfleet bench router --validate`: time to first token of a simulated worker and a real engine.
 
-The engine's own steps give the step-time model, on prompts of their own. Then the same requests
-arrive at the same times at the engine, by the clock, and at a simulated worker with its limits.
-Both without overlap of steps, as the simulation has none.
+The step-time model is fitted to the engine's steps on other prompts. Then the same requests arrive
+at the same times at the engine, in real time, and at a simulated worker with its limits. The engine
+runs without overlap of steps, which the simulation does not have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GOAL = 0.15
 _MAX_NUM_SEQS = 16
 _BUDGET = 256
 _PREFIX = 256
-"""Tokens that requests on one subject share."""
+"""Tokens of the prefix that requests on one subject share."""
 _SUBJECTS = 12
 
 
@@ -37,13 +37,13 @@ class ValidateOptions:
     """Options of `bench router --validate`."""
 
     model: str = ""
-    """Checkpoint folder; the demo unless given."""
+    """Checkpoint folder; the demo model unless given."""
     requests: int = 300
-    """Requests of the replay, and of the calibration before it."""
+    """Requests of the comparison, and of the calibration before it."""
     utilisation: float = 0.6
-    """Part of the time that the engine should be busy."""
+    """Target utilization of the engine, which sets the rate of requests."""
     output_len: int = 8
-    """Tokens to generate."""
+    """Tokens that each request generates."""
     validate_seed: int = 1
     """Seed of prompts and arrival times."""
 
@@ -55,7 +55,7 @@ class ValidateOptions:
 
 
 def run_validate(options: ValidateOptions) -> Result:
-    """Mean and percentiles of both, and how far the means are apart."""
+    """Times to first token of both, and the relative error of the simulated mean."""
     config = EngineConfig(
         model=options.model,
         max_num_seqs=_MAX_NUM_SEQS,
@@ -93,18 +93,19 @@ def run_validate(options: ValidateOptions) -> Result:
 
 
 class _Engine(BenchEngine):
-    """An engine to which requests come by the clock."""
+    """Engine whose requests arrive in real time, with a step-time model fitted to its steps."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._model = StepTimeModel()
 
     def calibrated(self) -> StepCosts:
-        """The costs of steps, calibrated by those of the engine so far."""
+        """Step costs fitted to all steps so far."""
         return self._model.costs
 
     def replay(self, arrivals: Sequence[Arrival]) -> tuple[list[float], float]:
-        """Times to first token in the order of arrival, and seconds that steps took."""
+        """Serves requests at their arrival times; their seconds to first token in the order of
+        arrival, and the total seconds of steps."""
         first: dict[str, float] = {}
         place, busy_s = 0, 0.0
         start = time.monotonic()
@@ -119,7 +120,7 @@ class _Engine(BenchEngine):
             report = self.step()
             done = time.monotonic() - start
             busy_s += done - now
-            # From outside: what the simulation calls a step is all that is between two reports.
+            # Wall time between two reports, which is what a step of the simulation stands for.
             self._model.observe(report.load.step_shape, done - now)
             for delta in report.deltas.get(GATEWAY, ()):
                 assert delta.error is None, delta.error
@@ -129,7 +130,7 @@ class _Engine(BenchEngine):
 
 
 def _arrivals(options: ValidateOptions, seed: int, rate: float) -> list[Arrival]:
-    """Prompts of log-normal lengths on a few subjects, at Poisson times."""
+    """Requests at Poisson times: a prefix of one of a few subjects, then log-normal lengths."""
     random = np.random.default_rng(seed)
     subjects = random.integers(10, 2000, (_SUBJECTS, _PREFIX), dtype=np.int32)
     times = np.cumsum(random.exponential(1.0 / rate, options.requests))

@@ -1,4 +1,4 @@
-"""A worker whose scheduler and prefix cache are the real ones, and whose steps only take time."""
+"""Simulated worker: the real scheduler and prefix cache, with steps that only take time."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from worker.wire.messages import (
 
 SALT = "simulated"
 TOKEN = 7
-"""All that simulated workers say, where nothing else is asked for."""
+"""Token id that simulated workers generate by default."""
 
 
 class SimWorker:
-    """One worker group at overlap depth 0, with a clock of its own.
+    """Simulated worker group at overlap depth 0. Its caller keeps time: see `begin` and `finish`.
 
     Args:
-        worker_id: its name.
-        fleet: limits, and how long steps take.
-        slowness: its times over those of the fleet's costs.
-        script: tokens of what is said; a sequence has that of its position, over and over, so
-            that it reads the same whoever goes on with it.
+        worker_id: id of the worker.
+        fleet: limits and step costs.
+        slowness: factor of the step times.
+        script: token ids of answers, repeated: a token depends on its position in the sequence
+            alone, so that another worker continues it equally.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class SimWorker:
         self.epoch = 0
         self.draining = False
         self.up = False
-        """Whether it can be reached at all."""
+        """Whether the worker runs."""
         self.open: dict[str, int] = {}
-        """Request id to attempt, of what it was sent and has not ended."""
+        """Attempt numbers of unfinished requests, by request id."""
         self._costs = fleet.costs
         self._slowness = slowness
         self._config = SchedulerConfig(
@@ -75,7 +75,7 @@ class SimWorker:
         self.start()
 
     def start(self) -> None:
-        """A new incarnation with an empty cache."""
+        """Starts a new epoch with an empty cache."""
         self.epoch += 1
         self.up = True
         self.draining = False
@@ -92,7 +92,7 @@ class SimWorker:
         )
 
     def submit(self, submit: Submit) -> int:
-        """Takes a request; its ordinal."""
+        """Queues a request; returns its ordinal number."""
         self._num_submits += 1
         self.open[submit.request_id] = submit.attempt
         self._scheduler.add(submit)
@@ -104,7 +104,7 @@ class SimWorker:
         self._scheduler.abort(request_id, attempt)
 
     def begin(self) -> float | None:
-        """Begins a step and tells how long it takes; None while one runs, or nothing is to do."""
+        """Begins a step; returns its seconds, or None while one runs or without work."""
         if self._plan is not None or not self.up:
             return None
         self._plan = self._scheduler.schedule()
@@ -114,7 +114,7 @@ class SimWorker:
         return self._step_s
 
     def finish(self) -> StepReport:
-        """Ends the step that runs."""
+        """Ends the running step; returns its report."""
         plan = self._plan
         assert plan is not None, "no step was begun"
         self._plan = None
@@ -133,7 +133,7 @@ class SimWorker:
         return report
 
     def snapshot(self) -> AttachSnapshot:
-        """The snapshot that a stream of events begins with."""
+        """The snapshot with which an attach stream begins."""
         return AttachSnapshot(
             PROTOCOL_VERSION,
             self.worker_id,

@@ -1,4 +1,4 @@
-"""The traffic of a simulated fleet, and what becomes of its workers meanwhile."""
+"""Workload of a simulation: requests, workers, and incidents of workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_COSTS = StepCosts(
     decode_row=5e-5,
     context_token=5e-9,
 )
-"""Costs of a model of 70 billion weights on a group of data-centre GPUs, about."""
+"""Approximate step costs of a model with 70 billion weights on a group of data-centre GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +24,17 @@ class Arrival:
 
     request_id: str
     at: float
-    """Seconds from the start; after the end of `after`, where that is given."""
+    """Seconds from the start, or from the end of `after` if that is given."""
     tokens: bytes
     """Token ids of the prompt, little-endian int32."""
     output_len: int
     """Tokens to generate."""
     session: str = ""
-    """The conversation it belongs to."""
+    """Id of the request's conversation; empty for none."""
     after: str = ""
-    """Request whose end it waits for."""
+    """Id of a request that has to end before; empty for none."""
     measured: bool = True
-    """Whether its times count; warming up does not."""
+    """Whether figures include the request; warm-up requests are not measured."""
 
     @property
     def num_tokens(self) -> int:
@@ -44,37 +44,38 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetShape:
-    """The simulated workers."""
+    """Number, limits and speeds of simulated workers."""
 
     slowness: tuple[float, ...] = (1.0,) * 8
-    """Times of each worker over those of `costs`."""
+    """Factor of the step times of each worker."""
     costs: StepCosts = DEFAULT_COSTS
-    """How long a step takes on a worker of slowness 1."""
+    """Step costs of a worker of slowness 1."""
     page_size: int = 16
     """Tokens per page."""
     num_pages: int = 6000
-    """Pages of a worker's cache."""
+    """Pages of each worker's KV cache."""
     max_num_seqs: int = 64
-    """Requests that run at once on a worker."""
+    """Most requests in a worker's running set."""
     max_num_batched_tokens: int = 2048
-    """Tokens per step."""
+    """Token budget of a step."""
 
     @property
     def pooled_pages(self) -> int:
-        """Pages of all workers' caches together."""
+        """Pages of all workers together."""
         return self.num_pages * len(self.slowness)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
-    """Something that happens to a worker."""
+    """Incident of a worker."""
 
     at: float
+    """Seconds from the start."""
     kind: Literal["kill", "join", "leave", "break"]
-    """Its ranks die and come back empty after a while; it comes up; it drains and goes; the stream
-    of its events breaks, and it is attached anew."""
+    """kill: its ranks die and start again with an empty cache; join: it starts; leave: it drains
+    and ends; break: its attach stream breaks, and is opened again."""
     worker: int
-    """Its number; those beyond the fleet's shape come up by joining."""
+    """Number of the worker; those beyond the fleet's shape start by joining."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The workloads: each stresses what some routing policy is known to get wrong."""
+"""Workloads of simulations, each of which stresses a known weakness of some routing policy."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from cluster.bench.traces import TRACE_BLOCK, TraceFile
 
 Tokens: TypeAlias = NDArray[np.int32]
 Maker: TypeAlias = Callable[[int], Workload]
-"""A workload of a seed."""
+"""Function that makes a workload from a seed."""
 
 _VOCAB = 100_000
 _ANSWER = 7
-"""Simulated workers say nothing else."""
+"""Token id that simulated workers generate (`cluster.bench.routing.worker.TOKEN`)."""
 _OUTPUT = 50
 _TRACE_PAGES = 3000
 _TRACE_REQUESTS = 1500
 _TRACE_WARM = 500
-"""Part of the trace's requests that only fill the caches."""
+"""Number of a trace's requests that only warm up caches."""
 _SHORTER = 4
-"""Generated tokens are divided by it: only prompts matter to a router, and the simulation's time
-goes into steps that generate."""
+"""Divisor of the trace's output lengths: only prompts matter to a router, and decode steps take
+most of the simulation's run time."""
 
 
 def workloads(scale: float, folder: str | None) -> Mapping[str, Maker]:
-    """All of them by name; `scale` multiplies their length.
+    """Makers of all workloads by name.
 
     Args:
-        scale: 1 is what results are reported for.
-        folder: where the traces lie; None leaves them out.
+        scale: factor of the number of requests; published results have 1.
+        folder: folder with Mooncake's traces; None leaves these workloads out.
     """
     makers: dict[str, Maker] = {
         "shared-prompts": partial(shared_prompts, scale=scale),
@@ -60,7 +60,7 @@ def workloads(scale: float, folder: str | None) -> Mapping[str, Maker]:
 
 
 def shared_prompts(seed: int, scale: float = 1.0, rate: float = 45.0) -> Workload:
-    """60 system prompts of 3,000 tokens, each asked again and again."""
+    """Requests on 60 system prompts of 3,000 tokens."""
     draw = _Draw(seed)
     prompts = [draw.tokens(3000) for _ in range(60)]
     arrivals = [
@@ -71,7 +71,7 @@ def shared_prompts(seed: int, scale: float = 1.0, rate: float = 45.0) -> Workloa
 
 
 def multi_turn(seed: int, scale: float = 1.0, rate: float = 9.0) -> Workload:
-    """Conversations of six turns; a user reads and thinks before the next."""
+    """Conversations of six turns, with pauses between turns."""
     draw = _Draw(seed)
     system = draw.tokens(500)
     arrivals: list[Arrival] = []
@@ -95,7 +95,7 @@ def multi_turn(seed: int, scale: float = 1.0, rate: float = 9.0) -> Workload:
 
 
 def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
-    """Agents that fan out: the end of a step starts 1 to 16 further ones, all on its context."""
+    """Trees of agent calls: the end of a call starts 1 to 16 further ones on its context."""
     draw = _Draw(seed)
     system = draw.tokens(2000)
     arrivals: list[Arrival] = []
@@ -116,7 +116,7 @@ def agent_tree(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
 
 
 def rag_zipf(seed: int, scale: float = 1.0, rate: float = 24.0) -> Workload:
-    """Two of 600 documents before each question, some wanted far more often (Zipf 0.9)."""
+    """Questions after two of 600 documents, whose popularity is Zipf distributed (0.9)."""
     draw = _Draw(seed)
     system = draw.tokens(200)
     documents = [draw.tokens(draw.between(800, 2400)) for _ in range(600)]
@@ -130,7 +130,7 @@ def rag_zipf(seed: int, scale: float = 1.0, rate: float = 24.0) -> Workload:
 
 
 def hot_prefix(seed: int, scale: float = 1.0, rate: float = 50.0) -> Workload:
-    """One prompt of 6,000 tokens before everything, and nobody has it at the start."""
+    """Requests that all share a prefix of 6,000 tokens, which no worker has cached at the start."""
     draw = _Draw(seed)
     prompt = draw.tokens(6000)
     arrivals = [
@@ -141,7 +141,7 @@ def hot_prefix(seed: int, scale: float = 1.0, rate: float = 50.0) -> Workload:
 
 
 def sibling_burst(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
-    """16 requests at once on a new prompt of 6,000 tokens, time and again."""
+    """Bursts of 16 requests at once that share a new prefix of 6,000 tokens."""
     draw = _Draw(seed)
     arrivals = []
     for n, at in draw.times(rate, int(60 * scale)):
@@ -153,7 +153,7 @@ def sibling_burst(seed: int, scale: float = 1.0, rate: float = 1.6) -> Workload:
 
 
 def no_sharing(seed: int, scale: float = 1.0, rate: float = 18.0) -> Workload:
-    """Prompts that have nothing in common, of log-normal lengths."""
+    """Prompts of log-normal lengths without shared prefixes."""
     draw = _Draw(seed)
     arrivals = [
         draw.arrival(f"r{n}", at, draw.tokens(draw.lognormal(7.3, 0.7)))
@@ -163,7 +163,7 @@ def no_sharing(seed: int, scale: float = 1.0, rate: float = 18.0) -> Workload:
 
 
 def churn(seed: int, scale: float = 1.0) -> Workload:
-    """Conversations while workers die, drain and join, and streams of events break."""
+    """Conversations while workers die, drain and join, and attach streams break."""
     base = multi_turn(seed, scale, rate=6.0)
     draw = _Draw(seed + 10**6)
     end = base.arrivals[-6].at
@@ -183,7 +183,7 @@ def churn(seed: int, scale: float = 1.0) -> Workload:
 
 
 def speeds(seed: int, scale: float = 1.0) -> Workload:
-    """Shared prompts beside prompts of their own, on workers of speeds 1, 2 and 4."""
+    """Requests with shared prompts and without, on workers of speeds 1, 2 and 4."""
     shared = shared_prompts(seed, 0.6 * scale, rate=13.0)
     own = no_sharing(seed + 10**6, 0.6 * scale, rate=5.0)
     arrivals = [
@@ -196,7 +196,7 @@ def speeds(seed: int, scale: float = 1.0) -> Workload:
 
 
 def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 1.0) -> Workload:
-    """A stretch of the trace, another one for each seed, with arrivals `speed` times as fast."""
+    """Consecutive requests of a trace, from a random one on, replayed `speed` times as fast."""
     lines = trace.lines()
     shape = FleetShape(page_size=TRACE_BLOCK, num_pages=_TRACE_PAGES, max_num_seqs=128)
     count = min(max(int(_TRACE_REQUESTS * scale), 1), len(lines))
@@ -218,18 +218,18 @@ def trace_workload(seed: int, *, trace: TraceFile, speed: float, scale: float = 
 
 
 _WARM = 0.25
-"""Part of a workload that only fills the caches."""
+"""Part of a workload's requests that only warm up caches."""
 
 
 class _Draw:
-    """Random numbers of one seed."""
+    """Random generator of workloads."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._warm_until = 0.0
 
     def times(self, rate: float, count: int, warm: float = 0.0) -> Iterator[tuple[int, float]]:
-        """Numbers and times of Poisson arrivals."""
+        """Numbers and times of Poisson arrivals, of which the part `warm` is not measured."""
         gaps = self._random.exponential(1.0 / rate, max(count, 1))
         times = np.cumsum(gaps).tolist()
         self._warm_until = times[int(warm * len(times))] if warm else 0.0
@@ -238,7 +238,7 @@ class _Draw:
     def arrival(
         self, name: str, at: float, tokens: Tokens, *, session: str = "", after: str = ""
     ) -> Arrival:
-        """A request."""
+        """A request; measured unless it comes in the warm-up."""
         return Arrival(
             request_id=name,
             at=at,
@@ -250,7 +250,7 @@ class _Draw:
         )
 
     def tokens(self, count: int) -> Tokens:
-        """New text."""
+        """Random token ids."""
         return self._random.integers(0, _VOCAB, count, dtype=np.int32)
 
     def below(self, limit: int) -> int:
@@ -269,7 +269,7 @@ class _Draw:
         return 16 + min(int(self._random.lognormal(mean, sigma)), 20_000)
 
     def choice(self, shares: NDArray[np.float64], count: int) -> list[int]:
-        """Different places, in proportion to their shares."""
+        """Distinct indices, drawn in proportion to their shares."""
         chosen = self._random.choice(len(shares), count, replace=False, p=shares / shares.sum())
         return [int(place) for place in chosen]
 

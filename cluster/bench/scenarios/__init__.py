@@ -1,1 +1,1 @@
-"""Scenarios: the whole system under traffic, against first come first served."""
+"""Scenarios: whole fleets under traffic, compared with a first come, first served fleet."""

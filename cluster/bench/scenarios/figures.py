@@ -1,4 +1,4 @@
-"""Figures of turns, and ratios of pairs of turns."""
+"""Figures of turns, and ratios of turns that are paired by round."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ RATIOS = {
     "itl_p50": "itl_p50_ms",
     "itl_p99": "itl_p99_ms",
 }
-"""Name of the ratio → figure."""
+"""Figures by the names of their ratios."""
 _MORE_IS_BETTER = ("throughput",)
 
 
 def figures(turn: Turn) -> Result:
-    """One turn in numbers; times in milliseconds. Failed requests miss their SLO."""
+    """Figures of one turn; latencies in milliseconds. Failed requests miss their SLO."""
     pairs = list(zip(turn.planned, turn.records, strict=True))
     done = [record for _, record in pairs if not record.error]
     gaps = [gap for record in done for gap in record.itl]
@@ -70,7 +70,7 @@ def figures(turn: Turn) -> Result:
 
 
 def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
-    """The part of the requests whose first token came too late, or never."""
+    """Part of the requests that missed their SLO: whose first token came too late, or never."""
     missed = [
         bool(record.error) or record.ttft > planned.slo_factor * base_s for planned, record in pairs
     ]
@@ -78,9 +78,9 @@ def slo_miss(pairs: Sequence[tuple[Planned, Record]], base_s: float) -> float:
 
 
 def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """Ours over the other's, round by round; `losing_rounds` are those in which ours is worse.
+    """Ratios of our figures to the other's by round; in `losing_rounds` ours is worse.
 
-    NaN where a figure of some round is 0: tokens that come all at once have no gap between them.
+    NaN where a figure is 0 in any round, as the gaps between tokens that arrive all at once.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, key in RATIOS.items():
@@ -102,16 +102,16 @@ def compared(ours: Sequence[Result], other: Sequence[Result]) -> dict[str, dict[
 
 
 def medians(turns: Sequence[Result]) -> Result:
-    """Median of each figure over the turns."""
+    """Median of each figure over the turns, of figures that all turns have."""
     names = [name for name in turns[0] if all(name in turn for turn in turns)]
     return {name: percentile([float(turn[name]) for turn in turns], 50) for name in names}
 
 
 def by_priority(ours: Sequence[Turn], other: Sequence[Turn]) -> dict[str, dict[str, float]]:
-    """p99 times to the first token of each priority: ours over the other's.
+    """Ratios of our p99 time to the first token to the other's, by priority.
 
-    Over the requests of all rounds, since one round has few of the rare priorities: its p99 is one
-    request's. Intervals come of drawing rounds anew.
+    The p99 is taken over the requests of all rounds, as one round has few of the rare priorities.
+    Intervals are bootstrap intervals over rounds.
     """
     ours_by, other_by = ([_ttfts(turn) for turn in turns] for turns in (ours, other))
     found: dict[str, dict[str, float]] = {}

@@ -19,7 +19,7 @@ _ENGINE: dict[str, Any] = {
     "max_num_seqs": 64,
     "max_num_batched_tokens": 256,
 }
-"""Engine options that have another default here."""
+"""Engine options whose defaults differ from those of `serve`."""
 
 
 def add_scenarios_command(add: AddCommand) -> None:
@@ -40,10 +40,10 @@ def add_scenarios_command(add: AddCommand) -> None:
 
 
 def scenario_run(args: argparse.Namespace) -> ScenarioRun:
-    """Options from flags. Raises ValueError where a value is out of range."""
+    """Options from parsed flags. Raises ValueError where a value is out of range."""
     options = ScenarioOptions(**given_options(args, ScenarioOptions))
     given = given_options(args, EngineConfig)
-    # Fleets run in turn: the cores are for the workers of one.
+    # Fleets run in turn: the workers of one of them share all cores.
     cores = len(os.sched_getaffinity(0))
     defaults = {**_ENGINE, "cpu_threads": max(1, cores // options.workers)}
     model = args.model or find_demo_model()

@@ -1,4 +1,4 @@
-"""The fleets that are compared: models of one endpoint, with workers of their own each."""
+"""Fleets that are compared: models of one endpoint, each with workers of its own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DRAFTS = "drafts"
 
 
 def serve_config(run: ScenarioRun) -> ServeConfig:
-    """All fleets that the options ask for, on a free port; only one is loaded at a time.
+    """Configuration of an endpoint on a free port with all fleets that the options ask for.
 
-    They share proxy and gateway, so what these cost is the same for all. The first come, first
-    served one takes prompts in order, each as far as a step has room beside the decodes, never
-    takes a running request back for a more urgent one, and its workers take turns.
+    They share proxy and gateway, whose costs are therefore equal, and get load in turn. The fleet
+    FIFO prefills prompts in the order of arrival with the token budget that decodes leave, never
+    preempts a request for a more urgent one, and is routed round-robin.
     """
     engine, options = run.engine, run.options
     plain = replace(engine, speculative_method="none", speculative_model="")

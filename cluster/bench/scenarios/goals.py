@@ -1,4 +1,4 @@
-"""Goals of the comparison with first come, first served, per scenario."""
+"""Goals of the comparison with a first come, first served fleet, per scenario."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _AT_LEAST: dict[str, float] = {
 
 
 def prefix(scenario: ScenarioName) -> str:
-    """Prefix of the names of the scenario's figures."""
+    """Prefix of the names of a scenario's values."""
     return "mixed_" if scenario == "mixed_priority" else f"{scenario}_"
 
 
 def scenario_checks(values: Mapping[str, float]) -> list[Check]:
-    """Goals for those of the values that have one."""
+    """Checks of the values that have a goal."""
     checks = [
         at_most(n, values[n], _unit(n), limit) for n, limit in _AT_MOST.items() if n in values
     ]

@@ -1,4 +1,4 @@
-"""The live table of a comparison: a column for each fleet, as its turn goes on."""
+"""Live table of a comparison of fleets, with a column per fleet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ROWS = {
 
 
 class LiveTable:
-    """Shows what is known so far; on no terminal a line per turn, to standard error."""
+    """Table on standard error that is updated during turns; without a terminal, a line per turn."""
 
     def __init__(self, names: tuple[str, ...], console: Console | None = None) -> None:
         self._names = names
@@ -50,16 +50,16 @@ class LiveTable:
         self._live.stop()
 
     def begin(self, title: str) -> None:
-        """A turn begins."""
+        """Starts a turn."""
         self._title = title
         self._records = []
 
     def record(self, record: Record) -> None:
-        """A request has ended."""
+        """Adds the record of a request that has ended."""
         self._records.append(record)
 
     def moment(self, name: str, moment: Moment) -> None:
-        """A look at a fleet under load."""
+        """Updates the column of the fleet under load by its metrics."""
         if not self._console.is_terminal:
             return
         done = [record for record in self._records if not record.error]
@@ -79,7 +79,7 @@ class LiveTable:
         self._live.update(self.table(), refresh=True)
 
     def end(self, name: str, result: Result) -> None:
-        """A turn is over; its figures stay until the fleet's next turn."""
+        """Ends a turn of a fleet, whose figures are shown until its next turn."""
         self._known[name] = dict(result)
         if self._console.is_terminal:
             self._live.update(self.table(), refresh=True)
@@ -92,7 +92,7 @@ class LiveTable:
         )
 
     def table(self) -> Table:
-        """The table as it stands."""
+        """The present table."""
         table = Table(title=self._title)
         table.add_column("")
         for name in self._names:

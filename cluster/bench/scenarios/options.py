@@ -1,4 +1,4 @@
-"""The options of `rayfleet bench scenarios`. Imports nothing heavy."""
+"""Options of `rayfleet bench scenarios`; does not import what runs it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ LEAST_ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScenarioOptions:
-    """Traffic and fleets. Field names are the flags."""
+    """Options of traffic and fleets. Field names are the flags."""
 
     scenario: tuple[ScenarioName, ...] = ()
-    """Which, none for all. steady: an even load of default urgency; burst: a rate that goes up
-    fortyfold and comes down again; mixed_priority: more than the fleet can carry, of all urgencies;
+    """Scenarios to run; none for all. steady: constant rate and default priority; burst: a rate
+    that rises fortyfold and falls again; mixed_priority: overload with several priorities;
     long_short: a few long prompts between short ones."""
     workers: int = 2
     """Worker groups of each fleet."""
     rps: float = 0.0
-    """Requests per second, in a burst at its peak; 0 measures what the fleet sustains, and takes
-    0.6 times that (steady, long_short), 2 times (the peak of burst), 1.3 times (mixed_priority)."""
+    """Requests per second, for burst at its peak. 0 measures the rate that the fleet sustains, and
+    takes 0.6 times that (steady, long_short), 2 times (burst) or 1.3 times (mixed_priority)."""
     duration: float = 20.0
     """Seconds in which requests are sent, per round and fleet."""
     rounds: int = LEAST_ROUNDS
-    """Turns of each fleet; with --compare-fifo at least 3."""
+    """Turns of each fleet; goals are checked from 3 on."""
     seed: int = 0
-    """Seed of arrivals and prompts; every round has its own."""
+    """Seed of arrivals and prompts, from which each round derives its own."""
     compare_fifo: bool = False
-    """Run a second fleet in turn: first come first served, round-robin routing, no priorities."""
+    """Compare with a fleet that is first come, first served, with round-robin routing and without
+    priorities."""
     speculative_compare: bool = False
-    """Run a second fleet in turn that drafts (--speculative-method, default ngram), under traffic
-    of all urgencies."""
+    """Compare with a fleet that drafts (--speculative-method, default ngram), under traffic of
+    several priorities."""
     plot: str = ""
     """Folder for a PNG per scenario."""
 
@@ -49,13 +50,13 @@ class ScenarioOptions:
 
     @property
     def scenarios(self) -> tuple[ScenarioName, ...]:
-        """The scenarios asked for."""
+        """Scenarios to run."""
         return self.scenario or SCENARIOS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScenarioRun:
-    """Options with the engine that both fleets share."""
+    """Options with the engine configuration that the fleets are derived from."""
 
     options: ScenarioOptions
     engine: EngineConfig

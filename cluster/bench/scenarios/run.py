@@ -1,12 +1,13 @@
-"""`rayfleet bench scenarios`: traffic on fleets over HTTP, in turn.
+"""`rayfleet bench scenarios`: fleets under the same traffic over HTTP, in turn.
 
-The fleets are models of one endpoint, each with its own workers, and only one is under load at any
-time. In each round all get the same traffic; ratios are those of the rounds.
+The fleets are models of one endpoint, each with its own workers, and only one has load at a time.
+In each round all get the same traffic; ratios are taken by round.
 
-    sustainable   requests per second that end while all places of the baseline are taken
-    base          p99 time to the first token, one request at a time: what SLOs are multiples of
-    unloaded      the same of the urgent requests of a round, other words of the same lengths
-    step          median time between tokens under load: what a decode step takes
+    sustainable   requests per second that the baseline completes while all its slots are taken
+    base          p99 time to the first token with one request at a time; SLOs are multiples of it
+    unloaded      p99 time to the first token of a round's urgent requests, one at a time, with
+                  new prompts of the same lengths
+    step          median time between tokens under load, which is about that of a decode step
 """
 
 from __future__ import annotations
@@ -31,29 +32,29 @@ from cluster.bench.turns import take_turns
 from cluster.launch import LocalFleet
 
 _MIDDLE = (0.2, 0.8)
-"""Part of their ends that counts: before, the fleet fills up; afterwards it runs dry."""
+"""Parts of the requests' ends between which the rate is measured, while the fleet is full."""
 _WARM_SEED = 1_000_003
 _IDLE = "idle"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Requests spent on what is not compared."""
+    """Numbers of requests outside the compared turns."""
 
     warm_up: int = 300
-    """Requests per fleet before anything else."""
+    """Warm-up requests per fleet."""
     alone: int = 100
-    """One at a time, which tell what an idle fleet takes."""
+    """Requests, one at a time, that measure the latency of an idle fleet."""
     per_place: int = 4
-    """Requests for each place in the fleet's batches, which tell what a full one carries."""
+    """Requests per slot of the fleet that measure its sustainable rate."""
 
 
 def run_scenarios(run: ScenarioRun) -> Result:
-    """Starts the fleets, measures every scenario asked for, and stops them.
+    """Starts the fleets, measures all scenarios to run, and stops the fleets.
 
     Raises:
-        ValueError: requests fail, so that nothing can be measured.
-        LaunchError: the fleets did not come up.
+        ValueError: too many requests fail to measure anything.
+        LaunchError: the fleets did not start.
     """
     config = serve_config(run)
     with LocalFleet(config, report=note) as endpoint:
@@ -68,7 +69,7 @@ def run_scenarios(run: ScenarioRun) -> Result:
 
 
 class ScenarioBench:
-    """Measures on fleets that run."""
+    """Measurements on running fleets."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class ScenarioBench:
         self._errors: Counter[str] = Counter()
 
     def run(self) -> Result:
-        """All scenarios in turn, with the goals that hold or do not."""
+        """Measures all scenarios; the result has the figures of each and the checks of goals."""
         options = self._options
         self._warm_up()
         base_s = self._alone(self._traffic(self._effort.alone, _WARM_SEED + 1 + options.seed))
@@ -114,7 +115,7 @@ class ScenarioBench:
     def _scenario(
         self, scenario: ScenarioName, rps: float, base_s: float
     ) -> tuple[Result, dict[str, float]]:
-        """One scenario on all fleets: what is reported, and the values that goals are about."""
+        """Measures one scenario on all fleets; its part of the result, and values for checks."""
         options = self._options
         kept: dict[str, list[Turn]] = {name: [] for name in self._targets}
         variants: dict[str, Callable[[int], Result]] = {
@@ -172,7 +173,7 @@ class ScenarioBench:
         return result
 
     def _warm_up(self) -> None:
-        """Fills caches with the texts that are shared, and lets step-time models settle."""
+        """Sends warm-up requests: they fill caches with shared texts and fit step-time models."""
         for name, target in self._targets.items():
             traffic = self._traffic(self._effort.warm_up, _WARM_SEED)
             turn = run_turn(target, traffic, 0.0, concurrency=16)
@@ -180,7 +181,7 @@ class ScenarioBench:
                 raise ValueError(f"every request to {name} failed: {turn.records[0].error}")
 
     def _unloaded(self, rps: float, number: int) -> float:
-        """p99 time to the first token of a round's urgent requests, in seconds."""
+        """p99 time to the first token of a round's urgent requests on an idle fleet, in seconds."""
         options = self._options
         traffic = make_traffic(
             *("mixed_priority", rps, options.duration, self._vocabulary),
@@ -190,7 +191,7 @@ class ScenarioBench:
         return self._alone([one for one in traffic if one.priority >= URGENT])
 
     def _alone(self, traffic: Sequence[Planned]) -> float:
-        """p99 time to the first token with nothing beside them, in seconds; 0 for no requests."""
+        """p99 time to the first token of requests one at a time, in seconds; 0 without requests."""
         urgent = [replace(one, priority=URGENT, arrival_s=0.0) for one in traffic]
         if not urgent:
             return 0.0
@@ -201,7 +202,7 @@ class ScenarioBench:
         return self._options.seed + 1000 * (number + 1)
 
     def _sustainable(self) -> float:
-        """Requests per second that the baseline completes while all its places are taken."""
+        """Requests per second that the baseline completes while all its slots are taken."""
         places = self._engine.max_num_seqs * self._options.workers
         traffic = self._traffic(self._effort.per_place * places, _WARM_SEED - 1)
         at_once = [replace(one, arrival_s=0.0) for one in traffic]
@@ -226,14 +227,15 @@ class ScenarioBench:
 
 
 def _urgent_values(loaded: Sequence[Result], idle: Sequence[Result]) -> dict[str, float]:
-    """How much later urgent requests begin than on an idle fleet, in steps; medians."""
+    """Values of urgent requests: medians of their missed SLOs, and of the p99 time to their first
+    token in excess of that on an idle fleet, in decode steps."""
     excess = [
         (turn["urgent_ttft_p99_ms"] - alone["p99_ms"]) / turn["itl_p50_ms"]
         for turn, alone in zip(loaded, idle, strict=True)
         if "urgent_ttft_p99_ms" in turn
     ]
     if not excess:
-        return {}  # so little traffic that nothing of it was urgent
+        return {}  # too little traffic for any urgent request
     return {
         "urgent_ttft_p99_excess_steps": percentile(excess, 50),
         "urgent_slo_miss": percentile(

@@ -1,7 +1,7 @@
-"""Traffic: when requests come, how long they are, what they share, how urgent they are.
+"""Traffic of scenarios: arrival times, lengths, shared prefixes and priorities of requests.
 
-Prompts have log-normal lengths and are random tokens; most of them begin with one of some
-texts that many share. Equal seeds give equal traffic, whoever serves it.
+Prompts are random tokens of log-normal lengths; most begin with one of a set of shared prefixes.
+Equal seeds give equal traffic.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ DEFAULT_PRIORITY = 4
 URGENT = 7
 """Least priority of urgent requests."""
 BURST_RISE = 40.0
-"""The peak of a burst over the rate before and after (5 to 200 requests per second)."""
+"""Ratio of a burst's peak rate to the rate before and after."""
 _MIX = ((9, 0.05), (7, 0.05), (4, 0.6), (1, 0.3))
-"""Priorities and their parts of mixed traffic."""
+"""Priorities of mixed traffic, with their parts of the requests."""
 _SLO_FACTORS = ((URGENT, 6.0), (DEFAULT_PRIORITY, 15.0), (0, 60.0))
-"""Allowed times to the first token by least priority, in times of an idle fleet's p99."""
+"""SLOs on the time to the first token by least priority, as multiples of an idle fleet's p99."""
 _LOADS: dict[ScenarioName, float] = {
     "steady": 0.6,
     "burst": 2.0,
     "mixed_priority": 1.3,
     "long_short": 0.6,
 }
+"""Highest rate of each scenario, as a multiple of the sustainable rate."""
 _PREFIX_SEED = 77
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """A log-normal distribution, cut off."""
+    """Log-normal distribution of lengths in tokens, clamped to `least` and `most`."""
 
     median: float
     sigma: float
@@ -43,7 +44,7 @@ class Lengths:
     most: int
 
     def draw(self, rng: np.random.Generator) -> int:
-        """One length."""
+        """One random length."""
         length = self.median * np.exp(self.sigma * rng.standard_normal())
         return int(min(max(length, self.least), self.most))
 
@@ -56,13 +57,13 @@ _LONG_PART = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """Texts with which prompts begin."""
+    """Shared prefixes of prompts."""
 
     part: float = 0.6
-    """Part of the requests that begin with such a text."""
+    """Part of the requests that begin with a shared prefix."""
     count: int = 96
-    """All of them fill the cache of one worker, and half the cache of two, with the benchmark's
-    own settings: which worker holds what makes a difference."""
+    """Number of prefixes. With the benchmark's default engine all of them fill one worker's cache,
+    or half the caches of two: hits depend on which worker caches which prefix."""
     lengths: Lengths = Lengths(median=320, sigma=0.3, least=64, most=640)
 
 
@@ -72,15 +73,18 @@ class Planned:
 
     index: int
     arrival_s: float
+    """Seconds from the start to sending."""
     prompt: list[int]
+    """Token ids."""
     output_len: int
+    """Tokens to generate."""
     priority: int
     slo_factor: float
-    """Time allowed to the first token, in times of an idle fleet's p99."""
+    """SLO on the time to the first token, as a multiple of an idle fleet's p99."""
 
 
 def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[float, float]]:
-    """(seconds, requests per second), one after the other; `rps` is the highest rate."""
+    """Seconds and requests per second of each phase of a scenario, whose highest rate is `rps`."""
     if scenario != "burst":
         return [(duration, rps)]
     calm = rps / BURST_RISE
@@ -88,7 +92,7 @@ def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[fl
 
 
 def offered(scenario: ScenarioName, sustainable: float) -> float:
-    """The scenario's highest rate for a fleet that can carry `sustainable` requests per second."""
+    """Highest rate of a scenario for a fleet that sustains so many requests per second."""
     return _LOADS[scenario] * sustainable
 
 
@@ -106,15 +110,15 @@ def make_traffic(
     """Requests in the order of their arrival.
 
     Args:
-        scenario: which traffic.
-        rps: requests per second, in a burst at its peak.
-        duration: seconds.
+        scenario: name of the scenario.
+        rps: requests per second, for burst at its peak.
+        duration: seconds of arrivals.
         vocabulary: ids of ordinary tokens.
-        seed: of all draws but the shared texts, which are the same in every round.
-        mixed: whether requests are of all urgencies, as they are in mixed_priority.
-        sharing: what prompts have in common.
-        words: seed of the tokens that prompts do not share; None for `seed`. Traffic that differs
-            in nothing else is as long, but no cache holds it.
+        seed: seed of all draws except for the shared prefixes, which are always the same.
+        mixed: whether priorities are mixed, as they always are in mixed_priority.
+        sharing: shared prefixes; the defaults of Sharing unless given.
+        words: seed of the tokens after the shared prefixes; None for `seed`. With another one the
+            traffic has the same shape, but no cache has its prompts.
     """
     times = phased_arrival_times(phases(scenario, rps, duration), seed)
     draw = _Draw(
@@ -126,12 +130,12 @@ def make_traffic(
 
 
 def slo_factor(priority: int) -> float:
-    """Time allowed to the first token, in times of an idle fleet's p99."""
+    """SLO on the time to the first token for a priority, as a multiple of an idle fleet's p99."""
     return next(factor for least, factor in _SLO_FACTORS if priority >= least)
 
 
 class _Draw:
-    """Draws requests one by one."""
+    """Random generator of the traffic's requests."""
 
     def __init__(
         self,
@@ -157,7 +161,7 @@ class _Draw:
 
     def request(self, index: int, arrival_s: float) -> Planned:
         rng = self._rng
-        # All draws are made in any case: requests then differ in nothing but what is asked for.
+        # All draws are always made, so that options change nothing else of the traffic.
         is_long, is_shared = rng.random() < self._long_part, rng.random() < self._sharing.part
         shared = self._shared[int(rng.integers(len(self._shared)))]
         number, level = (_LONG_PROMPTS if is_long else PROMPTS).draw(rng), rng.random()

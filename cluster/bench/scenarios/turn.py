@@ -1,4 +1,4 @@
-"""One turn: traffic on one fleet, from the first request to the end of the last stream."""
+"""Turn of a fleet: traffic from its first request to the end of its last stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class Target:
     """A fleet behind an endpoint."""
 
     base_url: str
+    """URL of the endpoint, without /v1."""
     name: str
+    """Name of the fleet's model."""
     tells_urgency: bool = True
-    """Whether requests carry their priorities and SLOs."""
+    """Whether requests are sent with their priorities and SLOs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +39,11 @@ class Turn:
 
     planned: Sequence[Planned]
     records: Sequence[Record]
-    """The outcome of each request, in the order of `planned`."""
+    """Outcome of each request, in the order of `planned`."""
     moments: Sequence[Moment]
+    """Metrics of the fleet during the turn."""
     base_s: float
-    """Time that SLOs are multiples of."""
+    """Seconds that SLOs are multiples of."""
 
     @property
     def duration_s(self) -> float:
@@ -58,15 +61,15 @@ def run_turn(
     on_record: Callable[[Record], None] | None = None,
     on_moment: Callable[[Moment], None] | None = None,
 ) -> Turn:
-    """Sends the traffic, and watches the fleet meanwhile.
+    """Sends traffic to a fleet, and reads the fleet's metrics meanwhile.
 
     Args:
-        target: who serves.
+        target: the fleet.
         planned: the traffic.
-        base_s: time that SLOs are multiples of; 0 sends none.
-        concurrency: most requests at once; None sends each at its time.
-        on_record: told of each request that has ended.
-        on_moment: told of each look at the fleet.
+        base_s: seconds that SLOs are multiples of; 0 for no SLOs.
+        concurrency: most concurrent requests; None for no limit.
+        on_record: called with the record of each request that has ended.
+        on_moment: called with each reading of the metrics.
     """
     load = Load(
         url=target.base_url + COMPLETIONS,
@@ -82,7 +85,7 @@ def run_turn(
 async def _drive(
     load: Load, watch: Watch, on_record: Callable[[Record], None] | None
 ) -> list[Record]:
-    freeze_gc()  # a pause here would be taken for one of the server
+    freeze_gc()  # a pause of the client would be measured as latency of the server
     start = time.perf_counter()
     looking = asyncio.create_task(watch.run(start))
     try:

@@ -1,4 +1,4 @@
-"""Readings of an endpoint's metrics while it is under load."""
+"""Watch of a fleet's metrics while it is under load."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _SERIES = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """One look at a fleet."""
+    """Metrics of a fleet at one time."""
 
     at_s: float
-    """Seconds since the start."""
+    """Seconds since the start of the load."""
     num_waiting: int
-    """Requests in its queues."""
+    """Requests in the queues of workers."""
     num_running: int
+    """Requests in the running batches of workers."""
     num_busy_workers: int
+    """Workers with a running request."""
     num_workers: int
     num_preemptions: int
-    """Preemptions since the fleet was started."""
+    """Preemptions since the start of the fleet."""
 
 
 def read_moment(text: str, model: str, at_s: float) -> Moment:
-    """A fleet's moment from the text of a scrape."""
+    """Metrics of the fleet that serves `model`, from the text of a scrape."""
     found: dict[str, list[float]] = {}
     for name, owner, value in _SERIES.findall(text):
         if owner == model:
@@ -50,13 +52,13 @@ def read_moment(text: str, model: str, at_s: float) -> Moment:
 
 
 class Watch:
-    """Looks at one fleet every so often until it is cancelled.
+    """Periodic scrape of one fleet's metrics.
 
     Args:
-        base_url: of the endpoint.
-        model: the fleet's name.
-        interval_s: between looks.
-        tell: called after each.
+        base_url: URL of the endpoint, without /metrics.
+        model: name of the fleet's model.
+        interval_s: seconds between two scrapes.
+        tell: called after each scrape.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Watch:
         self._tell = tell
 
     async def run(self, start: float) -> None:
-        """Looks on; `start` on `time.perf_counter`'s clock."""
+        """Scrapes until cancelled; `start` is that of the load, on `time.perf_counter`'s clock."""
         async with aiohttp.ClientSession() as session:
             while True:
                 await self._look(session, start)

@@ -1,1 +1,1 @@
-"""Real processes: routers in turn, in front of the same paced workers and traffic."""
+"""`bench router --real`: routers as real processes, in turn, with equal workers and traffic."""

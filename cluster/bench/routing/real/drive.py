@@ -1,4 +1,4 @@
-"""The traffic of `bench router --real` as a load, and what became of its requests."""
+"""Load of `bench router --real`, and outcomes of its requests."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from cluster.bench.serve import COMPLETIONS
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The outcome of a request."""
+    """Outcome of a request."""
 
     workload: str
     ttft_s: float
     num_prompt: int
+    """Prompt tokens."""
     num_cached: int
+    """Prompt tokens that were cached at the worker."""
     measured: bool
+    """Whether figures include the request."""
     error: str = ""
+    """Reason of a failure; empty for success."""
 
 
 async def send_all(base_url: str, workload: str, planned: Sequence[Planned]) -> list[Sent]:
-    """Sends all and waits for the last stream's end; outcomes in the order of `planned`."""
+    """Sends all requests of a workload; returns their outcomes in the order of `planned`."""
     numbers = {plan.name: number for number, plan in enumerate(planned)}
     load = Load(
         url=base_url + COMPLETIONS,

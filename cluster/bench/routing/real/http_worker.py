@@ -1,4 +1,4 @@
-"""One paced worker as a process with an OpenAI endpoint, for routers that speak HTTP.
+"""Process with one paced worker behind an OpenAI endpoint, for routers that speak HTTP.
 
 python -m cluster.bench.routing.real.http_worker JSON
 """
@@ -19,18 +19,20 @@ _PROMPT_BYTES = 16 << 20
 
 
 class HttpWorker(msgspec.Struct, frozen=True):
-    """Options of a worker's process."""
+    """Options of a worker's process, its argument in JSON."""
 
     port: int
     model: str
+    """Folder with a tokenizer."""
     num_workers: int
     pace: float
+    """Factor of the step times, see RealOptions."""
 
 
 def main(argument: str) -> None:
-    """Serves on loopback until it is ended."""
+    """Serves on loopback until the process is terminated."""
     told = msgspec.json.decode(argument, type=HttpWorker)
-    # sglang-router first tries whether a worker speaks gRPC: no news here.
+    # sglang-router first probes for gRPC, which aiohttp would log as an error.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     web.run_app(
         _application(told),

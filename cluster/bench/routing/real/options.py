@@ -1,4 +1,4 @@
-"""The options of `bench router --real`."""
+"""Options of `bench router --real`."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ WORKLOADS = ("shared-prompts", "multi-turn", "sibling-burst", "hot-prefix")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RealOptions:
-    """Which routers, in front of which workers, for how long."""
+    """Options of routers, paced workers and workloads."""
 
     peers: tuple[str, ...] = field(default=(), metadata={"flag": "--peer"})
-    """sglang-router (cache_aware), ray-prefix (Ray Serve LLM's PrefixCacheAffinityRouter) or
-    ray-serve (Ray Serve's own choice); may be given several times. None named means all."""
+    """Router to compare with: sglang-router (cache_aware), ray-prefix (Ray Serve LLM's
+    PrefixCacheAffinityRouter) or ray-serve (Ray Serve's default); may be given several times.
+    Default: all."""
     sglang_router: str = "sglang-router"
-    """The command that starts sglang-router, of an environment of its own."""
+    """Command that starts sglang-router, which needs an environment of its own."""
     model: str = ""
     """Folder with a tokenizer; default: the demo model."""
     num_workers: int = 4
     """Paced workers behind each router."""
     pace: float = 2.0
-    """How much longer a worker's steps take than the simulation's: at 1 it computes some 6,600
-    prompt tokens per second. Traffic is as much sparser."""
+    """Factor of the step times over the simulation's, and of the times between requests. At 1 a
+    worker computes some 6,600 prompt tokens per second."""
     rounds: int = 3
-    """Turns of each router, alternated; every turn starts processes of its own."""
+    """Turns of each router, each with new processes."""
     workloads: tuple[str, ...] = ()
-    """Workloads, by their names in the simulation: shared-prompts, multi-turn, sibling-burst,
-    hot-prefix."""
+    """Workloads, named as in the simulation: shared-prompts, multi-turn, sibling-burst, hot-prefix.
+    """
     scale: float = 1.0
-    """Length of the workloads; results are reported for 1."""
+    """Factor of the number of requests; published results have 1."""
     first_seed: int = 1
     """Seed of the first round."""
     plot: str = ""
-    """PNG file with hit rates and times to first token."""
+    """PNG file to write, with hit rates and times to first token."""
     variant: str = ""
-    """Measure this one alone, once, and print all its requests: rayfleet or a peer."""
+    """Only router to measure, once, with all requests in the result: rayfleet or a peer."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.peers if name not in PEERS]:
@@ -60,7 +61,7 @@ class RealOptions:
 
     @property
     def shape(self) -> FleetShape:
-        """The workers."""
+        """Number, limits and speeds of the paced workers."""
         return FleetShape(
             slowness=(self.pace,) * self.num_workers,
             costs=DEFAULT_COSTS,

@@ -1,4 +1,4 @@
-"""Each router with workers behind it, started on this machine and stopped again."""
+"""Routers with paced workers behind them, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STOP_S = 10.0
 
 
 def start(options: RealOptions) -> AbstractContextManager[str]:
-    """The router `options.variant` with its workers; gives the endpoint's base URL."""
+    """Context with the router `options.variant` and its workers; yields the endpoint's base URL."""
     if options.variant == OWN:
         return _rayfleet(options)
     if options.variant == "sglang-router":
@@ -40,7 +40,7 @@ def start(options: RealOptions) -> AbstractContextManager[str]:
 
 
 def missing(options: RealOptions, peer: str) -> str:
-    """Why a peer cannot be measured here and what would help; empty where it can."""
+    """Reason why a peer cannot be measured here, with the remedy; empty if it can."""
     if peer == "sglang-router" and shutil.which(options.sglang_router) is None:
         return (
             "sglang-router is left out: install it where it disturbs nothing (python -m venv V; "
@@ -71,7 +71,7 @@ def _rayfleet(options: RealOptions) -> Iterator[str]:
 
 @contextmanager
 def _ray_serve(options: RealOptions, *, by_prefix: bool) -> Iterator[str]:
-    """Ray Serve on its own defaults, on a local cluster with the settings that ours has."""
+    """Ray Serve with its default settings, on a local cluster with rayfleet's settings of Ray."""
     (port,) = free_ports(1)
     with local_ray():
         from ray import serve
@@ -88,7 +88,7 @@ def _ray_serve(options: RealOptions, *, by_prefix: bool) -> Iterator[str]:
 
 @contextmanager
 def _sglang_router(options: RealOptions) -> Iterator[str]:
-    """cache_aware at its defaults, each worker an HTTP process."""
+    """sglang-router with policy cache_aware at its defaults, and a process per worker."""
     port, metrics_port, *worker_ports = free_ports(2 + options.num_workers)
     processes: list[subprocess.Popen[bytes]] = []
     urls = [f"http://{_HOST}:{worker}" for worker in worker_ports]

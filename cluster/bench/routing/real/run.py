@@ -1,4 +1,4 @@
-"""Rounds in which all routers take their turn, and the figures of ours against each other one."""
+"""Turns of all routers in each round, and comparisons of ours with each of the others."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from cluster.config import find_demo_model
 _WARM_SEED = 0
 _WARM_SCALE = 0.1
 _START_S = 300.0
-"""Seconds until a router and its workers are up, and down again."""
+"""Most seconds to start and stop a router and its workers."""
 _TURN_S = 300.0
-"""A turn at scale and pace 1 takes a fifth of it."""
+"""Most seconds of a turn at scale and pace 1, which takes a fifth of that."""
 
 _PANELS = {
     "hit_rate": ("prompt tokens found in the cache", False),
@@ -38,10 +38,10 @@ _PANELS = {
 
 
 class Figures(NamedTuple):
-    """The figures of one router under one workload; times in milliseconds."""
+    """Figures of one router under one workload; times in milliseconds."""
 
     hit_rate: float
-    """Part of the prompt tokens that were in a cache, as the workers counted them."""
+    """Part of the prompt tokens that were cached, by the workers' counts."""
     mean_ttft_ms: float
     p50_ttft_ms: float
     p99_ttft_ms: float
@@ -49,7 +49,11 @@ class Figures(NamedTuple):
 
 
 def run_router_real(options: RealOptions) -> Result:
-    """Hit rates and times to first token by workload and router; ours against theirs."""
+    """Hit rates and times to first token by workload and router, and checks of ours to theirs.
+
+    Raises:
+        ValueError: no peer can be measured here, or a turn of ours failed.
+    """
     options = replace(options, model=options.model or find_demo_model())
     if options.variant:
         return _turn(options)
@@ -72,10 +76,14 @@ def run_router_real(options: RealOptions) -> Result:
 
 
 def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]) -> Result:
-    """The result of all rounds' requests by router; a turn without requests is one that failed.
+    """Result of the requests of all rounds.
 
-    A workload's percentiles are those of all rounds together, since one alone has few requests. A
-    peer is compared over the rounds in which its turn did not fail.
+    Percentiles are taken over all rounds together, as one has few requests. A peer is compared over
+    the rounds in which its turn did not fail.
+
+    Args:
+        turns: outcomes of the requests of each turn, by router; none for a turn that failed.
+        peers: routers that ours is compared with.
     """
     lost = {variant: sum(not turn for turn in rounds) for variant, rounds in turns.items()}
     variants = [variant for variant in (OWN, *peers) if lost[variant] < len(turns[variant])]
@@ -114,7 +122,7 @@ def compared(turns: Mapping[str, Sequence[Sequence[Sent]]], peers: Sequence[str]
 
 
 def figures(workload: str, sent: Sequence[Sent]) -> Figures:
-    """The figures of the measured requests that got through."""
+    """Figures of a workload's measured requests that succeeded. Raises ValueError without any."""
     one = [s for s in sent if s.workload == workload and s.measured and not s.error]
     if not one:
         raise ValueError(f"no request of {workload} got through: {[s.error for s in sent][:3]}")
@@ -138,7 +146,7 @@ def _checks(workload: str, peer: str, own: Figures, other: Figures) -> list[Chec
 
 
 def _turn(options: RealOptions) -> Result:
-    """One router under all workloads, one after the other, on workers that begin empty."""
+    """Measures one router under all workloads, one after another, from empty caches on."""
     vocabulary = Vocabulary(load(options.model))
     makers = workloads(vocabulary, options.num_workers, options.pace, options.scale)
     warm = workloads(vocabulary, options.num_workers, options.pace, _WARM_SCALE)["hot-prefix"](
@@ -153,7 +161,7 @@ def _turn(options: RealOptions) -> Result:
 
 
 def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
-    """One turn; empty where a peer's failed, since the others' are worth having nevertheless."""
+    """Outcomes of one turn, in a process of its own; empty where a peer's turn failed."""
     names = options.workloads or WORKLOADS
     try:
         sent = _in_process(options, variant, number)

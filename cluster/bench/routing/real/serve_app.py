@@ -1,7 +1,7 @@
-"""The paced workers as a plain Ray Serve application: an ingress, and replicas behind its handle.
+"""Paced workers as a plain Ray Serve application: an ingress, and replicas behind its handle.
 
-Annotations are evaluated here: FastAPI reads those of the routes in the replica, where the pickled
-class has lost the module in which their names would be looked up.
+Without `from __future__ import annotations`: FastAPI reads the annotations of routes in the
+replica, where the pickled class has no module to look names up in.
 """
 
 from collections.abc import AsyncIterator
@@ -22,24 +22,24 @@ PREFIX_ROUTER = (
     "PrefixCacheAffinityRouter"
 )
 _MANY = 10**6
-"""Ray Serve LLM sets no bound to a replica's requests either."""
+"""Ongoing requests that are allowed per replica; Ray Serve LLM sets no lower limit, either."""
 
 
 class PacedReplica:
-    """One worker."""
+    """Replica with one paced worker."""
 
     async def __init__(self, model: str, options: RealOptions) -> None:  # type: ignore[misc]
-        """Serve awaits it, on the loop that the worker's steps wait in."""
+        """Creates the worker in the replica's event loop; Serve awaits the constructor."""
         self._server = PacedServer(model, options.shape, options.pace)
 
     async def generate(self, call: SimpleNamespace) -> AsyncIterator[bytes]:
-        """One completion's events. Prefix routers look for the attribute `prompt`."""
+        """Events of one completion. Ray's prefix router reads the call's attribute `prompt`."""
         async for event in self._server.generate(call.prompt, call.max_tokens):
             yield event
 
 
 def build(model: str, options: RealOptions, *, by_prefix: bool) -> serve.Application:
-    """The application, with Ray's own choice of replica or Ray Serve LLM's prefix router."""
+    """The application, with Ray Serve LLM's prefix router or Ray Serve's default router."""
     app = FastAPI()
 
     class Ingress:

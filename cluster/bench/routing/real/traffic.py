@@ -1,4 +1,5 @@
-"""The requests, as text whose tokens are known: same shapes as the simulation's, in less time."""
+"""Workloads of `bench router --real`: those of the simulation, shorter, with prompts as text whose
+tokens are known."""
 
 from __future__ import annotations
 
@@ -19,22 +20,24 @@ class Planned:
 
     name: str
     at: float
-    """Seconds from the start; after the end of `after`, where that is given."""
+    """Seconds from the start, or from the end of `after` if that is given."""
     prompt: str
     after: str = ""
+    """Name of a request that has to end before; empty for none."""
     measured: bool = True
+    """Whether figures include the request; warm-up requests are not measured."""
 
 
 def workloads(
     vocabulary: Vocabulary, num_workers: int, pace: float, scale: float
 ) -> Mapping[str, Callable[[int], Sequence[Planned]]]:
-    """Makers of traffic by name; each takes a seed.
+    """Makers of workloads by name; each takes a seed.
 
     Args:
-        vocabulary: words to draw from.
-        num_workers: the traffic grows with them.
-        pace: the traffic is as much sparser.
-        scale: multiplies the number of requests.
+        vocabulary: words that prompts consist of.
+        num_workers: number of workers; number and rate of requests are proportional to it.
+        pace: factor of the times between requests.
+        scale: factor of the number of requests.
     """
     rate = num_workers / pace
     makers = {
@@ -50,7 +53,7 @@ def workloads(
 
 
 def _shared_prompts(draw: _Draw, rate: float, workers: int, scale: float) -> Sequence[Planned]:
-    """System prompts of 1,500 tokens, ten per worker: over half of what all caches hold."""
+    """Requests on system prompts of 1,500 tokens, ten per worker: over half of all caches."""
     prompts = [draw.words(1500) for _ in range(10 * workers)]
     count = int(75 * workers * scale)
     return [
@@ -65,7 +68,7 @@ def _shared_prompts(draw: _Draw, rate: float, workers: int, scale: float) -> Seq
 
 
 def _multi_turn(draw: _Draw, rate: float, workers: int, scale: float) -> Sequence[Planned]:
-    """Conversations of five turns; a user reads and thinks before the next."""
+    """Conversations of five turns, with pauses between turns."""
     system = draw.words(300)
     requests = []
     for n, at in draw.times(1.3 * rate, int(15 * workers * scale)):
@@ -82,7 +85,7 @@ def _multi_turn(draw: _Draw, rate: float, workers: int, scale: float) -> Sequenc
 
 
 def _sibling_burst(draw: _Draw, rate: float, workers: int, scale: float) -> Sequence[Planned]:
-    """16 requests at once on a new prompt of 3,000 tokens, time and again."""
+    """Bursts of 16 requests at once that share a new prefix of 3,000 tokens."""
     requests = []
     for n, at in draw.times(0.4 * rate, int(5 * workers * scale) or 1):
         prompt = draw.words(3000)
@@ -94,7 +97,7 @@ def _sibling_burst(draw: _Draw, rate: float, workers: int, scale: float) -> Sequ
 
 
 def _hot_prefix(draw: _Draw, rate: float, workers: int, scale: float) -> Sequence[Planned]:
-    """One prompt of 3,000 tokens before everything, and nobody has it at the start."""
+    """Requests that all share a prefix of 3,000 tokens, which no worker has cached at the start."""
     prompt = draw.words(3000)
     return [
         Planned(name=f"r{n}", at=at, prompt=draw.text(prompt, draw.words(200)))
@@ -103,7 +106,7 @@ def _hot_prefix(draw: _Draw, rate: float, workers: int, scale: float) -> Sequenc
 
 
 class _Draw:
-    """Random numbers of one seed."""
+    """Random generator of workloads."""
 
     def __init__(self, seed: int, vocabulary: Vocabulary) -> None:
         self._random = np.random.default_rng(seed)
