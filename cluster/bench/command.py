@@ -1,10 +1,14 @@
-"""Commands from benchmarks: parser, result on standard output, and exit status."""
+"""Commands from benchmarks: parser, result on standard output, exit status, and child processes."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from cluster.bench.report import Result, describe_failures, emit, note
@@ -40,6 +44,30 @@ def command_adder(subparsers: Subparsers) -> AddCommand:
         return parser
 
     return add
+
+
+def measured_by(command: Sequence[str], what: str, timeout_s: float | None = None) -> Result:
+    """Runs a benchmark's command in a process of its own; returns the JSON object on its last line.
+
+    Variants need different environments, which Ray reads once per process.
+
+    Raises:
+        ValueError: the process failed, or took longer than `timeout_s`; `what` names it.
+    """
+    # A session of its own: after a timeout the processes that it started are killed, too.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{what} did not end") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if not output.strip():
+        raise ValueError(f"{what} failed; its error is above")
+    result: Result = json.loads(output.splitlines()[-1])
+    return result
 
 
 def refuse_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:

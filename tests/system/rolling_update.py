@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.bench.client import Record
-from cluster.bench.processes import find_parts
 from cluster.bench.report import Check, Result, at_least, checks_json, exactly, note
 from cluster.config import ServeConfig
 from cluster.launch import APPLICATION, LocalFleet
 from tests.support.fleet.client_load import ClientLoad, ClientOptions
+from tests.support.fleet.processes import find_parts
 from tests.system.checks import check_main, is_whole, serve_config
 
 MODEL = "rolling"

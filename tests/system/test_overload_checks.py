@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cluster.bench.client import Record
-from cluster.bench.processes import resident_mib
 from tests.support.fleet.memory_watch import MemoryWatch
+from tests.support.fleet.processes import resident_mib
 from tests.system.overload import OverloadOptions, judge
 
 OPTIONS = OverloadOptions(factor=4.0)

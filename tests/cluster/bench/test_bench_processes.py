@@ -9,7 +9,8 @@ import time
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.processes import CpuMeter, cpu_seconds, descendants, measured_by
+from cluster.bench.command import measured_by
+from tests.support.fleet.processes import CpuMeter, cpu_seconds, descendants
 
 
 def test_cpu_time_of_descendants_is_counted_by_part() -> None:

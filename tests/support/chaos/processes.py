@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from cluster.bench.processes import resident_mib
 from cluster.environment import START_HAPROXY
 from cluster.launch import APPLICATION, processes_of
 from tests.support.chaos.kinds import Part
+from tests.support.fleet.processes import resident_mib
 
 _TITLES = (
     (re.compile(r"ray::Rank0:(\w+)"), Part.RANK0),

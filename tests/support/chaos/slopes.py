@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 import scipy  # imports its parts when they are first used; statistics take a second
 
-from cluster.bench.processes import resident_mib
 from tests.support.chaos.kinds import Part
 from tests.support.chaos.processes import MEASURED, Process
+from tests.support.fleet.processes import resident_mib
 
 _FEWEST_MINUTES = 5
 """Of fewer no line can be drawn that says anything."""

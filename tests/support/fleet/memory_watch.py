@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from cluster.bench.processes import find_parts, resident_mib
+from tests.support.fleet.processes import find_parts, resident_mib
 
 _INTERVAL_S = 0.5
 

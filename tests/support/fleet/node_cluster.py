@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from cluster.bench.processes import descendants
 from cluster.environment import Environment, prepare
 from cluster.launch import APPLICATION, end_processes_of
 from cluster.local_ray import OBJECT_STORE_BYTES, join_ray
 from cluster.ports import PortRange, free_ports
+from tests.support.fleet.processes import descendants
 
 START_TIMEOUT_S = 300.0
 _HOST = "127.0.0.1"

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from cluster.bench.processes import measured_by
+from cluster.bench.command import measured_by
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.routing.paced import Vocabulary, load
 from cluster.bench.routing.real.drive import Sent, send_all

@@ -1,16 +1,10 @@
-"""Processes of benchmarks: CPU time of those that serve, and benchmarks in child processes."""
+"""Processes of a fleet by part: their ids, CPU time and memory."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import psutil
-
-from cluster.bench.report import Result
 
 _MIB = 2**20
 
@@ -45,30 +39,6 @@ class CpuMeter:
 
     def _read(self) -> dict[str, float]:
         return {name: sum(map(cpu_seconds, pids)) for name, pids in self._pids.items()}
-
-
-def measured_by(command: Sequence[str], what: str, timeout_s: float | None = None) -> Result:
-    """Runs a benchmark's command in a process of its own; returns the JSON object on its last line.
-
-    Variants need different environments, which Ray reads once per process.
-
-    Raises:
-        ValueError: the process failed, or took longer than `timeout_s`; `what` names it.
-    """
-    # A session of its own: after a timeout the processes that it started are killed, too.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{what} did not end") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if not output.strip():
-        raise ValueError(f"{what} failed; its error is above")
-    result: Result = json.loads(output.splitlines()[-1])
-    return result
 
 
 def find_parts(parts: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:
