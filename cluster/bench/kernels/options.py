@@ -17,11 +17,11 @@ class KernelOptions:
     """Device; auto is cuda where a CUDA device is visible, else cpu."""
     dtype: DType = "auto"
     """Data type; auto is bfloat16 on CUDA and float32 on CPU."""
-    rows: str = ""
+    rows: tuple[int, ...] = field(default=(), metadata={"separator": ","})
     """Numbers of requests in a step, separated by commas; default: 1,32,128 on CUDA, 1,8 on CPU."""
     context: int = 0
     """Tokens in the KV cache per request; default: 2048 on CUDA, 256 on CPU."""
-    ops: str = ""
+    ops: tuple[str, ...] = field(default=(), metadata={"separator": ","})
     """Names of ops, separated by commas; default: all."""
     seconds: float = 0.15
     """Seconds to spend on each op and shape."""
@@ -31,8 +31,8 @@ class KernelOptions:
             raise ValueError("--context must not be negative")
         if not self.seconds > 0.0:
             raise ValueError("--seconds must be positive")
-        if any(not text.isdigit() or int(text) < 1 for text in self.rows.split(",") if text):
-            raise ValueError(f"--rows needs numbers from 1 on, as in 1,32, got {self.rows!r}")
+        if min(self.rows, default=1) < 1:
+            raise ValueError("--rows needs numbers of at least 1, such as 1,32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

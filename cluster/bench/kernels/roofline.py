@@ -7,7 +7,6 @@ of its time goes to launches, gaps, slower kernels and sampling.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from dataclasses import asdict, replace
 from functools import partial
@@ -84,8 +83,7 @@ def step_bytes(
 
 
 def _measure(name: str, options: RooflineOptions, peaks: Peaks, dtype: torch.dtype) -> Result:
-    directory = tempfile.mkdtemp(prefix="rf-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="rf-", ignore_cleanup_errors=True) as directory:
         folder = write_shape(name, directory) if name in SHAPES else name
         config = replace(
             options.engine,
@@ -100,8 +98,6 @@ def _measure(name: str, options: RooflineOptions, peaks: Peaks, dtype: torch.dty
                 str(running): _cell(name, engine, running, options, peaks, dtype)
                 for running in options.running
             }
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _cell(

@@ -33,9 +33,7 @@ def run_kernels(options: KernelOptions) -> Result:
     device = _device(options)
     shape = Shape.large() if device.type == "cuda" else Shape.small()
     dtype = _DTYPES.get(options.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    rows = [int(text) for text in options.rows.split(",") if text]
-    wanted = [text for text in options.ops.split(",") if text]
-    unknown = sorted(set(wanted) - {*registry, *OTHER_OPS})
+    unknown = sorted(set(options.ops) - {*registry, *OTHER_OPS})
     if unknown:
         raise ValueError(f"--ops: there is no op {', '.join(unknown)}")
     peaks = measure_peaks(device, dtype, options.seconds)
@@ -43,9 +41,9 @@ def run_kernels(options: KernelOptions) -> Result:
          f"matrix product {peaks.matmul_tflop_s:.2f} TFLOP/s")  # fmt: skip
     measured: list[Result] = []
     failures: list[str] = []
-    for num_rows in rows or ([1, 32, 128] if device.type == "cuda" else [1, 8]):
+    for num_rows in options.rows or ([1, 32, 128] if device.type == "cuda" else [1, 8]):
         context = options.context or (2048 if device.type == "cuda" else 256)
-        for make in make_cases(shape, num_rows, context, device, dtype, wanted):
+        for make in make_cases(shape, num_rows, context, device, dtype, options.ops):
             case = make()
             try:
                 us = _time_us(case.run, device, options.seconds)
@@ -67,7 +65,7 @@ def run_kernels(options: KernelOptions) -> Result:
         "failures": failures,
         "checks": checks_json([
             exactly("failures", len(failures), "ops", 0),
-            exactly("not_measured", 0 if wanted else len(missing), "ops", 0),
+            exactly("not_measured", 0 if options.ops else len(missing), "ops", 0),
         ]),
     }  # fmt: skip
 

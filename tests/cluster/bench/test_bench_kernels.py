@@ -40,8 +40,7 @@ def test_an_op_is_held_against_what_bounds_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": "1,x"}, "--rows"),
-        ({"rows": "0"}, "--rows"),
+        ({"rows": (1, 0)}, "--rows"),
         ({"context": -1}, "--context"),
         ({"seconds": 0.0}, "--seconds"),
     ],
