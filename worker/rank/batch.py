@@ -1,14 +1,14 @@
-"""One step's rows as tensors. Eager steps and captured graphs read the same ones: a step that runs
-on a graph is padded with rows of the tables' dummy slot, and that is all the difference.
+"""Batch: the inputs of one step as tensors, the same for eager steps and for CUDA graphs. A step
+that runs on a graph is padded with rows of the tables' dummy slot; nothing else differs.
 
-    size             rows of one token (or block) each, up to so many
-    size, num_tokens rows of any lengths, up to so many rows and tokens
+    size                a graph of `size` rows, of one token (or one block) each
+    size, num_tokens    a graph of `size` rows of any lengths, `num_tokens` tokens in all
 
     Plan ──build──> Batch ──gather──> tokens, positions, pages ──forward──> hidden states
                       └──sampling──────────────────────────────sample──> tokens in the pool
 
-A dummy row reads the first tokens of the dummy slot, whose pages are the dummy page, and draws into
-its second cell. Nothing else is read or written that a real row could see.
+A dummy row reads the first tokens of the dummy slot, whose pages are the dummy page, and its draw
+goes to the second cell of that slot. It touches nothing that a real row reads.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ class SamplingBatch:
     """Parameters and destinations of the S draws of one step."""
 
     staged: StagedArrays
-    """destinations and tokens; where any draw is random also positions, seeds, temperature, top_k,
-    top_p and log_min_p; [S] each, on the device."""
+    """Arrays [S] on the device: destinations and tokens; where any draw is random, or a graph
+    draws, also positions, seeds, temperature, top_k, top_p and log_min_p."""
     num_draws: int
     tokens: torch.Tensor | None
-    """[S] int64: the step's tokens whose hidden states are scored; None for all in order."""
+    """[S] int64: indices of the step's tokens whose hidden states give the logits; None for all in
+    order."""
     destinations: torch.Tensor
-    """[S] int64: cells of the flat token pool that the draws go to."""
+    """[S] int64: cells of the flat token pool that the drawn tokens are written to."""
     positions: torch.Tensor | None
-    """[S] int64: where the new tokens will stand; None where every draw is greedy."""
+    """[S] int64: positions of the new tokens; None where every draw is greedy."""
     filters: tuple[str, ...]
-    """Filters of top_k, top_p and log_min_p that any row uses."""
+    """Filters among top_k, top_p and log_min_p that the draws apply."""
     max_top_k: int
-    """The largest; 0 where no row uses any."""
+    """Largest top_k of the draws; 0 where none uses it."""
     processed: ProcessedRows | None
-    """None where every row is plain."""
+    """Rows with logits processors or log-probabilities; None without any."""
     is_captured: bool = False
-    """Whether a graph draws: then there is a draw for each row, padding included."""
+    """Whether the draw runs on a graph, which draws for each row, padding included."""
     drawing: Sequence[int] | None = None
-    """Rows whose draws count, where a graph draws; None for all of the Plan's."""
+    """Rows that the Plan draws for, where a graph draws for all; None where these are all."""
     speculative: SpeculativeRows | None = None
-    """Rows whose draws count as far as they are what was drafted."""
+    """Speculative rows, whose draws verify their drafts; None without any."""
 
     def parameters(self) -> SamplingParameters | None:
         """Sampling parameters of the draw; None where every draw is greedy."""
@@ -71,42 +72,43 @@ class SamplingBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The inputs of one step: R rows of T tokens in all, and what is sampled of them."""
+    """The inputs of one step: R rows of T tokens in all, and the draws made of them."""
 
     rows: IntArray
-    """[R, 4]: slot, start, length, how many of its last positions draw; on the host."""
+    """[R, 4] on the host: slot, start, length, number of last positions that draw a token."""
     num_rows: int
-    """Leading rows that the Plan asks for; padding follows."""
+    """Number of leading rows that come from the Plan; padding follows."""
     num_decodes: int
-    """Leading rows of one token."""
+    """Number of leading rows of one token."""
     ends: Sequence[int]
-    """Ends of rows, on the host: no position from there on is computed."""
+    """Upper bounds of the rows' sequence lengths, on the host; exact where the step is eager and
+    the host has placed all rows."""
     staged: StagedArrays | None
-    """slots [R], starts [R], query_start [R + 1], all int64, on the device; None where the compiled
-    CPU library reads the tables by itself."""
+    """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; None where the
+    compiled CPU library reads the tables by itself."""
     starts: torch.Tensor | None
-    """[R] int64: first positions, which the device alone may know."""
+    """[R] int64: first positions of the rows; those in `rows` are only planned ones where the
+    device has placed speculative rows."""
     sampling: SamplingBatch | None
-    """None without draws."""
+    """Draws of the step; None without any."""
     prompts: Sequence[PromptChunk]
     """Prompt positions whose next tokens are scored."""
     size: int | None
-    """Rows of the graph that the step runs on; None for none."""
+    """Rows of the graph that the step runs on; None for an eager step."""
     num_tokens: int = 0
-    """Tokens of that graph where its rows are of any lengths, which the device alone knows; else
-    0."""
+    """Tokens of the graph that the step runs on if its rows are of any lengths; else 0."""
     read_tokens: torch.Tensor | None = None
-    """[S] int64, ascending: of the step's tokens, those whose hidden states the forward pass is to
-    yield; None for all T."""
+    """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
+    returns; None for all T."""
     state_stores: Sequence[StateStore] = ()
-    """Snapshots that are taken of rows' states."""
+    """Snapshots to take of the rows' states."""
 
 
 class BatchBuilder:
-    """Applies Plans' writes to the tables, and makes batches of their rows.
+    """Applies the writes of Plans to the tables, and makes batches of their rows.
 
     Args:
-        tables: tokens, pages and parameters of all slots.
+        tables: tokens, pages and sampling parameters of all slots.
         is_native: whether the compiled CPU library runs the model.
     """
 
@@ -128,10 +130,11 @@ class BatchBuilder:
 
         Args:
             plan: the step.
-            uploader: takes to the device what is staged.
-            size: rows of the graph that it is to run on (of a block-diffusion model: blocks).
-            num_tokens: tokens of that graph, where its rows are of any lengths; else 0.
-            speculative: the rows that are, where they have drafts to verify.
+            uploader: copies the staged arrays to the device; None copies on the current stream.
+            size: rows (blocks of a block-diffusion model) of the graph that the step runs on; None
+                for an eager step.
+            num_tokens: tokens of that graph if its rows are of any lengths; else 0.
+            speculative: the Plan's speculative rows; None without any.
         """
         tables, staging = self._tables, Staging()
         if not plan.rows:
@@ -151,8 +154,8 @@ class BatchBuilder:
         return replace(finished, state_stores=plan.state_stores) if plan.state_stores else finished
 
     def build_padding(self, size: int, num_tokens: int = 0) -> Batch:
-        """A batch of dummy rows alone, for a graph of so many rows, and tokens as in Batch, to be
-        captured on."""
+        """A batch of dummy rows alone, on which a graph of `size` rows is captured; `num_tokens` as
+        in `build`."""
         staging, none = Staging(), np.zeros((0, 4), dtype=np.int64)
         graph = _GraphSize(size, num_tokens)
         batch = _StagedBatch(self._tables, none, None, graph, staging, self._is_native)
@@ -160,22 +163,22 @@ class BatchBuilder:
 
 
 class _GraphSize(NamedTuple):
-    """The size of a graph, as Batch has it: rows, None for as many as there are, and tokens."""
+    """`size` and `num_tokens` of a Batch."""
 
     rows: int | None
     tokens: int
 
 
 class _StagedBatch:
-    """A batch whose arrays are about to travel.
+    """A batch in the making: its arrays are staged, but not on the device yet.
 
     Args:
-        tables: of the rank.
+        tables: the rank's tables.
         table: the Plan's rows [R, 4], as in Batch.
-        processed: of these rows.
-        graph: that the step is to run on.
-        staging: takes the arrays.
-        is_native: whether the rows need not go.
+        processed: those of the rows with logits processors or log-probabilities.
+        graph: size of the graph that the step runs on.
+        staging: collects the arrays to copy to the device.
+        is_native: whether the compiled CPU library runs the model, which needs no row arrays.
     """
 
     def __init__(
@@ -216,7 +219,8 @@ class _StagedBatch:
         if self._is_captured:
             (drawing,) = np.nonzero(draws)
             self._drawing = None if len(drawing) == self._num_rows else drawing.tolist()
-            # What a row draws that should not draw goes where padding draws to.
+            # The graph draws for every row: tokens of rows that do not sample go where those of
+            # padding go.
             slots = np.where(draws, slots, tables.dummy_slot)
             cells = slots, np.where(draws, starts + lengths, 1), query_ends - 1
         else:
@@ -229,7 +233,7 @@ class _StagedBatch:
             self._draw_group = staging.add(self._draw_arrays(*cells))
 
     def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
-        """The batch, once the arrays are on the device."""
+        """The batch, given the arrays on the device in the order in which they were staged."""
         placement = None if speculative is None else speculative.placement
         lengths = self._rows[:, 2]
         ends = (self._rows[:, 1] + lengths).tolist()
@@ -243,8 +247,8 @@ class _StagedBatch:
         if self._num_draws:
             sampling = self._sampling(staged[self._draw_group], speculative)
         read_tokens = None
-        # Of prompts only the last position is read, unless they are scored; which positions of a
-        # block are read, its state says.
+        # Unless prompts are scored, only positions that draw are read. Which positions of a running
+        # block are read follows from its state, which BlockDecoder keeps.
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
             read_tokens = None if sampling is None else sampling.tokens
@@ -322,13 +326,13 @@ def gather_inputs(
     """Gathers tokens, positions and pages of the batch's rows from the tables.
 
     Args:
-        batch: whose arrays are on the device.
-        tables: with its Plan's writes.
-        kv_caches: by layer.
-        groups: of the layers.
-        backend: of attention.
-        states: of requests, by layer that keeps any.
-        state_rows: what layers have to know of the rows then.
+        batch: the step's batch; its arrays are on the device.
+        tables: the rank's tables, to which the Plan's writes have been applied.
+        kv_caches: KV caches by layer.
+        groups: groups of layers, each with pages of its own.
+        backend: attention backend, which plans the step.
+        states: state caches by linear-attention layer.
+        state_rows: slots and snapshots of the rows for these layers.
     """
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
@@ -379,8 +383,8 @@ def _attention_rows(
     query_start: torch.Tensor | None,
     spec: KVCacheSpec,
 ) -> tuple[AttentionMetadata | None, AttentionMetadata | None]:
-    """The rows of one token, which come first, and the longer ones, whose tokens begin at
-    `query_start` among theirs."""
+    """Attention metadata of the rows of one token, which come first, and of the longer ones; None
+    for a part without rows. `query_start`: offsets of the longer rows' tokens among these."""
     border, ends = batch.num_decodes, batch.ends
     decode, extend = None, None
     if border:
@@ -416,14 +420,14 @@ def plan_table(plan: Plan) -> IntArray:
 
 
 def count_decodes(lengths: IntArray) -> int:
-    """Leading rows of one token; rows with drafts follow, some of which found none."""
+    """Number of leading rows of one token, speculative rows without drafts among them."""
     (longer,) = np.nonzero(lengths > 1)
     return int(longer[0]) if len(longer) else len(lengths)
 
 
 def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Cells of the drawn tokens of rows [R, 4], by draw: its slot, the position it is for, the
-    step's token it follows."""
+    """Draws of rows [R, 4], as three arrays [S]: slot, position of the new token, index of the
+    step's token whose logits it is drawn from."""
     slots, starts, lengths, draws = table.T
     ends = starts + lengths
     (samples,) = np.nonzero(draws)
@@ -437,10 +441,10 @@ def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArra
 
 
 def _split_blocks(table: IntArray, block_size: int) -> IntArray:
-    """Rows that compute several blocks as a row each, none of which draws.
+    """Splits rows of several blocks into rows of one block each, none of which draws.
 
-    All keys of a layer are stored before any query of it reads them: within the pass a block reads
-    what the blocks before it have just stored, as it does in one row.
+    The result is the same as of the whole row: a layer stores the keys of all tokens before any
+    query reads them, so a block sees those of the blocks before it in the same pass.
     """
     slots, starts, lengths, _ = table.T
     counts = lengths // block_size
@@ -453,8 +457,8 @@ def _split_blocks(table: IntArray, block_size: int) -> IntArray:
 
 
 def _pad(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) -> IntArray:
-    """The rows, followed by dummy rows that draw nothing: of a token or a block each, or of as many
-    as are missing, shared out evenly."""
+    """The rows, padded to `size` with dummy rows that draw nothing: of one token or block each, or
+    with `num_tokens` of the missing tokens, shared out evenly."""
     count = size - len(table)
     padding = np.zeros((count, 4), dtype=np.int64)
     padding[:, 0] = tables.dummy_slot

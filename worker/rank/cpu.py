@@ -1,4 +1,4 @@
-"""The settings of a process that computes on CPU: threads, allocator, memory."""
+"""Settings of a rank's process on CPU: priority, threads, allocator, memory."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ logger = logging.getLogger(__name__)
 
 _KEEP_BYTES = 1 << 30
 _NICENESS = 10
-"""Niceness of a rank. At 0, 5 and 10, two workers offered 1.3 times what they sustain on two cores,
-gateway and clients beside them: urgent requests' median time to the first token was 68, 56 and 53
-ms, and 2,850, 2,906 and 3,097 tokens per second came."""
-
+"""Niceness that a rank adds to its own. Two workers under 1.3 times the load that they sustain on
+two cores, with gateway and clients on the same cores: at 0, 5 and 10 the median TTFT of urgent
+requests was 68, 56 and 53 ms, and throughput 2,850, 2,906 and 3,097 tokens/s."""
 
 _AUTOGROUP_ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _OWN_AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def yield_cpu_to_others() -> None:
-    """Lets all else on this machine that has something to do go first, now and then.
+    """Lowers the priority of this process, so that other processes get a core when they need one.
 
-    Steps take all the time that cores have, whatever their priority. Gateways, fronts, schedulers
-    and clients need little of it, but need it at once: where they share cores with steps of the
-    same priority, each of their moves waits for several milliseconds.
+    Steps use all CPU time there is, whatever their priority. Gateways, frontends, schedulers and
+    clients use little, but need it at once: on cores that they share with steps of the same
+    priority, they wait several milliseconds each time they become runnable.
 
-    For a process that does nothing but steps; the threads that it starts later do as it does.
+    For a process that does nothing but steps. Threads inherit the priority if they start later.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -43,12 +42,12 @@ def yield_cpu_to_others() -> None:
 
 
 def _yield_cpu_to_other_sessions(niceness: int) -> None:
-    """Makes that niceness count beyond this process's session, where Linux would not.
+    """Makes the niceness count against processes of other sessions, too.
 
-    With automatic task groups, its default outside of containers, cores are shared among sessions
-    first, and niceness ranks the processes of one session alone. HAProxy, which Ray puts into a
-    session of its own, was seen to wait for a core for up to three seconds beside two ranks that
-    stepped all the time, and all streams with it.
+    With autogroups, Linux's default outside of containers, cores are shared evenly among sessions,
+    and niceness ranks only the processes within one. HAProxy, which Ray starts in a session of its
+    own, was seen to wait up to three seconds for a core beside two busy ranks, and all streams with
+    it.
     """
     try:
         if _AUTOGROUP_ENABLED.read_text().strip() == "1":
@@ -60,10 +59,10 @@ def _yield_cpu_to_other_sessions(niceness: int) -> None:
 
 
 def tune_cpu_process(num_threads: int, world_size: int) -> None:
-    """Sets up the process of one rank for torch; 0 threads divides the cores but one.
+    """Sets up torch in a rank's process; with `num_threads` 0, ranks share all cores but one.
 
-    That one is for the scheduler and the frontend: a compute thread that must wait for a core holds
-    up the whole step.
+    That core is for the scheduler and the frontend: a compute thread that waits for a core delays
+    the whole step.
     """
     torch.set_num_threads(num_threads or max(1, (available_cores() - 1) // world_size))
     _keep_freed_memory()
@@ -72,9 +71,9 @@ def tune_cpu_process(num_threads: int, world_size: int) -> None:
 def native_options(
     config: EngineConfig, device: torch.device, world_size: int
 ) -> NativeOptions | None:
-    """How a rank uses the compiled library; None where it does not.
+    """Options of a rank for the compiled CPU library; None where it does not use it.
 
-    By default all cores are divided: short steps take fewer threads anyway.
+    By default ranks share all cores: the library uses fewer threads for short steps anyway.
     """
     if device.type != "cpu" or config.cpu_steps == "torch":
         return None
@@ -87,7 +86,7 @@ def native_options(
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
 
@@ -95,8 +94,8 @@ def available_cores() -> int:
 def lazy_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Zeros of a cache; on CPU, unless another device is named, they take memory only where they
-    are written, so that a large one costs nothing idle."""
+    """A tensor of zeros for a cache. On CPU (`device` None included) it takes physical memory only
+    where it is written, so a large unused cache costs none."""
     if device is not None and device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_values = math.prod(shape)
@@ -105,10 +104,10 @@ def lazy_zeros(
 
 
 def _keep_freed_memory() -> None:
-    """Has malloc keep large freed blocks, which every step takes again.
+    """Has malloc keep large freed blocks, since every step allocates them again.
 
-    By default glibc gives them back, and faulting their pages in anew was measured at half the
-    time of a 32-row step.
+    By default glibc returns them to the kernel; the page faults that follow were measured at half
+    the time of a 32-row step.
     """
     if not keep_freed_memory(_KEEP_BYTES) and sys.platform.startswith("linux"):
         logger.warning("malloc refuses to keep freed memory; steps will be slower")

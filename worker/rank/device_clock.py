@@ -1,10 +1,10 @@
-"""Places what CUDA events measure on the host's clock.
+"""Device clock: converts CUDA events to times of the host's clock.
 
-Events tell only how long after each other they happened. Steps are therefore chained: a step's
-moments lie as far behind the end of the step before as its events do, so that the gap between two
-steps is exactly what the device saw. The chain begins at the moment when the host saw a step's end.
-It is corrected where it would claim that a step ended after the host knew, or long before the host,
-which waited for it, woke up.
+CUDA events only measure time between each other. Steps are therefore chained: the times of a step
+follow from the end of the previous step and the time between their events, so the gap between two
+steps is what the device saw. The chain begins at a step whose end is taken to be the moment when
+the host saw it. It begins anew where it would place a step's end after that moment, or long before
+it though the host was waiting.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from worker.plan.plan import RankTimes
 
 _LARGEST_LAG_S = 1e-3
-"""How far a step's end may lie before the moment when the host saw it: more than waking up takes,
-and so little that the two clocks' drift shows in one step of thousands."""
+"""Most seconds between a step's end and the moment when the host, waiting, saw it: more than waking
+up takes, and so few that drift between the two clocks exceeds them once in thousands of steps."""
 
 _LONGEST_CHAIN_S = 1.0
-"""Beyond so much idle time nothing is gained by measuring from the step before."""
+"""Idle seconds before a step after which a new chain begins."""
 
 
 class TimedEvent(Protocol):
@@ -31,11 +31,11 @@ class TimedEvent(Protocol):
 
 
 class DeviceClock:
-    """Takes steps in the order of their completion."""
+    """Places the steps of one rank on the host's clock, in the order of their completion."""
 
     def __init__(self) -> None:
         self._last: tuple[TimedEvent, float] | None = None
-        """The end of the step before, as event and as moment."""
+        """End of the previous step: its event, and seconds of the host's clock."""
 
     def place(
         self, events: Sequence[TimedEvent], *, launched: float, seen: float, waited: bool
@@ -43,11 +43,11 @@ class DeviceClock:
         """Times of the device's work in a completed step, in seconds of the host's clock.
 
         Args:
-            events: before its first launch, before its forward pass, after that, and after its
-                last launch.
-            launched: when the host began to launch it.
-            seen: when the host knew that it had completed.
-            waited: whether the host had to wait, so that it knew soon.
+            events: the step's events before its first launch, before its forward pass, after its
+                forward pass, and after its last launch.
+            launched: time at which the host began to launch the step.
+            seen: time at which the host knew that the step had completed.
+            waited: whether the host waited for the step, so that `seen` is soon after its end.
         """
         first, prepared, forwarded, last = events
         finished = self._finished(last, launched, seen, waited)

@@ -1,4 +1,4 @@
-"""The type of weights, activations and KV cache."""
+"""Data type of weights, activations and KV cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.models.tensor_parallel import TensorParallelGroup
 logger = logging.getLogger(__name__)
 
 LEAST_CAPABILITY = (8, 0)
-"""Compute capability from which on GPUs multiply bfloat16, and kernels are compiled."""
+"""Lowest compute capability that is supported: with it begin products of bfloat16."""
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -26,17 +26,17 @@ _DTYPES = {
 def resolve_dtype(
     config: EngineConfig, stored: str | None, group: TensorParallelGroup
 ) -> torch.dtype:
-    """The type to compute in, the same on all ranks.
+    """The data type to compute in, the same on all ranks.
 
-    `auto` on CUDA is bfloat16 or float16 as the checkpoint is stored, bfloat16 for all else, and
-    float16 where the device has no bfloat16. On CPU it is bfloat16 for a checkpoint that is stored
-    so, where that is quicker on all ranks' processors, and else float32: always in batch-invariant
-    mode, since no output may depend on a measurement then.
+    `auto` on CUDA is the checkpoint's type if that is bfloat16 or float16, else bfloat16; float16
+    takes the place of bfloat16 on devices without it. On CPU it is bfloat16 if the checkpoint is
+    stored in it and all ranks' processors are quicker with it, else float32. In batch-invariant
+    mode it is always float32 there, since no output may depend on a measurement.
 
     Args:
-        config: of the engine.
-        stored: the type that the checkpoint's config.json names, if it does.
-        group: of the ranks; all have to call, since CPUs of several nodes may differ.
+        config: the engine's configuration.
+        stored: data type that the checkpoint's config.json names, if it does.
+        group: the ranks, all of which have to call, since CPUs of several nodes may differ.
     """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
@@ -66,8 +66,8 @@ def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Multipliers that may come to compute; with auto that depends on the model, and both have to
-    be quicker."""
+    """Multipliers that have to be quicker; with `auto` both, since the model decides which one
+    computes."""
     return ("native", "torch") if backend == "auto" else (backend,)
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of small steps: which sizes, how they are captured, and how a step replays them."""
+"""CUDA graphs of small steps: their sizes, capture and replay."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from worker.rank.transfer import StagedArrays
 logger = logging.getLogger(__name__)
 
 _LARGEST_DEFAULT = 512
-"""Beyond so many rows a step computes longer than it takes to launch."""
+"""Largest default size in rows: larger steps take longer to compute than to launch."""
 _MOST_TOKENS = 2048
-"""The largest default of a step in tokens, where rows may be many tokens each."""
+"""Upper bound of the largest default size in tokens."""
 _LAYER_FLOP = 1e11
-"""Floating-point operations of a layer below which launching its kernels takes longer. An estimate:
-an H100's host launched attention in 29 us and a norm in 24 us, so some 150 us for a layer's 9
-kernels, in which the device computes 1e11 at the 550 to 650 TFLOP/s of long prompts' products. The
-border itself has not been measured."""
+"""Floating-point operations that a layer computes in the time that launching its kernels takes. An
+estimate, not a measurement: the host of an H100 launched attention in 29 us and a norm in 24 us, so
+some 150 us for the 9 kernels of a layer; the device computes 1e11 in them at the 550 to 650 TFLOP/s
+that products of long prompts reach."""
 _TILE_TOKENS = 64
-"""Tokens of a matrix product's tile: fewer take as long as reading the weights does."""
+"""Tokens of a matrix product's tile: fewer take no less time, as reading the weights bounds it."""
 
 Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
@@ -47,20 +47,20 @@ Forward = Callable[[Batch], torch.Tensor]
 ComputeLogits = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states [S, hidden] to fp32 logits [S, vocab]."""
 Capture = Callable[[Callable[[], None]], Replay]
-"""Makes of a sequence of launches one that repeats them."""
+"""Captures the launches of a function; returns a function that replays them."""
 
 
 def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
-    """Numbers of rows to capture, ascending; the engine's largest step is among them by default.
+    """Sizes in rows to capture graphs for, ascending.
 
-    Of a block-diffusion model a row is a block; a request may compute two in one pass, one to
-    commit and one to decide.
+    The default ends with the most rows of a step, or 512 if that is less. Rows of a block-diffusion
+    model are blocks, of which a request may compute two in one pass: one to commit, one to decide.
     """
     most = config.max_num_seqs
     if block_size > 1:
         most = min(2 * most, max(1, _MOST_TOKENS // block_size))
     if config.cudagraph_capture_sizes:
-        # Larger ones would never be full.
+        # No step has more rows than `most`.
         return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
     limit = min(most, _LARGEST_DEFAULT)
     steps = (1, 2, 4, *range(8, 257, 8), *range(272, limit + 1, 16))
@@ -68,17 +68,17 @@ def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
 
 
 def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ...]:
-    """Numbers of tokens to capture steps for whose rows are of any lengths, ascending.
+    """Sizes in tokens to capture graphs for whose rows are of any lengths, ascending.
 
     Args:
-        config: of the engine.
-        hidden_size: of the model, from which follows how much a token computes.
+        config: the engine's configuration.
+        hidden_size: the model's hidden size, from which operations per token are estimated.
     """
     most = config.max_num_batched_tokens
     if config.cudagraph_capture_sizes:
         return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
-    # In Llama's proportions a layer has some 13 * hidden_size ** 2 weights, each of which is
-    # multiplied and added.
+    # A layer of Llama's proportions has some 13 * hidden_size ** 2 weights, of two operations each
+    # per token.
     flop = 26 * hidden_size**2 / config.tensor_parallel_size
     largest = min(_MOST_TOKENS, max(_LARGEST_DEFAULT, int(_LAYER_FLOP / flop)))
     limit = min(most, largest // _TILE_TOKENS * _TILE_TOKENS)
@@ -92,26 +92,27 @@ def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ..
 
 
 class StepGraphs:
-    """The forward pass and the draw of small steps, captured at a few numbers of rows, and the
-    buffers that they read, which never move.
+    """Graphs of small steps, and the static buffers that they read.
 
-    Of steps in which any row is longer (prompts, drafts), the forward pass alone is captured, at a
-    few numbers of tokens: the device counts which row has how many.
+    For steps of one token per row, forward pass and draw are captured, at some sizes in rows. For
+    steps with longer rows (prompts, drafts), the forward pass alone is captured, at some sizes in
+    tokens: row lengths are data on the device. For block-diffusion models, whose rows are blocks,
+    also only the forward pass is: the scored positions differ from round to round.
 
-    Lengths are bounded by the longest row that the tables hold, so that the number of splits in
-    attention depends on the number of rows alone. Of a block-diffusion model a row is a block, and
-    only the forward pass is captured: what is scored differs from round to round.
+    Graphs assume that each row may be as long as the tables allow, so that the number of splits in
+    attention depends on the number of rows alone.
 
     Args:
-        forward: computes a batch.
-        compute_logits: of what it yields.
-        tables: tokens, pages and parameters of all slots.
-        sizes: numbers of rows, ascending.
-        capture: `GraphCapture`; a test on CPU passes its launches through.
-        backend: of attention.
-        drafts: by a model, captured beside for as many rows.
-        token_sizes: numbers of tokens, ascending, for steps whose rows are of any lengths.
-        show_progress: whether to say how far it is.
+        forward: computes the hidden states of a batch.
+        compute_logits: computes logits from hidden states.
+        tables: tokens, pages and sampling parameters of all slots.
+        sizes: sizes in rows, ascending.
+        capture: `GraphCapture`; tests on CPU pass a function that captures nothing.
+        backend: attention backend.
+        drafts: draft model's proposer, whose decode step is captured at the same sizes; None
+            without one.
+        token_sizes: sizes in tokens, ascending, for steps whose rows are of any lengths.
+        show_progress: whether to show a progress bar.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class StepGraphs:
         self._tables = tables
         self._backend = backend
         self._sizes = tuple(sizes)
-        # Where rows are short, few of them cannot hold many tokens.
+        # Sizes that the rows of a step cannot fill, because requests are short, are left out.
         self._token_sizes = [
             size for size in token_sizes if size <= self._num_rows(size) * tables.max_model_len
         ]
@@ -154,7 +155,7 @@ class StepGraphs:
             drafts.prepare_capture(self._sizes[-1])
         self._forward: dict[int, Replay] = {}
         self._ragged: dict[int, Replay] = {}
-        """Graphs of ragged steps by number of tokens."""
+        """Graphs of steps with rows of any lengths, by size in tokens."""
         self._sample: dict[tuple[int, bool], Replay] = {}
         num_sizes = len(self._token_sizes) + len(self._sizes)
         shown = progress(
@@ -165,7 +166,7 @@ class StepGraphs:
             show=show_progress,
         )
         with shown as advance:
-            # The largest first: the others reuse its memory.
+            # The largest first: the others reuse its memory pool.
             for size in reversed(self._token_sizes):
                 padding = builder.build_padding(self._num_rows(size), size)
                 self._ragged[size] = self._captured_forward(padding, capture)
@@ -177,7 +178,8 @@ class StepGraphs:
                 advance(1)
 
     def close(self) -> None:
-        """Lets go of all graphs, whoever still holds this object: NCCL's group ends after them."""
+        """Drops all graphs, even if this object is still referenced: NCCL's group must outlive
+        them."""
         self._forward.clear()
         self._ragged.clear()
         self._sample.clear()
@@ -185,15 +187,16 @@ class StepGraphs:
             self._drafts.close()
 
     def size_for(self, rows: Sequence[Row]) -> int | None:
-        """The captured size that a step of these rows is padded to; None where none serves."""
+        """The size in rows that a step of these rows is padded to; None if no graph can run it."""
         count = captured_rows(rows, self._row_tokens)
         if not 0 < count <= self._sizes[-1]:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, count)]
 
     def tokens_for(self, rows: Sequence[Row]) -> tuple[int, int] | None:
-        """Rows and tokens that a step of these rows, of any lengths, is padded to; None where no
-        captured step serves, or so many rows of one token compute longer than launching takes."""
+        """The numbers of rows and tokens that a step with rows of any lengths is padded to; None if
+        no graph can run it, or if it has rows of one token only, and more than `size_for` takes:
+        such a step runs eagerly, since it takes longer to compute than to launch."""
         sizes, count = self._token_sizes, sum(row.length for row in rows)
         if not sizes or not 0 < count <= sizes[-1]:
             return None
@@ -205,17 +208,18 @@ class StepGraphs:
         return (num_rows, num_tokens) if num_tokens - count <= room else None
 
     def _num_rows(self, num_tokens: int) -> int:
-        """Rows of a step of so many tokens, and one for padding."""
+        """Rows of a graph of `num_tokens` tokens: as many as they can fill, and one for padding."""
         return 1 + min(num_tokens, self._tables.dummy_slot)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [T, hidden] of a padded batch's own tokens; valid until the next pass."""
+        """Hidden states [T, hidden] of a padded batch's tokens, padding left out; valid until the
+        next forward pass."""
         assert batch.size is not None, "an eager step runs on no graph"
         self._load(batch)
         assert batch.staged is not None, "graphs gather their inputs"
         if batch.num_tokens:
             return self._forward_ragged(batch, batch.staged)
-        # Of text the host knows where rows end. Of blocks it may not, nor does a backend then ask.
+        # The host may not know where rows of blocks end; backends that need it run no blocks.
         ends = batch.rows[:, 1] + batch.rows[:, 2]
         self._backend.prepare_for_replay(self._tables.page_table, batch.staged["slots"], ends)
         self._forward[batch.size]()
@@ -232,8 +236,8 @@ class StepGraphs:
         return self._hidden[: int(batch.rows[: batch.num_rows, 2].sum())]
 
     def sample(self, batch: Batch, masks: MaskRows | None) -> torch.Tensor:
-        """Tokens [R] of the rows of the last forward pass; rows that do not sample have some
-        token too."""
+        """Drawn tokens [R] of the batch's rows, after their forward pass; those of rows that do not
+        sample are meaningless."""
         sampling = batch.sampling
         assert batch.size is not None, "an eager step runs on no graph"
         assert sampling is not None, "a captured draw is one of all rows"
@@ -249,7 +253,7 @@ class StepGraphs:
         return self._tokens[: batch.num_rows]
 
     def _load(self, batch: Batch) -> None:
-        """Takes over the batch's arrays."""
+        """Copies the batch's arrays to the static buffers."""
         assert batch.staged is not None, "graphs gather their inputs"
         self._rows[: len(batch.staged.packed)].copy_(batch.staged.packed)
         if batch.sampling is not None and batch.sampling.is_captured:
@@ -258,7 +262,7 @@ class StepGraphs:
             self._draws[: len(packed)].copy_(packed)
 
     def _capture(self, padding: Batch, capture: Capture) -> None:
-        """Captures the steps of a batch's size, on a step of padding: harmless on empty tables."""
+        """Captures forward pass and draws for the size of `padding`, a batch of dummy rows."""
         size, sampling = padding.size, padding.sampling
         assert size is not None, "padding is of some size"
         self._forward[size] = self._captured_forward(padding, capture)
@@ -278,7 +282,7 @@ class StepGraphs:
             self._sample[size, bool(filters)] = capture(launch)
 
     def _captured_forward(self, padding: Batch, capture: Capture) -> Replay:
-        """The forward pass of a batch's size, captured on a step of padding."""
+        """The forward pass captured for the size of `padding`, a batch of dummy rows."""
         self._load(padding)
         assert padding.staged is not None, "graphs gather their inputs"
         rows = padding.staged.at(self._rows)
@@ -293,7 +297,7 @@ class StepGraphs:
         self._hidden[: len(hidden)].copy_(hidden)
 
     def _run_sample(self, size: int, sampling: SamplingBatch) -> None:
-        """One token for each row; puts them where the next step looks for them."""
+        """Draws one token for each row, into the token buffer and the token pool."""
         assert self._hidden is not None, "a draw follows a forward pass"
         logits = self._compute_logits(self._hidden[:size])
         apply_token_bitmask(logits, self._masks[:size])
@@ -304,9 +308,12 @@ class StepGraphs:
 
 
 def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
-    """Rows that a graph would need for these of a Plan; 0 where no graph can run them.
+    """Number of rows that these rows of a Plan take on a graph; 0 if no graph can run them.
 
-    Without blocks, graphs run rows of one token, whose positions the host knows.
+    Args:
+        rows: the Plan's rows.
+        row_tokens: tokens of a graph's row: 1, or the block size. With 1 there must be only rows of
+            one token that draw at most once.
     """
     if row_tokens > 1:
         return sum(row.length for row in rows) // row_tokens
@@ -322,10 +329,10 @@ def _like(staged: StagedArrays | None) -> torch.Tensor:
 
 
 class GraphCapture:
-    """Captures launches on the compute stream. All graphs share one pool of memory.
+    """Captures launches on the compute stream. All graphs share one memory pool.
 
-    They may, since they run one after another and hand nothing on in it. Kernels are compiled and
-    libraries set up by a run before each capture.
+    They may, since they run one after another and pass no data through it. Each capture comes after
+    an eager run, which compiles kernels and sets up libraries.
     """
 
     def __init__(self, streams: DeviceStreams) -> None:
@@ -333,11 +340,11 @@ class GraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, launch: Callable[[], None]) -> Replay:
-        """Captures what `launch` does; the replay does it again on the current stream."""
+        """Captures the launches of `launch`; the replay runs on the current stream."""
         launch()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads (of the process group, say) may keep querying their events.
+        # Other threads, such as the process group's, may query events during the capture.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
@@ -346,14 +353,14 @@ class GraphCapture:
 
 
 class StepCapture:
-    """Captures the small steps of one rank, after measuring how much memory that will take.
+    """Captures the small steps of one rank, after measuring how much memory the graphs will take.
 
     Args:
-        sizes: numbers of rows, ascending.
-        token_sizes: numbers of tokens, ascending, or none.
-        streams: of the rank.
-        backend: of attention.
-        show_progress: whether to say anything.
+        sizes: sizes in rows, ascending.
+        token_sizes: sizes in tokens, ascending; may be empty.
+        streams: the rank's streams.
+        backend: attention backend.
+        show_progress: whether to show a progress bar and log the result.
     """
 
     def __init__(
@@ -371,7 +378,7 @@ class StepCapture:
         self._backend = backend
         self._show_progress = show_progress
         self.expected = 0
-        """Bytes that `measure` found."""
+        """Bytes that all graphs will take, as measured."""
 
     def measure(
         self,
@@ -380,8 +387,8 @@ class StepCapture:
         tables: DeviceTables,
         drafts: DeviceModelProposer | None,
     ) -> int:
-        """Device memory that all sizes will take, from capturing two of each kind and dropping them
-        again."""
+        """Bytes of device memory that all graphs will take, extrapolated from capturing the two
+        largest of each kind; these are dropped again."""
         capture = GraphCapture(self._streams)
         graphs: list[StepGraphs] = []
 
@@ -394,7 +401,7 @@ class StepCapture:
         self.expected = taken_by(self._sizes[-1:], self._token_sizes[-1:])
         further = max(len(self._sizes), len(self._token_sizes)) - 1
         if further > 0:
-            # As if there were as many of one kind as of the other.
+            # One graph of each kind at a time, as if both kinds had equally many sizes.
             second = (sizes[-2:-1] or sizes for sizes in (self._sizes, self._token_sizes))
             self.expected += taken_by(*second) * further
         return self.expected
@@ -406,7 +413,7 @@ class StepCapture:
         tables: DeviceTables,
         drafts: DeviceModelProposer | None,
     ) -> StepGraphs:
-        """All graphs. Every rank must be at it, since they capture collectives."""
+        """Captures all graphs. Every rank must call it, since they contain collectives."""
         before, start = self._free_bytes(), time.perf_counter()
         graphs = StepGraphs(
             forward,
@@ -432,7 +439,7 @@ class StepCapture:
         return graphs
 
     def _free_bytes(self) -> int:
-        """Memory of the device that nobody holds, not even torch's cache."""
+        """Free bytes of device memory, after torch's allocator has released its cache."""
         torch.cuda.synchronize(self._streams.device)
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._streams.device)
@@ -447,16 +454,16 @@ def create_capture(
     model: ModelConfig,
     draft_backend: AttentionBackend | None = None,
 ) -> StepCapture | None:
-    """The capture of a rank's steps; None where they are launched kernel by kernel: as configured,
-    or since collectives wait on the host, or the backend of attention cannot be captured.
+    """The capture of a rank's steps; None where all steps run eagerly: because the configuration
+    says so, collectives go through the host, or the attention backend cannot be captured.
 
     Args:
-        config: of the engine.
-        group: of the ranks.
-        streams: of the rank; None on CPU.
-        backend: of attention.
-        model: that computes.
-        draft_backend: of the attention of a model that drafts on the device, if one does.
+        config: the engine's configuration.
+        group: the rank's tensor-parallel group.
+        streams: the rank's streams; None on CPU.
+        backend: attention backend.
+        model: the model's configuration.
+        draft_backend: attention backend of a draft model on the device; None without one.
     """
     can_capture = registry.uses_triton(group.device) and not group.is_through_host
     if streams is None or config.enforce_eager or not can_capture:

@@ -1,4 +1,4 @@
-"""Keeps a rank in step with its coordinator, or ends it."""
+"""Plan guard: ends a rank that lost a Plan or sampled other tokens than rank 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OutOfStep(RuntimeError):
 
 
 RUN_AHEAD = 1
-"""Steps that a rank may have launched beyond the last one whose tokens it has looked at."""
+"""Most steps that a rank has launched and whose tokens it has not added to its digest yet."""
 
 
 class Launched(Protocol):
@@ -21,29 +21,33 @@ class Launched(Protocol):
 
     @property
     def seq(self) -> int:
-        """Number of its Plan."""
+        """Number of the step's Plan."""
         ...
 
     def result(self) -> StepResult:
-        """Its result; waits for the device."""
+        """The step's result; waits for the device."""
         ...
 
 
 class PlanGuard:
     """Checks each Plan's sequence number, and every digest of sampled tokens that a Plan carries.
 
-    A rank that went on after either mismatch would mix requests in the next all-reduce, which
-    shows as wrong text and nothing else.
+    A rank that continued after a mismatch would mix requests in the next all-reduce; wrong text
+    would be the only symptom.
     """
 
     def __init__(self) -> None:
         self._last_seq = 0
         self._digest = SampleDigest()
         self._launched: deque[Launched] = deque()
-        """Steps whose tokens were not looked at yet."""
+        """Launched steps whose tokens are not in the digest yet."""
 
     def check(self, plan: Plan) -> None:
-        """Raises OutOfStep if `plan` is not the next one or its digest is not this rank's."""
+        """Checks that `plan` is the next one, and that its digest, if any, is this rank's.
+
+        Raises:
+            OutOfStep: either is not so.
+        """
         if plan.seq != self._last_seq + 1:
             raise OutOfStep(f"Plan {plan.seq} arrived after Plan {self._last_seq}: one was lost")
         self._last_seq = plan.seq
@@ -53,11 +57,12 @@ class PlanGuard:
             raise OutOfStep(f"sampled tokens up to step {plan.digest_seq} differ from rank 0's")
 
     def record(self, result: StepResult) -> None:
-        """Notes what this rank sampled."""
+        """Adds the tokens that this rank sampled in a step to its digest."""
         self._digest.update(result.seq, result.token_ids)
 
     def follow(self, step: Launched) -> None:
-        """Notes what this rank samples in a step once it is over, and waits for older ones only."""
+        """Has a launched step's tokens added to the digest later; waits for all steps but the
+        newest."""
         self._launched.append(step)
         while len(self._launched) > RUN_AHEAD:
             self.record(self._launched.popleft().result())

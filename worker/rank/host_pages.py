@@ -1,4 +1,4 @@
-"""One rank's pages in host memory, and the copies between them and the device's."""
+"""Host pages: one rank's host-memory tier of the KV cache, and copies between it and the device."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from worker.rank.streams import DeviceStreams
 from worker.rank.transfer import to_device
 
 _STAGED_BYTES = 32 << 20
-"""Most bytes on the device between its pages and host memory."""
+"""Most bytes of the staging buffer on the device."""
 
 
 LoadMs = Callable[[], float]
-"""Milliseconds that all loads of a step took; to be asked once the step has completed."""
+"""Returns the milliseconds that a step's loads took; to be called once the step has completed."""
 
 
 class HostPages(ABC):
-    """A slot holds what one page has in all layers and planes, on this rank.
+    """Slots in host memory, each for the content of one page on this rank: all layers and planes.
 
     Args:
-        num_slots: how many there are.
-        caches: of the layers; all pages are equally large.
+        num_slots: number of slots.
+        caches: KV caches of the layers; all pages have the same size.
     """
 
     def __init__(self, num_slots: int, caches: Sequence[KVCache]) -> None:
         self._planes = [t.view(len(t), -1) for cache in caches for t in cache.planes]
-        """[pages, values] each."""
+        """Planes of the layers' caches, [pages, values] each."""
         first = self._planes[0]
         self.slots = lazy_zeros((num_slots, len(self._planes), first.shape[1]), first.dtype)
-        """[slots, planes, values]."""
+        """[slots, planes, values] in host memory."""
 
     def copy(self, plan: Plan) -> LoadMs | None:
-        """Makes a Plan's copies, before anything else of it; None where it loads nothing."""
+        """Makes a Plan's copies, before anything else in the step; returns the time of its loads,
+        or None without any."""
         if plan.stores is None and plan.loads is None:
             return None
         return self._copy(plan)
@@ -50,7 +51,7 @@ class HostPages(ABC):
 
 
 class CPUHostPages(HostPages):
-    """Copies within the step, from memory to memory."""
+    """Host pages on CPU, copied from memory to memory within the step."""
 
     def _copy(self, plan: Plan) -> LoadMs | None:
         if plan.stores is not None:
@@ -68,18 +69,17 @@ class CPUHostPages(HostPages):
 
 
 class CUDAHostPages(HostPages):
-    """Copies on a stream of their own, while the step before computes.
+    """Host pages in pinned memory, copied on a stream of their own while the step before computes.
 
         copy     │ stores N │ loads N │
         compute  … step N-1 ──────────│ step N …
 
-    A slot is one block of pinned memory, so that it crosses in one transfer; kernels gather its
-    parts from the layers and scatter them.
+    A slot is contiguous, so that it crosses the bus in one transfer; kernels gather its parts from
+    the layers, and scatter them to the layers, by way of a staging buffer on the device.
 
-    HAZARD(stream): nothing here waits for the compute stream. The host knows that all steps which
-    touched these pages have completed: only such are stored or loaded into. Copies are made one
-    after another in the order of the Plans, since a slot or a page may be in several; the compute
-    stream waits for all of them.
+    HAZARD(stream): copies do not wait for the compute stream. They need not: the scheduler stores
+    and loads only pages that no step in flight touches. Copies run in the order of the Plans, since
+    several may touch a slot or a page, and the compute stream waits for all of them.
 
     Raises:
         ValueError: so much host memory cannot be pinned.
@@ -88,7 +88,7 @@ class CUDAHostPages(HostPages):
     def __init__(self, num_slots: int, caches: Sequence[KVCache], streams: DeviceStreams) -> None:
         super().__init__(num_slots, caches)
         _pin(self.slots)
-        # The same memory may be mapped, and pinned, for the next engine of this process.
+        # Unpinned with this object: the process's next engine may map, and pin, the same addresses.
         weakref.finalize(self, _unpin, self.slots.data_ptr()).atexit = False
         self._streams = streams
         self._stream = torch.cuda.Stream(streams.device)
@@ -142,12 +142,12 @@ class CUDAHostPages(HostPages):
 def create_host_pages(
     num_slots: int, caches: Sequence[KVCache], streams: DeviceStreams | None
 ) -> HostPages | None:
-    """The host pages of one rank; None where there are to be none.
+    """The host pages of one rank; None without a host-memory tier.
 
     Args:
-        num_slots: pages in host memory.
-        caches: of the layers.
-        streams: of the device; None on CPU.
+        num_slots: number of pages in host memory; 0 for no tier.
+        caches: KV caches of the layers.
+        streams: the rank's streams; None on CPU.
     """
     if not num_slots:
         return None
@@ -161,7 +161,7 @@ def _indices(copies: PageCopies) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pin(tensor: torch.Tensor) -> None:
-    """Pins memory where it lies: what torch allocates pinned is rounded up to a power of two."""
+    """Pins a tensor's memory in place: torch would round pinned memory up to a power of two."""
     num_bytes = tensor.numel() * tensor.itemsize
     error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), num_bytes, 0)
     if int(error):

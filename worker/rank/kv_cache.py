@@ -1,4 +1,5 @@
-"""One rank's KV cache: how large a page is, the memory of all pages, and what windows rule out."""
+"""KV cache of one rank: the size of a page, the memory of all pages, and options that some layouts
+exclude."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from worker.wire.page_groups import PageGroups
 
 
 def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
-    """Checks that the engine's configuration suits layers that see a window, or keep unlike things
-    of a token, before weights are read.
+    """Checks, before weights are read, that the engine's configuration suits a layout with sliding
+    windows or with several groups of layers.
 
     Raises:
         ValueError: it does not; the message says what to change.
@@ -42,7 +43,7 @@ def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
 
 
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
-    """The page groups of the layout, as the scheduler has to know them."""
+    """The layout's page groups in the form that the scheduler takes."""
     num_pages = layout.snapshot_pages(config.page_size) if config.enable_prefix_caching else 0
     return msgspec.structs.replace(layout.page_groups, snapshot_pages=num_pages)
 
@@ -50,8 +51,8 @@ def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
 def page_bytes(
     config: EngineConfig, layout: KVCacheLayout, groups: PageGroups, draft_bytes: int = 0
 ) -> int:
-    """Bytes that a page takes on this rank, its share of snapshots and `draft_bytes`, what it takes
-    in a draft model's cache, included."""
+    """Bytes of one page on this rank, with its share of state snapshots, and with its `draft_bytes`
+    in a draft model's cache."""
     num_bytes = layout.page_bytes(config.page_size) + draft_bytes
     if groups.snapshot_pages:
         num_bytes += -(-layout.state_bytes // groups.snapshot_pages)
@@ -61,11 +62,12 @@ def page_bytes(
 def allocate_kv_caches(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> Mapping[int, KVCache]:
-    """KV caches by layer that has pages; zeros, since attention reads unused slots of a page (and
-    masks them). Layers of different groups have one tensor where they stand at the same place.
+    """KV caches by layer that has pages. They are zeros, since attention reads unused slots of a
+    page, and masks them.
 
-    A layer that shares pages with others of its group has a view that begins where its first page
-    does: `layers_per_page` times the number of a page is that of its own.
+    Layers at the same index in different groups share one tensor: their groups own different pages
+    of it. Where a page holds several layers of a group (`layers_per_page`), each has a view that
+    begins at its part of page 0; page `p` is then index `layers_per_page * p` of the view.
     """
     spec = layout.spec
     shape = (num_pages, *spec.page_shape(page_size))

@@ -1,4 +1,4 @@
-"""How much a step may hold where the configuration leaves it to the device."""
+"""Default limits of a step, chosen by device: most running requests and most tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 class StepLimits(NamedTuple):
-    """Sizes of the running set and of one step."""
+    """Limits of the running set and of one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
 
-# vLLM's for its server, whose users' settings carry over (EngineArgs.get_batch_defaults). It keeps
-# A100s out of the first, which long steps made slower (vLLM's pull request 17885).
+# The defaults of vLLM's server (EngineArgs.get_batch_defaults), so that settings carry over. There
+# A100s are not large GPUs either: long steps made them slower (vLLM's pull request 17885).
 _LARGE_GPU = StepLimits(1024, 8192)
 _GPU = StepLimits(256, 2048)
 _CPU = StepLimits(64, 1024)
@@ -32,12 +32,13 @@ _LARGE_BYTES = 70 << 30
 def resolve_limits(
     config: EngineConfig, model: ModelConfig, group: TensorParallelGroup
 ) -> EngineConfig:
-    """The configuration with limits, the same on all ranks.
+    """The configuration with all limits set, the same on all ranks.
 
     Args:
-        config: which may leave them to the device.
-        model: whose layers may keep a state of each request, in memory that is taken for all slots.
-        group: of the ranks; all have to call, since their GPUs may differ.
+        config: the engine's configuration, which may leave limits to the device.
+        model: the model's configuration; linear-attention layers take memory for a state per slot,
+            so their default is fewer requests.
+        group: the ranks, all of which have to call, since their GPUs may differ.
     """
     if config.max_num_seqs and config.max_num_batched_tokens:
         return config
@@ -54,7 +55,7 @@ def resolve_limits(
 
 
 def limits_of_gpu(name: str, num_bytes: int) -> StepLimits:
-    """Limits of a GPU of this name, with so much memory."""
+    """Default limits on a GPU with this name and this memory in bytes."""
     is_large = num_bytes >= _LARGE_BYTES and "a100" not in name.lower()
     return _LARGE_GPU if is_large else _GPU
 

@@ -1,4 +1,4 @@
-"""The main of one rank: loads its shard, then executes Plans until a Stop message."""
+"""Main loop of one rank: loads its shard, then executes Plans until a Stop message."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def run_rank(
     """Runs one rank until the coordinator stops it; blocks.
 
     Args:
-        rank: this process's place in the group, 0 included where rank 0's step runs apart from
-            its scheduler (CPU).
+        rank: index of this rank in the group; 0 too may run here, apart from the scheduler (CPU).
         config: the group's engine configuration, equal on all ranks.
-        directory: the group's private folder: plan sockets and the rendezvous file.
-        rendezvous: takes the folder's place where the ranks are on several nodes.
+        directory: the group's private folder, with plan sockets and the rendezvous file.
+        rendezvous: used in place of the folder where the ranks are on several nodes.
 
     Raises:
         Exception: whatever ended the rank, after the coordinator was notified.
@@ -53,7 +52,7 @@ def run_rank(
         try:
             _load_and_serve(rank, config, directory, rendezvous, channel, at_last)
         except Exception as error:
-            # Before the group ends, which takes a while where peers wait in a collective.
+            # Sent before the group ends, which takes long where peers wait in a collective.
             channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
             raise
 
@@ -66,7 +65,7 @@ def _load_and_serve(
     channel: RankChannel,
     at_last: ExitStack,
 ) -> None:
-    """Runs the rank; `at_last` is given what lets go of it."""
+    """Loads the rank and executes Plans; registers with `at_last` what closes the rank."""
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
     from worker.models.tensor_parallel import TensorParallelGroup
     from worker.rank.cpu import yield_cpu_to_others
@@ -93,7 +92,8 @@ def _load_and_serve(
 
 
 def _let_go(rank: Rank) -> None:
-    """Ends the rank, or else the process: a group that hangs would hold the device for ever."""
+    """Closes the rank. If its group does not end, exits the process, which would otherwise hold the
+    device's memory for ever."""
     if not rank.close():
         logger.error("the group of ranks does not end: this process does")
         os._exit(1)
@@ -122,7 +122,7 @@ def _root_cause(error: Exception) -> str:
 
 
 def _exit_with_parent() -> None:
-    """Ends this process when its parent does, which holds the other end of stdin."""
+    """Ends this process when its parent ends: the other end of stdin is the parent's."""
 
     def watch() -> None:
         # The raw descriptor: a thread inside sys.stdin's lock would break a clean exit.
@@ -136,7 +136,7 @@ def _exit_with_parent() -> None:
 def main() -> None:
     """Entry of a rank that runs as a child process: RANK DIRECTORY CONFIG_JSON [FD] in argv.
 
-    FD is the store's socket where this is rank 0 of a group on several nodes.
+    FD is the listening socket of the rendezvous store, for rank 0 of a group on several nodes.
     """
     _exit_with_parent()
     rank, directory, config_json, *store_fd = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""How many KV pages a rank has room for."""
+"""Memory planning of a rank: the number of KV pages on the device and in host memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from worker.wire.page_groups import PageGroups
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.1
-"""Part of the machine's available memory that all ranks together take by default."""
+"""Fraction of the machine's available memory that all ranks' caches together take by default."""
 _CPU_MOST_BYTES = 4 << 30
 _STEADY_S, _AWAIT_S = 3.0, 60.0
-"""Seconds for which nothing may have come back of a device's memory until the rest counts as
-others', and the most that is waited for in all. The driver frees a killed process's memory in
-parts, within a second or two."""
+"""Seconds without more free memory after which the rest counts as other processes', and most
+seconds to wait in all. The driver frees a killed process's memory in parts, within a second or
+two."""
 _POLL_S = 0.1
 _NOISE_BYTES = 16 << 20
-"""Less than what a dead rank holds."""
+"""Growth of free memory that does not count as a dead rank's, which frees more."""
 
 
 def await_free_memory(
@@ -35,17 +35,17 @@ def await_free_memory(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Waits while a CUDA device's memory comes back from a process that has ended there.
+    """Waits while the driver frees a CUDA device's memory of a process that has ended.
 
-    A group that takes the place of a dead one would else find little, and keep a small cache for
-    ever. Returns at once where so much is free as this rank may use, and else when nothing has come
-    back for some seconds: the rest is others'. Does nothing on CPU.
+    A group that replaces a dead one would otherwise find little memory, and keep a small cache for
+    ever. Returns at once if as much is free as this rank may use, else when free memory has not
+    grown for some seconds: the rest belongs to other processes. Does nothing on CPU.
 
     Args:
-        device: of this rank.
-        utilization: part of it that the rank may use.
-        clock: in seconds.
-        sleep: for so many.
+        device: this rank's device.
+        utilization: fraction of its memory that the rank may use.
+        clock: returns seconds.
+        sleep: sleeps for a number of seconds.
     """
     if device.type != "cuda":
         return
@@ -78,16 +78,22 @@ def plan_pages(
     graphs: Callable[[], int],
     state_bytes: int = 0,
 ) -> int:
-    """Pages for one rank, the dummy page included.
+    """Number of KV pages for one rank, the dummy page included.
 
-    `page_bytes` has a page's share of snapshots, where there are any. States, of `state_bytes` in
-    all, are there before any page. On CUDA `profile` makes them.
-
-    On CUDA `profile` runs the largest step once, so that its activations count, and `graphs` tells
-    the bytes that captured steps will take, and lets go of what `profile` made.
+    Args:
+        config: the engine's configuration.
+        group: the rank's tensor-parallel group.
+        page_bytes: bytes of one page, with its share of state snapshots.
+        page_groups: groups of layers with pages of their own.
+        max_model_len: tokens of the longest request.
+        profile: on CUDA, runs the largest step once, for the peak of its activations; it allocates
+            the states, too.
+        graphs: on CUDA, returns the bytes that CUDA graphs will take, and frees what `profile`
+            allocated.
+        state_bytes: bytes of all slots' states, which are subtracted on CPU.
 
     Raises:
-        ValueError: there is no room for a single page.
+        ValueError: there is no room for a single page of each group.
     """
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.page_size) * page_groups.num_groups + 1
@@ -98,8 +104,8 @@ def plan_pages(
         available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES) - state_bytes
     pages = available // page_bytes
     if group.device.type == "cpu" or not config.enable_prefix_caching:
-        # No more than all slots at full length use. A GPU's memory serves nothing else: what is
-        # left of it keeps prefixes.
+        # At most what all slots use at full length. With prefix caching on a GPU, whose memory
+        # serves nothing else, the rest keeps prefixes.
         useful = config.max_num_seqs * page_groups.num_pages(
             max_model_len, config.page_size, config.max_num_batched_tokens
         )
@@ -114,13 +120,13 @@ def plan_pages(
 
 
 def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
-    """Pages that one rank keeps in host memory; 0 for none.
+    """Number of pages that one rank keeps in host memory; 0 without a host-memory tier.
 
-    A draft model's part of a page is not kept: it is computed anew for each request that enters a
-    slot, cached prefix or not.
+    A draft model's part of a page is not kept: it is computed again for each request that enters a
+    slot, even if its prefix is cached.
 
     Raises:
-        ValueError: the machine has not so much memory, or not even a page fits.
+        ValueError: the machine has less memory than that, or not even one page fits.
     """
     if not config.host_cache_gib:
         return 0
@@ -156,7 +162,7 @@ def _cuda_cache_bytes(
     graph_bytes = graphs()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    # Ranks on one device wait for each other here: all have let go of what the step took.
+    # A barrier for ranks on one device: behind it, all have freed the memory of the profiled step.
     ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
     share = cache_share(total, free, config.gpu_memory_utilization, ranks)
@@ -169,16 +175,16 @@ def _cuda_cache_bytes(
 
 
 def cache_share(total: int, free: int, utilization: float, ranks: Sequence[Sequence[int]]) -> int:
-    """Bytes for the KV cache of each of the ranks on one device.
+    """Bytes for the KV cache of each rank on one device.
 
     Args:
         total: bytes of the device.
-        free: of them, while the ranks hold what they keep between steps.
+        free: bytes of the device that are free between steps.
         utilization: fraction of `total` that may be in use.
         ranks: (bytes at the peak of a step and of graphs, bytes held between steps) of each rank.
     """
     held = sum(held for _, held in ranks)
-    # What neither the ranks' tensors nor free memory account for: contexts, libraries, others.
+    # Neither free nor held by the ranks' tensors: CUDA contexts, libraries, other processes.
     foreign = total - free - held
     peaks = sum(peak for peak, _ in ranks)
     return (int(total * utilization) - foreign - peaks) // len(ranks)

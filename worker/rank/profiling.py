@@ -1,4 +1,4 @@
-"""The largest steps there can be, to measure the memory that they take."""
+"""Profile Plans: the largest steps, run at start-up to measure their peak memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ PROCESSORS: Final = LogitsParams(
     allowed_token_ids=[0],
     num_logprobs=1,
 )
-"""One of each kind: a table of penalties, of masks and of edits, and a copy of raw logits."""
+"""Logits processors of every kind, and log-probabilities: all tables of processors are made, and
+raw logits copied."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfilePlans:
-    """Steps on a cache whose every page is the dummy."""
+    """Steps for a cache that reads and writes the dummy page alone."""
 
     plans: tuple[Plan, ...]
     """The largest prefill, then the largest draw."""
@@ -35,9 +36,9 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
     """Plans for the engine's largest steps.
 
     Args:
-        config: its limits.
-        max_model_len: longest request.
-        block_size: of a block-diffusion model; else 1.
+        config: the engine's configuration, for its limits.
+        max_model_len: tokens of the longest request.
+        block_size: block size of a block-diffusion model; else 1.
     """
     slots = range(config.max_num_seqs)
     chunk = min(config.max_num_batched_tokens, max_model_len - 1) // block_size * block_size
@@ -51,7 +52,7 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
     admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
     processed = admits
     if not block:
-        # Tables of processors are made for the first request that needs them, and stay.
+        # These tables are made for the first request with processors, and stay.
         processed = [msgspec.structs.replace(one, logits_params=PROCESSORS) for one in admits]
     prefill: list[Row] = [PlannedRow(slot, 0, chunk, True) for slot in slots[:num_chunks]]
     draw: list[Row] = [PlannedRow(slot, 0, 1, True) for slot in slots]

@@ -1,11 +1,11 @@
 """One rank of a worker group: its device, its shard, then a step for every Plan.
 
-Whoever brings the Plans, the rank's own process (`worker/rank/main.py`) or the scheduler that
-shares one with rank 0 (`worker/core/executor_local.py`), runs a step by the same calls:
+The rank's own process (`worker/rank/main.py`), or the scheduler that shares a process with rank 0
+(`worker/core/executor_local.py`), runs a step by these calls:
 
     Plan ──launch──> forward pass ──(Sample ──sample──>)── sampling ──result──> StepResult
 
-No call but `result` waits for a CUDA device, so that a next Plan may be launched before.
+Only `result` waits for a CUDA device, so the next Plan may be launched before it is called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from worker.rank.warmup import choose_kernel_cache
 
 
 def select_device(config: EngineConfig, rank: int) -> torch.device:
-    """The device of rank `rank`, which becomes the calling thread's current one.
+    """The device of rank `rank`; makes a CUDA device the calling thread's current one.
 
     Raises:
         ValueError: CUDA was asked for and there is none, or the device is too old.
@@ -49,7 +49,7 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
             f"kernels need {'.'.join(map(str, LEAST_CAPABILITY))} (A100, A10, L4 and later): use "
             "another GPU, or --device cpu"
         )
-    # Triton launches on the current device, and pinning memory makes a context there.
+    # Triton launches on the current device, and pinning memory makes a CUDA context on it.
     torch.cuda.set_device(device)
     return device
 
@@ -67,7 +67,8 @@ _SMALLER_CACHE = (
 
 @contextmanager
 def _telling_remedy(purpose: str, remedy: str) -> Iterator[None]:
-    """Raises RuntimeError, with what to change, where a CUDA device has no memory left."""
+    """Turns an out-of-memory error of a CUDA device into a RuntimeError that says what to
+    change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -76,16 +77,15 @@ def _telling_remedy(purpose: str, remedy: str) -> Iterator[None]:
 
 
 class Rank:
-    """A rank's life: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
+    """One rank: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
 
-    Phases of its start, in seconds: connect (until all ranks have met), download (of a Hub model;
-    nothing where it is there), load_weights, profile (one largest step), capture (KV cache, kernels
-    compiled, CUDA graphs). Waiting for the other ranks between them counts
-    nowhere.
+    It reports the seconds of each phase of its start: connect (until all ranks have met), download
+    (of a model from the Hub), load_weights, profile (the largest steps), capture (KV cache,
+    compiled kernels, CUDA graphs). The wait for the coordinator's Start counts in none.
 
     Args:
         config: the group's engine configuration.
-        clock: in seconds; `connect` begins when this object is made.
+        clock: returns seconds; `connect` begins when this object is made.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,19 +97,19 @@ class Rank:
         self._runner: ModelRunner | None = None
         self._guard = PlanGuard()
         self._unsampled: RankStep | None = None
-        """The step launched last, where it still waits for masks."""
+        """The step launched last, while it waits for masks; else None."""
 
     @property
     def runner(self) -> ModelRunner:
-        """The loaded model."""
+        """The runner of the loaded model."""
         assert self._runner is not None, "nothing is loaded yet"
         return self._runner
 
     def load(self, group: TensorParallelGroup) -> Hello:
-        """Loads the shard, once the group has met; what the rank then has memory for.
+        """Loads the shard; returns the rank's Hello, with the number of pages that fit in memory.
 
         Raises:
-            ValueError: as ModelRunner, or there is memory for no page.
+            ValueError: the checkpoint cannot be served so, or there is no memory for a page.
             RuntimeError: the device has no memory left; the message says what to change.
         """
         config, self._group = self._config, group
@@ -132,7 +132,8 @@ class Rank:
         )
 
     def allocate(self, start: Start) -> Ready:
-        """Makes the cache that the coordinator asks for; scrapes see a CUDA device from then."""
+        """Allocates the KV cache as the coordinator asks. On CUDA, then begins to serve this rank's
+        metrics."""
         runner = self.runner
         self._phase_began = self._clock()
         self._seconds.clear()
@@ -144,7 +145,7 @@ class Rank:
         return Ready(rank=runner.group.rank, startup=dict(self._seconds))
 
     def launch(self, plan: Plan) -> RankStep:
-        """Launches a step, up to its forward pass where it waits for masks.
+        """Launches a step: as a whole, or, if its Plan has masked rows, up to the forward pass.
 
         Raises:
             OutOfStep: a Plan was lost, or the ranks have drawn different tokens.
@@ -161,14 +162,15 @@ class Rank:
         return step
 
     def drafts(self, seq: int) -> list[list[int]]:
-        """Drafts for each masked row of step `seq`, which waits for masks."""
+        """Drafts of each masked row of step `seq`, which waits for masks."""
         step = self._unsampled
         assert step is not None, f"step {seq} waits for no masks"
         assert step.seq == seq, f"drafts of step {seq}, {step.seq} waits"
         return step.forwarded.masked_drafts()
 
     def sample(self, seq: int, masks: bytes) -> RankStep:
-        """Launches the rest of step `seq`, which waits for masks; these are as in `Sample`."""
+        """Launches the draw of step `seq`, which waits for masks; `masks` as in a Sample
+        message."""
         step, self._unsampled = self._unsampled, None
         assert step is not None, f"masks of step {seq}, none waits"
         assert step.seq == seq, f"masks of step {seq} for step {step.seq}"
@@ -176,12 +178,13 @@ class Rank:
         return step
 
     def close(self) -> bool:
-        """Lets go of the model and leaves the group. Safe to call twice.
+        """Drops the model and ends the group, for which it waits a few seconds. Safe to call twice.
 
-        Returns whether the group has ended; it is waited for a few seconds.
+        Returns:
+            Whether the group has ended.
         """
         if self._runner is not None:
-            self._runner.close()  # graphs hold collectives: the group ends after them
+            self._runner.close()  # graphs contain collectives: the group must outlive them
             self._runner = None
         group, self._group = self._group, None
         return group is None or group.close()
@@ -202,23 +205,24 @@ class RankStep:
     """A step in flight.
 
     Args:
-        forwarded: its forward pass.
-        guard: of the rank.
+        forwarded: the step as far as its forward pass.
+        guard: the rank's guard.
     """
 
     def __init__(self, forwarded: ForwardStep, guard: PlanGuard) -> None:
         self.forwarded = forwarded
         self.sampled: SampledStep | None = None
-        """None until it has its masks."""
+        """The step with its draw; None while it waits for masks."""
         self._guard = guard
 
     @property
     def seq(self) -> int:
-        """Number of its Plan."""
+        """Number of the step's Plan."""
         return self.forwarded.plan.seq
 
     def result(self) -> StepResult:
-        """Waits for the step. Rank 0's are each asked for once, in the order of their launches.
+        """The step's result; waits for the step. To be called on rank 0, once per step, in the
+        order of launches.
 
         Raises:
             RuntimeError: the device failed.

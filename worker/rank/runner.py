@@ -1,4 +1,4 @@
-"""Executes Plans on one rank: tables, forward, sampling."""
+"""Model runner: executes Plans on one rank, from the tables through forward pass and sampling."""
 
 from __future__ import annotations
 
@@ -48,9 +48,15 @@ from worker.rank.warmup import warm_up, warm_up_limits
 class ModelRunner:
     """One rank's model, KV cache and tables.
 
-    Life: construct (loads the weights), `hello`, `allocate`, then for each Plan `forward` and
-    `sample`, which do not wait for a CUDA device, and the result of what this returns. All ranks
-    of the group execute the same Plans in the same order and draw the same tokens.
+    The constructor loads the weights; then come `hello`, `allocate`, and for each Plan `forward`
+    and `sample`. These two do not wait for a CUDA device; `result` of the step that `sample`
+    returns does. All ranks of the group execute the same Plans in the same order, and draw the same
+    tokens.
+
+    Args:
+        config: the engine's configuration.
+        group: the rank's tensor-parallel group.
+        model: the model's configuration; None reads it from the checkpoint.
 
     Raises:
         ValueError: the checkpoint cannot be served with this configuration.
@@ -101,7 +107,7 @@ class ModelRunner:
         self._streams = DeviceStreams(self.device) if self.device.type == "cuda" else None
         self._clock = DeviceClock()
         self._capture = None
-        if not self._layout.states:  # whose rows are looked at one by one
+        if not self._layout.states:  # layers with states launch kernels per row
             self._capture = create_capture(
                 *(config, group, self._streams, self._attention, self.model_config),
                 None if self._draft_model is None else self._draft_model.backend,
@@ -112,7 +118,11 @@ class ModelRunner:
         self._host_pages: HostPages | None = None
 
     def _create_attention(self) -> AttentionBackend:
-        """Raises ValueError where the backend does not suit the model."""
+        """The attention backend that the configuration names.
+
+        Raises:
+            ValueError: it does not suit the model.
+        """
         config, model = self.config, self.model_config
         windows = model.windows_within(self.max_model_len)
         return create_attention_backend(
@@ -134,7 +144,7 @@ class ModelRunner:
         )
 
     def hello(self) -> Hello:
-        """The rank's hello: what it loaded and how many KV pages its memory holds."""
+        """The rank's Hello: the model's sizes, and the number of KV pages that fit in memory."""
         num_pages = plan_pages(
             self.config,
             group=self.group,
@@ -159,10 +169,11 @@ class ModelRunner:
         )
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
-        """Makes the KV cache of `num_pages` pages (page 0 is the dummy page) and the tables.
+        """Allocates the KV cache of `num_pages` pages (page 0 is the dummy page), host pages and
+        tables.
 
-        On CUDA, compiles all kernels, and captures the graphs of decode steps: every rank must be
-        at it, since there are collectives in both.
+        On CUDA, then compiles all kernels and captures the graphs of small steps. Both contain
+        collectives, so every rank must call this.
         """
         assert num_pages >= 2, "a cache has one page besides the dummy page"
         with self._on_compute_stream():
@@ -174,7 +185,7 @@ class ModelRunner:
                 *(self.config, self._tables, self._attention, num_pages, self._drafts)
             )
         if self.device.type == "cuda" and registry.uses_triton(self.device):
-            self._warm_up()  # the interpreter, on CPU, compiles nothing
+            self._warm_up()  # not on CPU, where Triton's interpreter compiles nothing
         if self._capture is not None:
             with self._on_compute_stream(), torch.inference_mode():
                 self._graphs = self._capture.run(
@@ -182,12 +193,12 @@ class ModelRunner:
                 )
 
     def execute(self, plan: Plan, masks: bytes = b"") -> StepResult:
-        """Runs one step to its end; `masks` as in `sample`."""
+        """Runs one step and waits for its result; `masks` as in `sample`."""
         return self.sample(self.forward(plan), masks).result()
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> ForwardStep:
-        """Launches the step as far as it goes without masks: up to its forward pass."""
+        """Launches a step up to its forward pass, which needs no masks yet."""
         started = time.monotonic()
         loads = None if self._host_pages is None else self._host_pages.copy(plan)
         copied = time.monotonic()
@@ -225,10 +236,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, step: ForwardStep, masks: bytes = b"") -> SampledStep:
-        """Launches the draw, and sends its tokens to the host.
+        """Launches a step's draw, and the copy of its tokens to the host.
 
         Args:
-            step: the one that went forward last.
+            step: the step that `forward` returned last.
             masks: one row of ceil(vocab / 32) int32 words for each draw of `Plan.masked`.
         """
         resumed = time.monotonic()
@@ -265,13 +276,13 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        """Lets go of graphs, though frames of a failed step may still hold the runner."""
+        """Drops all graphs, even if frames of a failed step still reference the runner."""
         if self._graphs is not None:
             self._graphs.close()
             self._graphs = None
 
     def run_model(self, batch: Batch) -> torch.Tensor:
-        """Hidden states of the batch's tokens that are read, or of all."""
+        """Hidden states [S, hidden] of the batch's `read_tokens`, or [T, hidden] of all tokens."""
         if batch.staged is None:
             assert self.model.native is not None, "an unstaged batch is for the library"
             tables, read = self._tables, batch.read_tokens
@@ -288,7 +299,7 @@ class ModelRunner:
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Logits of the batch's draws, fp32 [S, vocab]."""
+        """Logits of the batch's draws, fp32 [S, vocab], from the hidden states of `run_model`."""
         tokens = None if batch.sampling is None else batch.sampling.tokens
         if tokens is not None and batch.read_tokens is None:
             hidden = hidden.index_select(0, tokens)
@@ -300,12 +311,13 @@ class ModelRunner:
         batch: Batch,
         masks: MaskRows | None = None,
     ) -> SamplerOutput | None:
-        """Scoring and sampling, without waiting for the device; None where nothing comes of it."""
+        """Samples the batch's draws and scores its prompts, without waiting for the device; None if
+        there is neither."""
         sampling = batch.sampling
         if sampling is not None and sampling.is_captured:
             assert self._graphs is not None, "a captured draw without graphs"
             if self._streams is not None:
-                # HAZARD(stream): the tokens of the step before leave from the same buffer.
+                # HAZARD(stream): the previous step's tokens are fetched from the same buffer.
                 self._streams.await_fetches()
             return SamplerOutput(tokens=self._graphs.sample(batch, masks))
         output = None
@@ -334,7 +346,8 @@ class ModelRunner:
         )
 
     def _run(self, batch: Batch, read: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of the tokens `read` of a step of blocks; else as the batch says."""
+        """Hidden states of the tokens with indices `read` in a step of blocks; without `read`, of
+        the batch's `read_tokens`, or of all."""
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
@@ -393,7 +406,8 @@ class ModelRunner:
         return draft_page_bytes(self.config)
 
     def _profile(self) -> None:
-        """The largest prefill and the largest draw, on a cache whose every page is the dummy."""
+        """Runs the largest prefill and the largest draw, on a cache that uses the dummy page
+        alone."""
         largest = profile_plans(
             self.config, max_model_len=self.max_model_len, block_size=self.model_config.block_size
         )
@@ -404,7 +418,7 @@ class ModelRunner:
             self.execute(plan)
 
     def _warm_up(self) -> None:
-        """Compiles the kernels of all steps that there may be."""
+        """Compiles the kernels of all kinds of steps."""
         limits = warm_up_limits(
             self.config,
             max_model_len=self._tables.max_model_len,
@@ -417,7 +431,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _measure_graphs(self) -> int:
-        """Bytes that graphs will take beside the cache; then lets go of what profiling took."""
+        """Bytes that CUDA graphs will take; frees what `_profile` allocated."""
         num_bytes = 0
         if self._capture is not None:
             with self._on_compute_stream():

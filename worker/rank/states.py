@@ -1,4 +1,4 @@
-"""One rank's states of requests: what layers keep in place of keys and values, and copies of it."""
+"""States of requests in linear-attention layers on one rank, and snapshots of these states."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from worker.rank.transfer import to_device
 
 
 def check_states(config: EngineConfig, layout: KVCacheLayout) -> None:
-    """Checks that the engine's configuration suits layers that keep a state of each request, before
-    weights are read.
+    """Checks, before weights are read, that the engine's configuration suits a model's layers with
+    states, if it has any.
 
     Raises:
         ValueError: it does not; the message says what to leave out.
@@ -39,13 +39,13 @@ def check_states(config: EngineConfig, layout: KVCacheLayout) -> None:
 
 
 class RequestStates:
-    """A state for each slot of the tables, their dummy slot included, and the snapshots behind.
+    """State caches: a row for each slot, the dummy slot included, then one for each snapshot.
 
     Args:
-        layout: of the model's caches.
-        num_slots: of the tables, the dummy slot included.
-        num_snapshots: as the scheduler has them.
-        device: of the rank.
+        layout: layout of the model's caches.
+        num_slots: number of slots, the dummy slot included.
+        num_snapshots: number of snapshots, which the scheduler assigns.
+        device: the rank's device.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class RequestStates:
             cache.copy(snapshots, slots)
 
     def rows(self, batch: Batch) -> StateRows:
-        """The states of a step's rows, as layers have to know them."""
+        """Rows of the state caches for a step's rows, and the snapshots to store, for layers."""
         assert batch.staged is not None, "the compiled library knows no states"
         assert batch.starts is not None, "the compiled library knows no states"
-        assert batch.size is None, "its steps are launched one by one"
+        assert batch.size is None, "steps with states run on no graph"
         border = batch.num_decodes
         stores: dict[int, list[StateStore]] = {}
         for store in batch.state_stores:
@@ -101,7 +101,7 @@ class RequestStates:
     def _parts(
         self, offset: int, start: int, end: int, stores: Sequence[StateStore]
     ) -> list[StatePart]:
-        """A row of positions [start, end), cut where a snapshot is stored; position p is token
+        """A row's positions [start, end), split where snapshots are stored; position p is token
         `offset` + p of the step."""
         parts: list[StatePart] = []
         for store in stores:

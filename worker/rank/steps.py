@@ -1,4 +1,4 @@
-"""A step under way: launched up to its forward pass, then up to its draw."""
+"""Steps in flight: launched up to the forward pass, then with the draw."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ from worker.rank.tables import DeviceTables
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardStep:
-    """A step whose forward pass is launched and that has not drawn yet."""
+    """A step whose forward pass is launched, and whose draw is not."""
 
     plan: Plan
     batch: Batch | None
-    """None for a Plan without rows."""
+    """Batch of the step; None for a Plan without rows."""
     hidden: torch.Tensor | None
-    """Hidden states of the tokens of the step that are read, or of all."""
+    """Hidden states of the tokens that are read, or of all; None for a Plan without rows."""
     drafted: DraftedStep | None = None
-    """None without speculative rows."""
+    """Drafts of the step; None without speculative rows."""
     blocks: BlockStep | None = None
-    """The running blocks of a block-diffusion model."""
+    """Running blocks of a block-diffusion model; None for other models."""
     times: tuple[float, float, float]
-    """Times at which it was started, prepared, and its forward pass launched."""
+    """Times of the host at the start, after preparation, and after the launch of the forward
+    pass."""
     copy_s: float = 0.0
-    """Seconds of the time up to `prepared` that copies to and from host memory took."""
+    """Seconds between the first two of `times` that copies to and from host memory took."""
     slot: StepSlot | None
-    """None on CPU."""
+    """Buffers and events of the step; None on CPU."""
     loads: LoadMs | None = None
-    """Time of its copies from host memory."""
+    """Time of the step's loads from host memory; None without any."""
 
     def masked_drafts(self) -> list[list[int]]:
-        """Drafts of each masked row, where its Plan says that there may be any."""
+        """Drafts of each masked row; for steps whose Plan has `drafts_under_grammar`."""
         assert self.drafted is not None, "no row is speculative"
         return self.drafted.masked_drafts(self.plan)
 
     def mask_rows(self, masks: bytes, tables: DeviceTables) -> MaskRows | None:
-        """The masks that followed its Plan; None without any."""
+        """Masked rows of the logits, with `masks` from the Sample message; None without any."""
         if not self.plan.masked:
             return None
         vocab_size, device = tables.vocab_size, tables.token_pool.device
@@ -62,31 +63,33 @@ class ForwardStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledStep:
-    """Results of one step, on the host or on their way there."""
+    """A step that is launched as a whole; its results are being copied to the host."""
 
     seq: int
     output: SamplerOutput | None
     """Drawn tokens and scores, on the host as soon as the slot's step has completed; None where
     nothing is drawn or scored."""
     drawing: Sequence[int] | None = None
-    """Which of the drawn tokens count; None for all."""
+    """Indices of the drawn tokens that count; None for all."""
     times: RankTimes
-    """Times of the host: of a step on CUDA, those of its launches."""
+    """Times of the host; on CUDA these are times of launches."""
     compute_ms: float
+    """Milliseconds that the host spent on the step, waits for masks and copies left out; on CUDA
+    `result` reports the device's time instead."""
     slot: StepSlot | None = None
-    """None on CPU, where a launched step is a completed one."""
+    """Buffers and events of the step; None on CPU, where a launched step has completed."""
     clock: DeviceClock | None = None
     wants_logprobs: bool
-    """Whether this rank is asked for log-probabilities."""
+    """Whether this rank reports log-probabilities: rank 0 does."""
     accepted: AcceptedTokens | None = None
-    """None without speculative rows."""
+    """Acceptance of drafts; None without speculative rows."""
     blocks: BlockResults | None = None
-    """Outcomes of a block-diffusion model's blocks, whose steps wait for the device."""
+    """Outcomes of running blocks, on the host already; None for autoregressive models."""
     loads: LoadMs | None = None
-    """Time of its copies from host memory."""
+    """Time of the step's loads from host memory; None without any."""
 
     def result(self) -> StepResult:
-        """Waits for the device. Steps are asked for their results in the order of their launches.
+        """The step's result; waits for the device. To be called in the order of launches.
 
         Raises:
             RuntimeError: the device failed.
@@ -123,7 +126,8 @@ _SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_
 
 
 def fetch_output(output: SamplerOutput, slot: StepSlot, *, with_logprobs: bool) -> SamplerOutput:
-    """The output, on the host once the slot's step has completed; does not wait for it."""
+    """Launches the copy of an output to the host; returns tensors that hold it once the slot's step
+    has completed. Without `with_logprobs`, tokens alone."""
     tokens = None if output.tokens is None else slot.fetch(output.tokens)
     if not with_logprobs:
         return SamplerOutput(tokens=tokens)

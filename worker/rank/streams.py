@@ -1,18 +1,17 @@
-"""Streams, events and buffers with which a step on CUDA is launched while the one before it
-computes.
+"""Streams, events and buffers of steps on CUDA: a step is launched while the previous one runs.
 
     host       launch N+1 ─ wait N ─ launch N+2 ─ wait N+1 ─
     schedule      └─ inputs N+1         └─ inputs N+2
     compute    … step N ───────│ step N+1 ───────│ step N+2 …
     copy                       └─ tokens N       └─ tokens N+1
 
-Inputs go up on the schedule stream, from pinned memory; the compute stream waits for them. All
-that touches the tables, the caches and the sampler's state runs on the compute stream, one step
-after another, so that no write can overtake an earlier step's read. Drawn tokens come down on the
-copy stream into pinned memory, and the host waits for that copy's event, asleep.
+Inputs are copied from pinned memory on the schedule stream; the compute stream waits for them. All
+that touches the tables, the caches and the sampling state runs on the compute stream, one step
+after another, so that no write can overtake an earlier step's read. Drawn tokens are copied to
+pinned memory on the copy stream, and the host sleeps until that copy's event.
 
-HAZARD(stream): buffers that more than one stream touches belong to a `StepSlot`. A slot is taken
-again only when its last step has completed, which the host knows by the slot's last event.
+HAZARD(stream): buffers that several streams touch belong to a `StepSlot`. A slot is reused only
+when its last step has completed, which the host knows by the slot's last event.
 """
 
 from __future__ import annotations
@@ -27,33 +26,34 @@ import torch
 from worker.rank.transfer import aligned
 
 NUM_SLOTS = 3
-"""Two steps may be in flight, and the times of one follow from the events of the one before."""
+"""Number of step slots: two steps may be in flight, and DeviceClock still reads events of the one
+before them."""
 
 _LEAST_STAGING_BYTES = 1 << 16
 
 
 class DeviceStreams:
-    """The streams of one rank, and its slots."""
+    """CUDA streams of one rank, and its step slots."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.schedule, self.compute, self.copy = (torch.cuda.Stream(device) for _ in range(3))
-        # What was made on the default stream, such as weights, is there for all of them.
+        # Work of the default stream, such as loading weights, ends before any of them begins.
         torch.cuda.synchronize(device)
         self._slots = itertools.cycle([StepSlot(self) for _ in range(NUM_SLOTS)])
         self.latest: StepSlot | None = None
-        """The slot whose results are fetched last."""
+        """The slot whose results were fetched last."""
 
     def take(self) -> StepSlot:
-        """A slot for the next step: they take turns. Waits for the slot's last step, which is over
-        already where results are taken."""
+        """The next slot in turn, emptied. Waits for its last step, which has completed already if
+        results are taken in time."""
         slot = next(self._slots)
         slot.wait()
         slot.reset()
         return slot
 
     def await_fetches(self) -> None:
-        """Has the compute stream wait until all results so far are off the device's buffers."""
+        """Has the compute stream wait until all results so far are copied from their buffers."""
         if self.latest is not None:
             self.latest.hold_back(self.compute)
 
@@ -78,17 +78,20 @@ class StepSlot:
         self._is_pending = False
 
     def reset(self) -> None:
-        """Empties the slot for a new step."""
+        """Empties the slot's buffers for a new step."""
         self._used = 0
         self._outgrown.clear()
         self._fetched.clear()
 
     def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
-        """Copies bytes to the device: uint8 [num_bytes], for use on the compute stream.
+        """Copies bytes to the device on the schedule stream.
 
         Args:
-            num_bytes: how many.
-            fill: writes them into pinned memory.
+            num_bytes: number of bytes.
+            fill: writes the bytes to an array in pinned memory.
+
+        Returns:
+            uint8 [num_bytes] on the device, for use on the compute stream.
         """
         start = self._used
         if start + num_bytes > len(self._host):
@@ -105,38 +108,40 @@ class StepSlot:
         return staged
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a result to pinned memory, behind the step's last launch: call `finish` before.
+        """Launches the copy of a result to pinned memory; `finish` has to be called before.
 
-        It holds the values once `wait` has returned.
+        Returns:
+            A tensor on the host that holds the values once `wait` has returned.
         """
-        # Such memory comes from torch's cache, which hands it out again only after the copy.
+        # torch's cache reuses pinned memory only after the copies to it.
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         with torch.cuda.stream(self._streams.copy):
             host.copy_(tensor, non_blocking=True)
-        # HAZARD(stream): the allocator would give its memory to the compute stream's next step.
+        # HAZARD(stream): if freed now, its memory could go to the compute stream's next step.
         self._fetched.append(tensor)
         return host
 
     def finish(self) -> None:
-        """The step's last launch is behind us; results may be fetched."""
+        """Marks the step's last launch; from here on results may be fetched."""
         self.finished.record(self._streams.compute)
         self._streams.copy.wait_event(self.finished)
 
     def close(self) -> None:
-        """All results are being fetched: the slot is free when they are here."""
+        """Marks the last fetch: the slot may be reused once the copies have completed."""
         self._completed.record(self._streams.copy)
         self._is_pending = True
         self._streams.latest = self
 
     def hold_back(self, stream: torch.cuda.Stream) -> None:
-        """Has the stream wait until the slot's results are fetched."""
+        """Has `stream` wait until the slot's results are on the host."""
         if self._is_pending:
             stream.wait_event(self._completed)
 
     def wait(self) -> bool:
-        """Sleeps until the slot's step has completed, all its results on the host.
+        """Sleeps until the slot's step has completed and all its results are on the host.
 
-        Returns whether it had not completed before.
+        Returns:
+            Whether it had to wait.
         """
         if not self._is_pending:
             return False
@@ -150,12 +155,12 @@ class StepSlot:
             self._outgrown.append((self._host, self._staged))
         size = staging_size(num_bytes)
         self._host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        # HAZARD(stream): a block of the compute stream's could still be read by its last owner
-        # when the schedule stream fills it.
+        # HAZARD(stream): allocated on the compute stream, a block could still be read by its last
+        # owner there when the schedule stream fills it.
         with torch.cuda.stream(self._streams.schedule):
             self._staged = torch.empty(size, dtype=torch.uint8, device=self._streams.device)
 
 
 def staging_size(num_bytes: int) -> int:
-    """Bytes of a staging buffer that must hold so many: a power of two, so that it grows rarely."""
+    """Size of a staging buffer for `num_bytes` bytes: a power of two, so that it grows rarely."""
     return max(_LEAST_STAGING_BYTES, 1 << (num_bytes - 1).bit_length())

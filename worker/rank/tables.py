@@ -1,4 +1,4 @@
-"""State of all running requests on the device: one stable row per slot."""
+"""Device tables: the state of all running requests, in one stable row per slot."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 class DeviceTables:
     """Token pool and page table on the device, sampling state beside them.
 
-    Row `max_num_seqs` belongs to no request: padding may read and write it. Page 0 is the dummy
-    page, so an unset entry of the page table is harmless.
+    Row `max_num_seqs` is the dummy slot, which belongs to no request: padding reads and writes it.
+    Page 0 is the dummy page, so entries of the page table that are not set are harmless.
 
     Args:
-        page_factors: by group of layers, how many of a layer's pages one page has: what its number
-            is multiplied by.
+        max_num_seqs: most running requests.
+        max_model_len: tokens of the longest request.
+        page_size: tokens per page.
+        vocab_size: number of tokens that can be drawn.
+        device: the rank's device.
+        native_draws: whether the compiled CPU library draws tokens.
+        block_size: block size of a block-diffusion model; else 1.
+        page_factors: number of layers that share one page, by group of layers; page ids in the page
+            table are multiplied by it.
     """
 
     def __init__(
@@ -41,30 +48,31 @@ class DeviceTables:
         num_rows = max_num_seqs + 1
         self.device = device
         self.native_draws = native_draws
-        """Whether the compiled CPU library draws."""
+        """Whether the compiled CPU library draws tokens."""
         self.block_size = block_size
-        """Positions that see each other; rows consist of whole blocks."""
+        """Number of consecutive positions that attend to each other; 1 for causal attention."""
         self.max_model_len = max_model_len
         self.page_size = page_size
         self.vocab_size = vocab_size
         self.dummy_slot = max_num_seqs
         self.token_pool = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)
-        """[slots, positions]: every token of a request, the newest draw included."""
+        """[slots, positions]: all tokens of each request, drawn and drafted ones included."""
         self._columns = -(-max_model_len // page_size)
         self.page_table = torch.zeros(
             num_rows, len(page_factors) * self._columns, dtype=torch.int32, device=device
         )
-        """[slots, groups * pages], the pages of each group in the order of positions."""
+        """[slots, groups * pages]: page ids of each group, one group after another, in the order of
+        positions."""
         self._page_factors = page_factors
         self.group_tables = torch.split(self.page_table, self._columns, dim=1)
-        """Page tables of each group [slots, pages]: views."""
+        """Views of the page table by group, [slots, pages] each."""
         self.flat_tokens = self.token_pool.view(-1)
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
         self.max_positions = self._columns * page_size
-        """Most positions that a slot's pages hold."""
+        """Number of positions that the pages of a slot can hold."""
         self._longest = 0
-        """Length of the longest run of cells that was staged last."""
+        """Length of the longest segment among the writes that were staged last."""
         self.sampling = SamplingState(
             num_rows=num_rows,
             token_stride=self.token_stride,
@@ -73,14 +81,15 @@ class DeviceTables:
         )
 
     def apply(self, plan: Plan) -> None:
-        """Brings the tables to where the Plan's rows expect them. A Plan writes no cell twice."""
+        """Applies the Plan's admissions and page writes. A Plan writes no cell twice."""
         writes = self.stage(plan)
         if writes is not None:
             self.write(stage(writes, self.device))
 
     def stage(self, plan: Plan) -> dict[str, npt.NDArray[Any]] | None:
-        """A Plan's writes for `write`: segments [4 * n] and values, as `write_table_rows_` takes
-        them; None without any. Sampling parameters are set at once."""
+        """Sets the sampling parameters of admitted requests, and returns the Plan's writes for
+        `write`: segments [4 * n] and values, as `write_table_rows_` takes them; None without
+        any."""
         runs: list[tuple[int, int, npt.NDArray[np.int32]]] = []
         for admit in plan.admits:
             self.sampling.admit(admit)
@@ -109,7 +118,7 @@ class DeviceTables:
         }
 
     def write(self, staged: StagedArrays) -> None:
-        """Makes the writes that were staged last."""
+        """Makes the writes that `stage` returned last, now on the device."""
         write_table_rows_(
             self.token_pool,
             self.page_table,
@@ -121,7 +130,8 @@ class DeviceTables:
     def write_tokens(
         self, slots: IntArray, starts: IntArray, token_ids: npt.NDArray[np.int32]
     ) -> None:
-        """Writes token ids [R, n] to positions from `starts` on of each slot."""
+        """Writes token ids [R, n] to the token pool: positions from `starts` [R] on of `slots`
+        [R]."""
         cells = (slots * self.token_stride + starts)[:, None] + np.arange(token_ids.shape[1])
         self.flat_tokens.index_copy_(
             0,
@@ -131,7 +141,7 @@ class DeviceTables:
 
 
 def ragged_ranges(starts: IntArray, lengths: IntArray) -> IntArray:
-    """[starts[i], starts[i] + lengths[i]) for all i, one after another."""
+    """Concatenates the ranges [starts[i], starts[i] + lengths[i]) for all i."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     ranges: IntArray = np.arange(total, dtype=np.int64)

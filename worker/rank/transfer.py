@@ -1,4 +1,4 @@
-"""Copies from the host to the device."""
+"""Transfers of small arrays from the host to the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 ALIGNMENT = 16
-"""Kernels are compiled for addresses that are multiples of it; others would compile anew."""
+"""Alignment of arrays in bytes: Triton compiles a kernel again for addresses that are not multiples
+of 16."""
 _TORCH_TYPES = {
     "|u1": torch.uint8,
     "<i4": torch.int32,
@@ -23,22 +24,23 @@ _TORCH_TYPES = {
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies to CUDA without waiting, from pinned memory; on CPU the tensor itself."""
+    """Copies a tensor to CUDA by way of pinned memory, without waiting; returns it as it is on
+    CPU."""
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)
 
 
 def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
-    """Cells of an integer tensor of one dimension; waits for the device."""
-    if tensor.is_cpu:  # numpy's items take a tenth of the time of torch's ops
+    """Values of the cells of an integer tensor [n]; waits for the device."""
+    if tensor.is_cpu:  # numpy takes a tenth of the time of torch's ops
         return list(map(tensor.numpy().item, cells))
     values: list[int] = tensor[to_device(torch.tensor(cells), tensor.device)].tolist()
     return values
 
 
 def scatter(tensor: torch.Tensor, cells: Sequence[int], values: Sequence[int]) -> None:
-    """Writes cells of an integer tensor of one dimension; nobody waits."""
+    """Writes values to the cells of an integer tensor [n]; does not wait for the device."""
     if tensor.is_cpu:
         array = tensor.numpy()
         for cell, value in zip(cells, values, strict=True):
@@ -49,32 +51,32 @@ def scatter(tensor: torch.Tensor, cells: Sequence[int], values: Sequence[int]) -
 
 
 def aligned(num_bytes: int) -> int:
-    """The next multiple of the alignment."""
+    """Number of bytes, rounded up to a multiple of the alignment."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class Uploader(Protocol):
-    """Takes bytes to the device."""
+    """Copies bytes to the device."""
 
     def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
-        """Has `fill` write so many bytes; they will be on the device, uint8, for what follows."""
+        """Copies `num_bytes` bytes, which `fill` writes, to the device: uint8 [num_bytes], for
+        kernels that are launched later."""
         ...
 
 
 def uploader_to(device: torch.device) -> Uploader:
-    """One that needs no more than the device."""
+    """An uploader that copies on the current stream."""
     return _CurrentStream(device)
 
 
 class _CurrentStream:
-    """Uploads by a copy on the current stream, which is none on CPU."""
+    """Uploads by a copy on the current stream; on CPU without a copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def upload(self, num_bytes: int, fill: Callable[[npt.NDArray[np.uint8]], None]) -> torch.Tensor:
-        # Pinned memory comes from torch's cache, which hands it out again only once the copy is
-        # done.
+        # torch's cache reuses pinned memory only after the copy from it.
         is_cuda = self._device.type == "cuda"
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
         fill(host.numpy())
@@ -82,19 +84,19 @@ class _CurrentStream:
 
 
 class Staging:
-    """Groups of host arrays that travel to the device in one copy, which nobody waits for."""
+    """Groups of host arrays that are copied to the device together, in one copy."""
 
     def __init__(self) -> None:
         self._groups: list[Arrays] = []
 
     def add(self, arrays: Arrays) -> int:
-        """Adds contiguous arrays of one dimension; returns the group's index in what `send`
-        returns."""
+        """Adds a group of contiguous one-dimensional arrays; returns its index in the list that
+        `send` returns."""
         self._groups.append(arrays)
         return len(self._groups) - 1
 
     def send(self, uploader: Uploader) -> list[StagedArrays]:
-        """All groups on the device, each a slice of one buffer."""
+        """Copies all groups to the device, as slices of one buffer; does not wait for it."""
         sizes = [sum(aligned(array.nbytes) for array in group.values()) for group in self._groups]
         slices = torch.split(uploader.upload(sum(sizes), self._fill), sizes)
         return [
@@ -114,8 +116,7 @@ class Staging:
 
 
 def stage(arrays: Arrays, device: torch.device) -> StagedArrays:
-    """One group of arrays on the device, by a copy on the current stream, which nobody waits
-    for."""
+    """Copies one group of arrays to the device on the current stream; does not wait for it."""
     staging = Staging()
     staging.add(arrays)
     [staged] = staging.send(uploader_to(device))
@@ -123,11 +124,11 @@ def stage(arrays: Arrays, device: torch.device) -> StagedArrays:
 
 
 class StagedArrays:
-    """A group of arrays on the device, one after another in one buffer.
+    """A group of arrays on the device, packed in one buffer.
 
     Args:
-        packed: the buffer, uint8; it may be longer.
-        kinds: numpy's name of the type, and the length, of each array, in order.
+        packed: uint8 buffer, at least as long as the arrays.
+        kinds: numpy's type string and the length of each array, in the order of the buffer.
     """
 
     def __init__(self, packed: torch.Tensor, kinds: Mapping[str, tuple[str, int]]) -> None:
@@ -140,15 +141,15 @@ class StagedArrays:
             start += aligned(length * int(dtype[2:]))
 
     def get(self, name: str) -> torch.Tensor | None:
-        """One array [length]; None where it is not in the group."""
+        """The array of that name, [length]; None if the group has none."""
         return self[name] if name in self.kinds else None
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """One array [length]."""
+        """The array of that name, [length]."""
         (dtype, length), start = self.kinds[name], self._starts[name]
         num_bytes = length * int(dtype[2:])
         return self.packed[start : start + num_bytes].view(_TORCH_TYPES[dtype])
 
     def at(self, buffer: torch.Tensor) -> StagedArrays:
-        """The same arrays where another buffer would hold a copy of this one's bytes."""
+        """Views of the same arrays in another buffer, to which this one's bytes are copied."""
         return StagedArrays(buffer, self.kinds)

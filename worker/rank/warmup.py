@@ -1,11 +1,10 @@
-"""Steps that between them launch every kernel that serving will: what is to be compiled is compiled
-at start-up.
+"""Warm-up: steps that launch every kernel of serving, so that all are compiled at start-up.
 
-Triton compiles a kernel when it is first launched with other constants, types or alignments, which
-takes up to seconds in which nothing else runs. Which constants a step has follows from how many
-tokens it computes (tiles of attention and of experts) and from what its requests ask for (filters,
-processors, masks, scores, drafts), so one step of each kind runs before the first request does.
-None follows from where a row stands: here all begin at their first position.
+Triton compiles a kernel when it is first launched with new constants, types or alignments, which
+takes up to seconds in which nothing else runs. A step's constants depend on its number of tokens
+(tiles of attention and of experts) and on its requests' options (filters, processors, masks,
+scores, drafts), so one step of each kind runs before the first request. They do not depend on
+positions: all rows here begin at position 0.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from worker.rank.profiling import PROCESSORS
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE: Final = "TRITON_CACHE_DIR"
-"""Names the folder where Triton keeps what it has compiled; Triton's own."""
+"""Triton's environment variable for the folder of compiled kernels."""
 Execute = Callable[[Plan, bytes], object]
 """Runs a step to its end, with the masks of its masked draws."""
 
 
 class _Asked(NamedTuple):
-    """The sampling of a warm-up request."""
+    """Sampling options of a warm-up request."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -58,23 +57,26 @@ _PROCESSED: Final = _Asked(params=PROCESSORS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpLimits:
-    """Limits of a rank's steps."""
+    """Limits of a rank's steps, within which kernels are compiled."""
 
     max_num_seqs: int
     max_num_tokens: int
     """Most tokens of a step."""
     longest_row: int
-    """Tokens that one row may compute."""
+    """Most tokens of a row."""
     max_model_len: int
     block_size: int
     """Block size of a block-diffusion model; else 1."""
     num_drafts: int
-    """Most drafts of a row; 0 where nothing is drafted."""
+    """Most drafts of a row; 0 without speculative decoding."""
 
 
 def choose_kernel_cache() -> None:
-    """Has Triton keep kernels where it does by default if we may not write where it is told to: it
-    would end in an error there, and a volume with models may be mounted read-only."""
+    """Has Triton keep compiled kernels in its default folder if the configured one is not writable.
+
+    Triton would fail there, and a volume with models, where the cache may lie, may be mounted
+    read-only.
+    """
     folder = os.environ.get(CACHE_VARIABLE)
     if not folder:
         return
@@ -91,9 +93,9 @@ def warm_up_limits(config: EngineConfig, *, max_model_len: int, block_size: int)
     """The limits of one rank's steps.
 
     Args:
-        config: of the group.
-        max_model_len: longest request that the rank's tables hold.
-        block_size: of a block-diffusion model; else 1.
+        config: the group's engine configuration.
+        max_model_len: tokens of the longest request that the rank's tables hold.
+        block_size: block size of a block-diffusion model; else 1.
     """
     longest = min(config.max_num_batched_tokens, max_model_len - 1)
     drafts = config.speculative_method != "none"
@@ -108,13 +110,13 @@ def warm_up_limits(config: EngineConfig, *, max_model_len: int, block_size: int)
 
 
 def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bool) -> None:
-    """Runs a step of each kind.
+    """Runs one step of each kind.
 
     Args:
-        execute: runs one, on tables without any request.
-        limits: of the rank.
-        vocab_size: bits of a mask.
-        show: whether to say how far it is.
+        execute: runs a step; the tables hold no request.
+        limits: limits of the rank's steps.
+        vocab_size: number of bits of a mask.
+        show: whether to show a progress bar.
     """
     steps = list(_block_steps(limits) if limits.block_size > 1 else _steps(limits))
     mask = b"\xff" * (-(-vocab_size // 32) * 4)
@@ -133,8 +135,7 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
 
 
 def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
-    """Warm-up steps of a model that draws token by token, on tables whose every page is the dummy
-    page."""
+    """Warm-up steps of an autoregressive model, on page tables with the dummy page alone."""
     for lengths in _prompts(limits):
         rows: list[Row] = [PlannedRow(slot, 0, length, True) for slot, length in enumerate(lengths)]
         yield Plan(0, [_admit(row, row.length) for row in rows], [], rows)
@@ -152,7 +153,7 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
 
 
 def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
-    """Warm-up steps of a block-diffusion model, on such tables."""
+    """Warm-up steps of a block-diffusion model, on page tables with the dummy page alone."""
     size = limits.block_size
     block = BlockAdmit(None, [], limits.max_model_len)
     for lengths in _prompts(limits):
@@ -168,7 +169,7 @@ def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
 def _admit(
     row: Row, num_tokens: int, asked: _Asked = _GREEDY, *, block: BlockAdmit | None = None
 ) -> Admit:
-    """A request with so many tokens in the row's slot."""
+    """Admission of a request with `num_tokens` tokens to the row's slot."""
     temperature, top_p, params = asked
     tokens = bytes(4 * num_tokens)
     own = (row.slot, tokens, temperature, 0, top_p, 0.0, row.slot)
@@ -176,8 +177,8 @@ def _admit(
 
 
 def _prompts(limits: WarmUpLimits) -> Iterator[Sequence[int]]:
-    """Rows' lengths, ascending, in steps of ever more tokens up to the most that there can be.
-    Between steps the number doubles: no size of tiles serves a narrower range of numbers."""
+    """Row lengths, ascending, of steps with more and more tokens, up to the most of a step. The
+    number doubles from step to step: each size of tiles serves at least such a range."""
     size, longest = limits.block_size, limits.longest_row
     most = min(limits.max_num_tokens // size * size, limits.max_num_seqs * longest)
     for total in _doubling(size, most):
@@ -186,7 +187,7 @@ def _prompts(limits: WarmUpLimits) -> Iterator[Sequence[int]]:
 
 
 def _doubling(least: int, most: int) -> Iterator[int]:
-    """`least`, twice that, and so on, and `most` at the end; nothing where it is less."""
+    """`least`, twice that, and so on, and `most` last; nothing if `most` is less than `least`."""
     value = least
     while value < most:
         yield value

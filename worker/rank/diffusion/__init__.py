@@ -1,1 +1,1 @@
-"""Block diffusion: algorithms that decide positions, and the two ways to run a batch of blocks."""
+"""Block diffusion on a rank: algorithms that decide positions, running blocks, and their rounds."""

@@ -1,4 +1,4 @@
-"""The algorithms of block diffusion, by their names in `--dllm-algorithm` and in requests."""
+"""Block-diffusion algorithms, by their names in `--dllm-algorithm` and in requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _POST_EDIT_STEPS, _FINISHED = 0, 1
 
 
 class LowConfidence(DiffusionAlgorithm):
-    """Positions above the threshold take their tokens; without any, the most confident one does.
+    """Decides positions whose confidence is above the threshold; if none is, the most confident.
 
-    A block is done on the forward pass that found nothing undecided in it (LLaDA, arXiv 2502.09992;
-    dynamic thresholds: Fast-dLLM, arXiv 2505.22618).
+    A block is done with the forward pass that sees no undecided position in it (LLaDA, arXiv
+    2502.09992; dynamic thresholds: Fast-dLLM, arXiv 2505.22618).
     """
 
     edits: ClassVar[bool] = False
     default_threshold: ClassVar[float] = 0.95
 
     def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:
-        """See DiffusionAlgorithm.step."""
+        """Decides positions in one round; arguments and result as in DiffusionAlgorithm."""
         done: BoolArray = np.logical_not(batch.undecided.any(axis=1))
         proposal = batch.propose(logits)
         take = unmask(batch, proposal.confidence)
@@ -36,7 +36,8 @@ class LowConfidence(DiffusionAlgorithm):
 
 
 def unmask(batch: BlockBatch, confidence: np.ndarray) -> BoolArray:
-    """[N, B]: undecided positions above the threshold, or the best one of a block without any."""
+    """Mask [N, B] of the positions to decide: undecided ones above the threshold, or the most
+    confident undecided one of a block without any. `confidence`: [N, B]."""
     confidence = np.where(batch.undecided, confidence, -1.0)
     take: BoolArray = batch.undecided & (confidence > batch.params.threshold)
     (short,) = np.nonzero(~take.any(axis=1) & batch.undecided.any(axis=1))
@@ -45,21 +46,24 @@ def unmask(batch: BlockBatch, confidence: np.ndarray) -> BoolArray:
 
 
 class JointThreshold(DiffusionAlgorithm):
-    """Mask to token above `threshold`, token to token above `edit_threshold` (LLaDA 2.1).
+    """Decides positions above `threshold` (mask to token), and replaces decided tokens above
+    `edit_threshold` (token to token), as LLaDA 2.1 does.
 
-    Editing goes on, for a limited number of rounds, after the last position was decided; the
-    block is finished by a round that changes nothing. Tokens of the prompt are never replaced.
+    Once no position is undecided, editing continues for a limited number of rounds; a round that
+    changes nothing finishes the block. Tokens of the prompt are never replaced.
     """
 
     edits: ClassVar[bool] = True
     default_threshold: ClassVar[float] = 0.5
 
     def init_step_state(self) -> tuple[int, ...]:
-        """Rounds since the last position was decided; whether the block is finished."""
+        """The initial state: 0 rounds since the last position was decided, and 0 for a block that
+        is not finished."""
         return (0, 0)
 
     def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:
-        """See DiffusionAlgorithm.step."""
+        """Decides and edits positions in one round; arguments and result as in
+        DiffusionAlgorithm."""
         assert states is not None, "an editing algorithm has a state"
         _penalize(batch, logits)
         proposal = batch.propose(logits)
@@ -79,7 +83,8 @@ class JointThreshold(DiffusionAlgorithm):
 
 
 def _penalize(batch: BlockBatch, logits: torch.Tensor) -> None:
-    """Makes a repetition of the token just before, as the block stands, less likely; in place."""
+    """Subtracts the request's penalty, in place, from the logit of the token that a position's
+    predecessor in the block holds, which makes repetitions less likely."""
     if not batch.params.penalty.any():
         return
     rows, columns = np.nonzero(batch.scored)

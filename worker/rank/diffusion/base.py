@@ -17,17 +17,17 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Proposal(NamedTuple):
-    """One token for each scored position of a batch, and how probable it is."""
+    """Proposed tokens for the scored positions of a batch, and their probabilities."""
 
     token_ids: IntArray
-    """[N, B]; without meaning where nothing is scored."""
+    """[N, B]; meaningless at positions that are not scored."""
     confidence: FloatArray
-    """[N, B]; -1 where nothing is scored."""
+    """[N, B]: probability of each token; -1 at positions that are not scored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockParams:
-    """One number per block, [N, 1] each: a request may bring its own."""
+    """Parameters of an algorithm, [N, 1] each: one value per block, from its request."""
 
     threshold: FloatArray
     edit_threshold: FloatArray
@@ -42,17 +42,18 @@ class BlockBatch:
     ids: IntArray
     """[N, B]: tokens, the mask token where undecided."""
     undecided: BoolArray
-    """[N, B]. Never found out by comparing with the mask token, which a prompt may hold too."""
+    """[N, B]: positions without a token. Comparing `ids` with the mask token does not tell them: a
+    prompt may hold it too."""
     fixed: BoolArray
     """[N, B]: positions that hold tokens of the prompt."""
     scored: BoolArray
-    """[N, B]: positions that there are logits for, row by row."""
+    """[N, B]: positions that have logits, which are in row-major order."""
     params: BlockParams
     report_at_once: bool
-    """Whether a step of an editing algorithm that changes nothing may report its block as done;
-    otherwise the next step does."""
+    """Whether a round of an editing algorithm that changes nothing reports its block as done;
+    otherwise the next round does."""
     propose: Callable[[torch.Tensor], Proposal]
-    """Makes one token for each scored position of their logits [S, vocab], which it may change.
+    """Proposes one token for each scored position from logits [S, vocab], which it may overwrite.
 
     The mask token is never proposed. Greedy requests get the likeliest token; others get a draw
     from the distribution that temperature, top-k, top-p and min-p leave, keyed by (seed, position,
@@ -60,37 +61,39 @@ class BlockBatch:
 
 
 class DiffusionAlgorithm(ABC):
-    """Decides positions of running blocks, round by round. Has no state of its own."""
+    """Decides positions of running blocks, round by round. Blocks carry the state, instances have
+    none."""
 
     edits: ClassVar[bool]
-    """Whether positions that are decided may change again."""
+    """Whether decided positions may change again."""
     default_threshold: ClassVar[float]
 
     def init_step_state(self) -> tuple[int, ...] | None:
-        """State of a block before its first step, None for a stateless algorithm.
+        """State of a block before its first round; None for a stateless algorithm.
 
-        It is opaque to everybody else, who keep it and bring it again.
+        Callers keep it between rounds and do not look into it.
         """
         return None
 
     @abstractmethod
     def step(self, batch: BlockBatch, logits: torch.Tensor, states: IntArray | None) -> BoolArray:
-        """One round.
+        """Runs one round of all blocks.
 
         Args:
             batch: blocks as the forward pass saw them; edited in place.
             logits: [S, vocab] fp32, of the scored positions.
-            states: [N, numbers of a state]; edited in place.
+            states: [N, size of a state], edited in place; None for a stateless algorithm.
 
         Returns:
-            [N]: blocks that are done. What the forward pass left in the cache is final for them.
+            [N]: blocks that are done: the keys and values of this forward pass are final for them.
         """
 
 
 def scored_positions(
     algorithm: DiffusionAlgorithm, undecided: BoolArray, fixed: BoolArray, *, only_needed: bool
 ) -> BoolArray:
-    """Positions whose logits a step of the algorithm reads, or all of them."""
+    """Mask [N, B] of the positions to compute logits for: with `only_needed` those that a round of
+    the algorithm reads, else all."""
     if not only_needed:
         return np.ones_like(undecided)
     return ~fixed if algorithm.edits else undecided

@@ -1,4 +1,7 @@
-"""Runs the rounds of a Plan's blocks on one rank."""
+"""Block decoder: runs the rounds of a Plan's running blocks on one rank.
+
+A round is one forward pass over the blocks, and one step of their algorithm on its logits.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,24 @@ from worker.rank.transfer import to_device
 from worker.wire.diffusion import DllmAlgorithm
 
 Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
-"""Runs a Plan's rows; hidden states [S, hidden] of the tokens [S] that are read."""
+"""Runs a Plan's rows; returns the hidden states [S, hidden] of the tokens with these indices
+[S]."""
 Score = Callable[[torch.Tensor], torch.Tensor]
-"""Logits of hidden states."""
+"""Hidden states [S, hidden] to fp32 logits [S, vocab]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockStep:
-    """A Plan whose rows stand where their blocks do."""
+    """A Plan with its running blocks; windows are replaced by the positions to compute."""
 
     plan: Plan
     blocks: Sequence[RunningBlock] = ()
-    """One for each BlockRow of the Plan."""
+    """Running blocks, one per BlockRow of `plan`."""
     read: torch.Tensor | None = None
-    """[S] int64: tokens of the first pass whose hidden states are read; None without rows."""
+    """[S] int64: indices of the first pass's tokens whose hidden states are read; None without
+    rows."""
     left_out: tuple[int, ...] = ()
-    """Windows whose requests had ended, counted over the BlockRows."""
+    """Indices, among the BlockRows of the Plan as it came, of windows whose requests had ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +56,7 @@ class BlockResults:
     num_forwards: int
 
     def add_to(self, result: StepResult) -> StepResult:
-        """The result of the step with these in it."""
+        """The step's result with these outcomes and tokens."""
         return msgspec.structs.replace(
             result,
             token_ids=self.token_ids,
@@ -64,7 +69,7 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
     """Checks that an engine's configuration suits its block-diffusion model, if it has one.
 
     Raises:
-        ValueError: it does not; says what to change.
+        ValueError: it does not; the message says what to change.
     """
     size = model.block_size
     if size == 1:
@@ -85,16 +90,16 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
 
 
 class BlockDecoder:
-    """The rounds of running blocks, by one algorithm or several, in one execution mode.
+    """Runs rounds of running blocks; their requests may name different algorithms.
 
-    Every rank runs the same rounds: all decide by the same logits.
+    All ranks have the same logits, decide alike, and so run the same rounds.
 
     Args:
-        config: the engine's configuration.
-        model: names the block size and the mask token.
-        tables: where the next forward pass reads tokens.
-        forward: runs a Plan's rows; their tokens are in the tables.
-        score: makes logits of hidden states.
+        config: the engine's configuration; `dllm_fdfo` is the execution mode.
+        model: the model's configuration: block size, mask token and vocabulary.
+        tables: the rank's tables, from which forward passes read tokens.
+        forward: runs a Plan's rows, whose tokens are in the tables.
+        score: computes logits from hidden states.
     """
 
     def __init__(
@@ -127,16 +132,15 @@ class BlockDecoder:
         )
 
     def prepare(self, plan: Plan) -> BlockStep:
-        """Admits the Plan's requests, and puts the tokens of new blocks into the tables.
+        """Admits the Plan's requests, resolves windows, and writes the tokens of new blocks to the
+        tables.
 
-        Windows are put where the rounds before left their blocks.
-
-        HAZARD: these cells must be others than those that the Plan's own writes go to: undecided
-        positions lie beyond the tokens that an admission brings.
+        HAZARD: no cell may be written both here and by the Plan's own writes, which come later.
+        None is: an admission writes known tokens, and undecided positions lie behind these.
         """
         for accept in plan.accepts:
             self.table.accept(accept.slot, accept.end)
-        # Before a next block is entered: this one is still to be committed.
+        # Before the next block is entered: this one is not committed yet.
         self._write([accept.slot for accept in plan.accepts])
         for admit in plan.admits:
             self.table.admit(admit)
@@ -158,12 +162,12 @@ class BlockDecoder:
         return replace(step, blocks=blocks, read=self._reads(blocks) if plan.rows else None)
 
     def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
-        """The Plan's rounds, after its first forward pass.
+        """Runs the Plan's rounds, of which the first forward pass is done.
 
         Args:
-            step: as `prepare` returned it.
-            hidden: of the tokens `step.read`, [S, hidden]; None without rows.
-            masks: of the blocks of `Plan.masked`, as in a Sample message.
+            step: the step as `prepare` returned it.
+            hidden: hidden states [S, hidden] of the tokens `step.read`; None without rows.
+            masks: bitmasks of the blocks in `Plan.masked`, as in a Sample message.
         """
         plan = step.plan
         if hidden is None:
@@ -186,11 +190,11 @@ class BlockDecoder:
         )
 
     def _run_rounds(self, plan: Plan, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> int:
-        """Runs rounds until control is to go back to the scheduler; how many passes they took.
+        """Runs rounds until the step ends; returns the number of forward passes.
 
-        First done, first out: until any block is done, which leaves, or after the Plan's most
-        rounds; the others come again just as they stand. Otherwise until all blocks are done:
-        those that were done earlier ride along, and such a barrier is not interrupted.
+        First done, first out (FDFO): the step ends when any block is done, or after
+        `Plan.max_rounds`; the other blocks continue in the next step. Otherwise it ends when all
+        blocks are done: those that are done earlier stay in the forward passes until then.
         """
         num_forwards = 0
         while True:
@@ -207,14 +211,14 @@ class BlockDecoder:
                 return num_forwards
 
     def _forward_blocks(self, seq: int, blocks: Sequence[RunningBlock]) -> torch.Tensor:
-        """One pass over the blocks alone."""
+        """Hidden states of one forward pass over the blocks, without other rows of the Plan."""
         for index, block in enumerate(blocks):
             block.first_token = index * self._block_size
         plan = Plan(seq, [], [], [block.row for block in blocks])
         return self._forward(plan, self._reads(blocks))
 
     def _step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """One step for blocks that are not done."""
+        """Runs one step of their algorithms for blocks that are not over."""
         by_name: dict[DllmAlgorithm, list[RunningBlock]] = {}
         guided: list[RunningBlock] = []
         for block in blocks:
@@ -259,7 +263,8 @@ class BlockDecoder:
             self._finish(block, is_done, edits=algorithm.edits)
 
     def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """One step for blocks under a grammar: a run of tokens from the left, to be examined."""
+        """Runs one step for blocks under a grammar: proposes tokens from the leftmost undecided
+        position on, as far as each is above the threshold, for the grammar to check."""
         table = self.table
         slots = [block.row.slot for block in blocks]
         undecided = table.undecided[slots]
@@ -285,7 +290,8 @@ class BlockDecoder:
     def _scores(
         self, blocks: Sequence[RunningBlock], scored: BoolArray, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, SamplingParameters | None]:
-        """Logits of scored positions [N, B], row by row, and with what they draw."""
+        """Logits [S, vocab] of the scored positions [N, B], in row-major order, and sampling
+        parameters [S] for them; None where all are greedy."""
         rows, columns = np.nonzero(scored)
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
         index = read_indices(blocks, rows, columns)
@@ -304,7 +310,7 @@ class BlockDecoder:
         return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
 
     def _finish(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:
-        """Decides whether the block leaves, and with which tokens."""
+        """Decides whether the block is done, and with which tokens."""
         slot = block.row.slot
         if is_done:
             block.is_done = block.is_committed = True
@@ -363,4 +369,4 @@ class BlockDecoder:
 
 
 _NOT_RUN: Final = BlockOutcome(num_tokens=0, is_committed=False, num_rounds=0, num_forwards=0)
-"""The outcome of a block that no pass was spent on."""
+"""Outcome of a window whose request had ended: no forward pass computed it."""

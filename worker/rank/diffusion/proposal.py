@@ -1,4 +1,4 @@
-"""Proposals: one token for each undecided position, and its probability, from its logits."""
+"""Proposals: one token for each scored position, and its probability, from its logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from worker.rank.diffusion.base import BoolArray, Proposal
 from worker.rank.sampling.state import SamplingState
 
 _ROUND_STRIDE = np.int64(0x9E3779B97F4A7C15 - 2**64)
-"""Odd, so that the draws of different rounds have different keys, modulo 2**64."""
+"""Difference of the keys of two successive rounds. Odd, so that keys do not repeat modulo
+2**64."""
 
 
 def propose(
@@ -23,13 +24,13 @@ def propose(
     mask_token_id: int,
     random: SamplingParameters | None,
 ) -> Proposal:
-    """One token for each of the S positions in `scored` [N, B].
+    """Proposes one token for each of the S scored positions.
 
     Args:
-        logits: [S, vocab] fp32; changed.
-        scored: where they belong, row by row.
-        mask_token_id: never proposed.
-        random: parameters of the positions that draw; None where all are greedy.
+        logits: [S, vocab] fp32 of the scored positions, in row-major order; overwritten.
+        scored: [N, B]: mask of the S scored positions.
+        mask_token_id: the mask token, which is never proposed.
+        random: sampling parameters [S] of the positions; None where all are greedy.
     """
     token_ids = np.zeros(scored.shape, dtype=np.int32)
     confidence = np.full(scored.shape, -1.0, dtype=np.float32)
@@ -48,10 +49,10 @@ def random_positions(
     positions: npt.NDArray[np.int64],
     rounds: npt.NDArray[np.int64],
 ) -> SamplingParameters | None:
-    """Parameters of scored positions, [S] each; None where all are greedy.
+    """Sampling parameters of scored positions, [S] each; None where all are greedy.
 
-    What a position draws depends on its request's seed, on itself and on the round that its block
-    is in, so that it is the same whatever else runs.
+    A draw is keyed by the request's seed, the position and the round of its block (`slots`,
+    `positions` and `rounds`, [S] each), so it is the same whatever else is in the batch.
     """
     return state.parameters(slots, positions, keys=rounds * _ROUND_STRIDE)
 
@@ -59,7 +60,7 @@ def random_positions(
 def _choose(
     logits: torch.Tensor, random: SamplingParameters | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and probabilities, [S] each.
+    """Chosen tokens and their probabilities, [S] each.
 
     HAZARD(invariance): softmax over the last dimension sums each row alone; a plain sum would not.
     """

@@ -1,4 +1,4 @@
-"""The blocks of one Plan, and which positions of each pass their next step reads."""
+"""Running blocks of one Plan, and the hidden states that the next step of each reads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _Indices = npt.NDArray[np.int64]
 
 @dataclass(kw_only=True, slots=True)
 class RunningBlock:
-    """One block of the Plan."""
+    """One running block of a Plan."""
 
     row: BlockRow
-    """The positions of the block alone."""
+    """Row of the block's own positions."""
     first_token: int
-    """Index of its first position among the tokens of the next forward pass."""
+    """Index of the block's first position among the tokens of the next forward pass."""
     reads: BoolArray | None = None
     """[B]: positions whose hidden states the next step reads."""
     first: int = 0
-    """Index of the first of `reads` among all positions that are read of that pass."""
+    """Index of the block's first read position among all that are read of that pass."""
     mask: bytes | None = None
-    """Under a grammar: of the leftmost undecided position."""
+    """Grammar bitmask of the leftmost undecided position; None without a grammar."""
     is_done: bool = False
     is_paused: bool = False
-    """Whether the grammar must be asked before it can go on."""
+    """Whether the grammar has to check proposed tokens before the block continues."""
     is_committed: bool = False
     token_ids: list[int] = field(default_factory=list)
     num_rounds: int = 0
@@ -39,19 +39,20 @@ class RunningBlock:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further round is to decide anything in it before control goes back."""
+        """Whether no later round of this Plan decides positions of the block."""
         return self.is_done or self.is_paused
 
 
 def index_reads(
     blocks: Sequence[RunningBlock], table: BlockTable, *, only_needed: bool
 ) -> _Indices:
-    """Tokens [S] of the next pass that the step after it reads; notes where each block's will be.
+    """Indices [S] of the tokens of the next forward pass whose hidden states are read; sets `reads`
+    and `first` of the blocks.
 
     Args:
-        blocks: with the indices of their tokens in that pass.
-        table: of all slots.
-        only_needed: see `scored_positions`; otherwise whole blocks are read.
+        blocks: the running blocks, `first_token` set for that pass.
+        table: the running blocks' tokens.
+        only_needed: as in `scored_positions`.
     """
     tokens, num_read = [np.zeros(0, dtype=np.int64)], 0
     for block in blocks:
@@ -59,7 +60,7 @@ def index_reads(
         if block.is_over:
             block.reads = np.zeros(table.block_size, dtype=np.bool_)
         else:
-            # Under a grammar it is the undecided ones, which any algorithm scores, too.
+            # Under a grammar undecided positions are read, which every algorithm scores.
             algorithm = table.algorithm(table.algorithm_name(slot))
             undecided, fixed = table.undecided[slot].copy(), table.fixed[slot]
             block.reads = scored_positions(algorithm, undecided, fixed, only_needed=only_needed)
@@ -70,7 +71,8 @@ def index_reads(
 
 
 def read_indices(blocks: Sequence[RunningBlock], rows: _Indices, columns: _Indices) -> _Indices:
-    """Indices of columns of these blocks among all positions that are read of a pass."""
+    """Indices [S], among all positions that are read of a pass, of position `columns` [S] of block
+    `rows` [S]."""
     reads = np.array([block.reads for block in blocks])
     assert reads[rows, columns].all(), "scored, but not read"
     first = np.array([block.first for block in blocks], dtype=np.int64)

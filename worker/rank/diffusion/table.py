@@ -1,4 +1,4 @@
-"""The running block of every slot, on the host."""
+"""Block table: the running block of every slot, on the host."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from worker.rank.diffusion.base import BlockParams, DiffusionAlgorithm, IntArray
 from worker.wire.diffusion import DiffusionParams, DllmAlgorithm
 
 _EDIT_THRESHOLD, _MAX_POST_EDIT_STEPS, _PENALTY = 0.0, 16, 0.0
-"""DiffusionParams where a request names none."""
+"""Parameters of requests that do not set them; the threshold has a default per algorithm."""
 
 
 class BlockTable:
-    """Tokens, undecided positions, round and state of each slot's running block.
+    """Tokens, undecided positions, round and algorithm state of each slot's running block.
 
-    A block is entered when a row of its request first ends with it. In between, and until its
-    request leaves the slot, it stays as the last step left it.
+    A block becomes the running one with the first row of its request that ends with it. It stays in
+    the table as the last step left it, until the next block replaces it or another request takes
+    the slot.
 
     Args:
-        num_slots: rows.
-        block_size: positions of a block.
-        mask_token_id: what undecided positions hold.
-        algorithm: of requests that name none.
-        threshold: of requests of this algorithm that name none; None takes the algorithm's own.
+        num_slots: number of slots.
+        block_size: positions per block.
+        mask_token_id: token that undecided positions hold.
+        algorithm: default algorithm.
+        threshold: default threshold for requests of that algorithm; None takes the algorithm's own.
     """
 
     def __init__(
@@ -54,20 +55,21 @@ class BlockTable:
         self.fixed = np.zeros(shape, dtype=np.bool_)
         self.states = np.zeros((num_slots, self._state_size), dtype=np.int32)
         self.rounds = np.zeros(num_slots, dtype=np.int64)
-        """Steps that the block has seen."""
+        """Rounds that each slot's block has been through."""
         self.starts = np.full(num_slots, -1, dtype=np.int64)
-        """First position of the block; -1 before the first."""
+        """First position of each slot's block; -1 before the request's first block."""
         self.proposed = np.zeros(shape, dtype=np.int32)
-        """Under a grammar: tokens of the last round, which `accept` may make good."""
+        """Tokens that the last round under a grammar proposed, for `accept` to take."""
         self.wants_drafts = np.zeros(num_slots, dtype=np.bool_)
         """Whether the request is sent its running block after every round."""
         self._is_done = np.zeros(num_slots, dtype=np.bool_)
+        """Whether the slot's block is done."""
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
+        """Whether the KV cache holds the final tokens of a block that is done."""
         self._has_ended = np.zeros(num_slots, dtype=np.bool_)
-        """Whether the slot's last block is done, is in the cache, and has ended its request; until
-        the next block is entered."""
+        """Whether a block that is done has ended its request."""
         self._fresh = np.zeros(num_slots, dtype=np.bool_)
-        """Whether the device's tokens are still to be brought to `ids`."""
+        """Whether the slot's block is new in `ids` and not in the device's token pool yet."""
         self._names: list[DllmAlgorithm] = [algorithm] * num_slots
         self._admits: list[BlockAdmit | None] = [None] * num_slots
         self._known = np.zeros(num_slots, dtype=np.int64)
@@ -78,8 +80,8 @@ class BlockTable:
         self._penalty = np.zeros(num_slots, dtype=np.float32)
 
     def admit(self, admit: Admit) -> None:
-        """Sets a slot up for a request, where it left off if it ran before."""
-        assert admit.block is not None, "a request of a block-diffusion model brings its terms"
+        """Sets a slot up for a request; one that was preempted continues with its running block."""
+        assert admit.block is not None, "a request of a block-diffusion model has a BlockAdmit"
         slot, block = admit.slot, admit.block
         tokens = np.frombuffer(admit.token_ids, dtype="<i4")
         self._admits[slot] = block
@@ -92,16 +94,17 @@ class BlockTable:
             self._restore(slot, block.state, tokens)
 
     def accept(self, slot: int, end: int) -> None:
-        """Decides the undecided positions before `end` as they were proposed."""
+        """Decides the undecided positions before `end`: they take the proposed tokens."""
         positions = self.starts[slot] + np.arange(self.block_size)
         taken = self.undecided[slot] & (positions < end)
         self.ids[slot, taken] = self.proposed[slot, taken]
         self.undecided[slot, taken] = False
 
     def enter(self, slot: int, start: int) -> bool:
-        """Makes the block at `start` the slot's running one.
+        """Makes the block at `start` the slot's running one, if it is not yet.
 
-        Returns whether its tokens are to be written to the device.
+        Returns:
+            Whether the block's tokens have to be written to the device.
         """
         if self.starts[slot] != start:
             assert start == self._known[slot] // self.block_size * self.block_size or (
@@ -123,15 +126,17 @@ class BlockTable:
         return fresh
 
     def finish(self, slot: int, *, is_committed: bool) -> None:
-        """Notes that the slot's block is done, and whether the cache holds it as it is now."""
+        """Notes that the slot's block is done, and whether the KV cache holds its final tokens."""
         self._is_done[slot] = True
         self._is_committed[slot] = is_committed
         self._has_ended[slot] = self.finished_tokens(slot) is not None
 
     def span(self, slot: int) -> tuple[int, int] | None:
-        """Positions [start, end) that the slot's next pass computes; None if its request ended.
+        """Positions [start, end) that the slot's next forward pass computes; None if its request
+        ended.
 
-        Its running block, or what is left to commit of the one that is done and the next one.
+        They are the running block, or, once it is done, the next one, with it the done block if the
+        KV cache lacks its final tokens.
         """
         if self._has_ended[slot]:
             return None
@@ -145,11 +150,11 @@ class BlockTable:
         return self._names[slot]
 
     def algorithm(self, name: DllmAlgorithm) -> DiffusionAlgorithm:
-        """The instance of this table."""
+        """This table's instance of the algorithm."""
         return self._algorithms[name]
 
     def params(self, slots: Sequence[int]) -> BlockParams:
-        """Parameters of some slots."""
+        """Parameters of the blocks of these slots."""
         return BlockParams(
             threshold=self._threshold[slots, None],
             edit_threshold=self._edit_threshold[slots, None],
@@ -163,15 +168,16 @@ class BlockTable:
         return token_ids
 
     def draft(self, slot: int) -> list[int]:
-        """The slot's block beyond the prompt, -1 where undecided."""
+        """Tokens of the slot's block so far, without those of the prompt; -1 where undecided."""
         shown = np.where(self.undecided[slot], -1, self.ids[slot])
         token_ids: list[int] = shown[~self.fixed[slot]].tolist()
         return token_ids
 
     def finished_tokens(self, slot: int) -> list[int] | None:
-        """Tokens that the block adds if its request surely ends within it, else None.
+        """Tokens that the slot's block adds if its request surely ends within it, else None.
 
-        It does where all positions up to an end token, or up to the request's limit, are decided.
+        The request surely ends if all positions up to an end token, or up to the length limit, are
+        decided.
         """
         admit = self._admits[slot]
         assert admit is not None
@@ -186,7 +192,7 @@ class BlockTable:
         return list(decided[:num_left]) if len(decided) >= num_left else None
 
     def save(self, slot: int) -> bytes:
-        """The running block in a form that `admit` takes again."""
+        """The slot's running block as bytes, from which `admit` restores it."""
         header = np.array([self.starts[slot], self.rounds[slot]], dtype="<i4")
         parts = (header, self.undecided[slot], self.ids[slot], self.states[slot])
         return b"".join(part.astype("<i4").tobytes() for part in parts)
@@ -200,7 +206,7 @@ class BlockTable:
         self.states[slot] = values[2 + 2 * size :]
         known = tokens[self.starts[slot] :][:size]
         self.fixed[slot] = np.arange(size) < len(known)
-        # Under a grammar, what the round before proposed may be known by now.
+        # Under a grammar, tokens that the last round proposed may have been accepted since.
         self.ids[slot, : len(known)] = known
         self.undecided[slot, : len(known)] = False
 

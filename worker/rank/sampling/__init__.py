@@ -1,1 +1,1 @@
-"""Sampling: edits of logits, masks, draws and log-probabilities."""
+"""Sampling: logits processors, grammar masks, draws and log-probabilities."""

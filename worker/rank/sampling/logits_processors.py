@@ -1,8 +1,8 @@
-"""Logits processors of requests, by slot on the device from their admission on.
+"""Logits processors of requests: tables on the device with a part per slot.
 
-Each table replaces a slot's part when a request is admitted, gathers the rows of a step that it
-edits, and edits their logits in one launch. Token ids beyond the vocabulary are left out: no draw
-could yield them.
+A table sets a slot's part when a request is admitted, finds the rows of a step that it edits, and
+edits their logits in one launch. Token ids beyond the vocabulary are left out, since they cannot be
+drawn.
 """
 
 from __future__ import annotations
@@ -34,36 +34,38 @@ _LEAST_LENGTH = 4
 
 
 class SampledRow(NamedTuple):
-    """A draw of a request with logits processors or log-probabilities."""
+    """One draw of a request with logits processors or log-probabilities."""
 
     sample: int
-    """Row of the logits."""
+    """Index of the draw, which is its row of the logits."""
     slot: int
     end: int
     """Position of the new token."""
     params: LogitsParams
     num_drafts: int
-    """Drafts of its row before it: tokens that no step has counted yet."""
+    """Number of drafts before the new token in its row, which penalties have not counted yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenMaskRows:
-    """The rows of a step's logits that are masked, int64 [n] each."""
+    """Masked rows of a step's logits, int64 [n] each."""
 
     rows: torch.Tensor
+    """Rows of the logits."""
     mask_rows: torch.Tensor
-    """Rows of the table."""
+    """Rows of the mask table."""
 
 
 class TokenMaskTable:
-    """Two masks per slot: while stop tokens come too early, and from then on.
+    """Two bitmasks per slot: one before `min_tokens` output tokens, one from then on.
 
-    They hold allowed tokens, single bad words and early stop tokens.
+    Both mask tokens that are not allowed, and bad words of one token; the first one masks stop
+    tokens, too.
 
     Args:
-        num_rows: slots, the padding's included.
-        vocab_size: tokens that a draw can yield.
-        device: where the masks lie.
+        num_rows: number of slots, the dummy slot included.
+        vocab_size: number of tokens that can be drawn.
+        device: device of the masks.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -73,7 +75,7 @@ class TokenMaskTable:
         # Most servers never see a mask, so the table is made for the first one.
         self._masks: torch.Tensor | None = None
         self._min_tokens: dict[int, int] = {}
-        """Minimum of output tokens, by masked slot."""
+        """`min_tokens` by slot, of slots with masks."""
 
     def admit(self, slot: int, params: LogitsParams) -> None:
         """Replaces the slot's masks."""
@@ -93,7 +95,7 @@ class TokenMaskTable:
         self._min_tokens[slot] = params.min_tokens
 
     def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
-        """The arrays of masked rows, from all rows with processors; None where none is masked."""
+        """Masked rows among the draws with processors; None without any."""
         found = []
         for one in sampled:
             if (least := self._min_tokens.get(one.slot)) is not None:
@@ -105,27 +107,27 @@ class TokenMaskTable:
         return TokenMaskRows(rows=rows, mask_rows=mask_rows)
 
     def apply(self, logits: torch.Tensor, rows: TokenMaskRows) -> None:
-        """Masks logits [R, vocab] in place."""
+        """Masks logits [S, vocab] in place."""
         assert self._masks is not None, "masked rows come from an admission"
         apply_token_bitmask(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
 
     def _flags(self, token_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Token ids beyond the vocabulary are left out: no draw could yield them."""
+        """Flags [vocab] of these tokens, those beyond the vocabulary left out."""
         flags = np.zeros(self._vocab_size, dtype=np.bool_)
         flags[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
         return flags
 
 
 class TokenEditTable:
-    """Biases of tokens, and bad words of several tokens, by slot.
+    """Logit biases, and bad words of several tokens, by slot.
 
-    The table grows with the longest list of any request and never shrinks.
+    The table grows with the longest list of any request, and never shrinks.
 
     Args:
-        num_rows: slots, the padding's included.
-        token_stride: cells of one slot in the flat token pool.
-        vocab_size: tokens that a draw can yield.
-        device: where the table lies.
+        num_rows: number of slots, the dummy slot included.
+        token_stride: cells per slot in the flat token pool.
+        vocab_size: number of tokens that can be drawn.
+        device: device of the table.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class TokenEditTable:
         # Most servers never see an edit, so the table is made for the first one.
         self._edits: TokenEdits | None = None
         self._slots: dict[int, int] = {}
-        """Tokens of the prompt, by slot with edits."""
+        """Number of prompt tokens by slot, of slots with edits."""
 
     def admit(self, slot: int, params: LogitsParams) -> None:
         """Replaces the slot's edits."""
@@ -162,7 +164,7 @@ class TokenEditTable:
         self._slots[slot] = params.num_prompt
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
-        """The arrays of edited rows, from all rows with processors; None where none is edited."""
+        """Edited rows among the draws with processors; None without any."""
         found = [
             (one.sample, one.slot, one.slot * self._token_stride + one.end, one.end - num_prompt)
             for one in sampled
@@ -174,12 +176,13 @@ class TokenEditTable:
         return EditRows(rows=rows, slots=slots, cells=cells, num_output=num_output)
 
     def apply(self, logits: torch.Tensor, rows: EditRows, token_pool: torch.Tensor) -> None:
-        """Edits logits [R, vocab] in place."""
+        """Edits logits [S, vocab] in place."""
         assert self._edits is not None, "edited rows come from an admission"
         apply_token_edits_(logits, self._edits, rows, token_pool)
 
     def _grown(self, num_edits: int, length: int) -> TokenEdits:
-        """The table, grown to hold so many edits of such a length in every slot."""
+        """The table, grown so that each slot holds `num_edits` edits with `length` tokens before
+        the edited one."""
         old = self._edits
         held = (_LEAST_EDITS, _LEAST_LENGTH) if old is None else tuple(old.before.shape[1:])
         if old is not None and num_edits <= held[0] and length <= held[1]:
@@ -200,10 +203,15 @@ class TokenEditTable:
 
 
 class PenaltyTable:
-    """Which tokens each slot's prompt holds, and how often its output holds each.
+    """Tokens in each slot's prompt, and counts of tokens in each slot's output, for penalties.
 
-    The sampler itself counts what it draws: when the next step is launched ahead, nobody else
-    knows the token yet. A slot is counted anew from its token row on every admission.
+    The sampler counts what it draws, on the device: the next step may be launched before the host
+    knows the token. Every admission to a slot counts its tokens anew.
+
+    Args:
+        num_rows: number of slots, the dummy slot included.
+        vocab_size: number of tokens that can be drawn.
+        device: device of the tables.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -223,21 +231,21 @@ class PenaltyTable:
         counts[slot].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def apply(self, logits: torch.Tensor, rows: PenaltyRows, token_pool: torch.Tensor) -> None:
-        """Penalises logits [R, vocab] in place, at the tokens that the rows hold: no others."""
+        """Penalizes logits [S, vocab] in place, at the tokens that the requests hold."""
         in_prompt, counts = self._tables()
         apply_penalties_(logits, rows, in_prompt, counts, token_pool)
 
     def count(self, tokens: torch.Tensor, rows: PenaltyRows, accepted: torch.Tensor | None) -> None:
-        """Counts a step's draws.
+        """Counts a step's drawn tokens.
 
         Args:
-            tokens: the draws, [S] int64.
-            rows: as they were penalised.
-            accepted: [S] bool: draws that follow no wrong draft; None for all.
+            tokens: [S] int64: drawn tokens.
+            rows: rows that were penalized.
+            accepted: [S] bool: draws that follow no rejected draft; None for all.
         """
         _, counts = self._tables()
         if accepted is not None:
-            # The last slot is nobody's: what it holds is never read.
+            # Rejected draws are counted for the dummy slot, whose counts are never read.
             kept = accepted.index_select(0, rows.rows)
             rows = replace(rows, slots=rows.slots.where(kept, len(counts) - 1))
         count_tokens_(counts, rows, tokens)
@@ -251,7 +259,7 @@ class PenaltyTable:
 
 
 def _columns(rows: Sequence[tuple[float, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Rows of numbers as columns [n] on the device: int64, or fp32 where they are floats."""
+    """Columns [n] of a table with n rows, on the device: int64, or fp32 if it has floats."""
     return to_device(torch.tensor(rows).T.contiguous(), device).unbind()
 
 
@@ -267,7 +275,7 @@ def _doubled(size: int, least: int) -> int:
 
 
 def penalizes(params: LogitsParams) -> bool:
-    """Whether any penalty is other than neutral."""
+    """Whether a request has any penalty that changes logits."""
     return (
         params.frequency_penalty != 0.0
         or params.presence_penalty != 0.0
@@ -276,7 +284,7 @@ def penalizes(params: LogitsParams) -> bool:
 
 
 def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
-    """The arrays of penalised rows, from all rows with processors; None where none penalises."""
+    """Penalized rows among the draws with processors; None without any."""
     found = [one for one in sampled if penalizes(one.params)]
     if not found:
         return None

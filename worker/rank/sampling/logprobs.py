@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens under the model's own distribution.
+"""Log-probabilities of tokens in the model's raw distribution, before any logits processor.
 
-HAZARD(invariance): the normaliser is a sum of integers, which does not depend on its order, and
-the same number of likeliest tokens is looked up for every row.
+HAZARD(invariance): the normalizer is a sum of integers, which does not depend on its order, and
+`topk` looks for the same number of tokens whatever a request asks for.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from worker.wire.messages import TokenLogprobs
 from worker.wire.sampling import MAX_LOGPROBS
 
 PROMPT_BLOCK = 64
-"""Prompt positions scored at once: each takes a row of the whole vocabulary."""
+"""Prompt positions that are scored at once, which bounds the memory for their logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobRows:
-    """The rows of a step's logits that report log-probabilities."""
+    """Rows of a step's logits whose requests ask for log-probabilities."""
 
     rows: torch.Tensor
-    """[n] int64."""
+    """[n] int64 on the device."""
     rows_host: Sequence[int]
+    """The same rows on the host."""
     num_top: Sequence[int]
-    """Likeliest tokens to report for each."""
+    """Number of likeliest tokens to report per row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,37 +43,42 @@ class PromptChunk:
     first_token: int
     """Index of the first position among the step's tokens."""
     first_target: int
-    """Cell of the flat token pool that the first one predicts."""
+    """Cell of the flat token pool with the token that the first position predicts."""
     length: int
     num_top: int
+    """Number of likeliest tokens to report per position."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """The terms of log-probabilities, on the device, [n] each."""
+    """Terms of the log-probabilities of n tokens, on the device or being copied to the host."""
 
     tokens: torch.Tensor
+    """[n]: the scored tokens."""
     own: torch.Tensor
-    """Logits of the tokens."""
+    """[n]: logits of the scored tokens."""
     best: torch.Tensor
-    """Largest logits."""
+    """[n]: largest logits."""
     weight: torch.Tensor
-    """Sum over the vocabulary, in fixed point."""
+    """[n]: sums of exp(logit - largest logit) over the vocabulary, in fixed point."""
     rank: torch.Tensor
+    """[n]: ranks of the scored tokens, from 1."""
     top_tokens: torch.Tensor
-    """[n, k]"""
+    """[n, k]: the k likeliest tokens."""
     top_logits: torch.Tensor
+    """[n, k]: logits of the likeliest tokens."""
     num_top: Sequence[int]
+    """[n]: number of likeliest tokens to report."""
 
     def to_host(self) -> list[TokenLogprobs]:
-        """One per token; waits for the device."""
-        # A checkpoint that overflows has weights without meaning.
+        """Log-probabilities of each token; waits for the device."""
+        # Logits that overflow, of a broken checkpoint, leave weights that may be 0.
         norms = [
             best + math.log(max(weight, 1) / 2**WEIGHT_BITS)
             for best, weight in zip(self.best.tolist(), self.weight.tolist(), strict=True)
         ]
         tokens, logits = self.top_tokens.cpu().numpy(), self.top_logits.cpu().double().numpy()
-        # Of equally likely tokens `topk` names any first.
+        # `topk` returns equally likely tokens in any order.
         order = np.lexsort((tokens, -logits), axis=-1)
         tokens = np.take_along_axis(tokens, order, axis=-1)
         logits = np.take_along_axis(logits, order, axis=-1)
@@ -88,7 +94,7 @@ class Scores:
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) -> Scores:
-    """Scores tokens [n] under fp32 logits [n, vocab]."""
+    """Scores tokens [n] under fp32 logits [n, vocab]; `num_top` as in Scores."""
     top = logits.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
     if registry.uses_triton(logits.device):
         scores = token_scores(logits, tokens)
@@ -113,8 +119,9 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) ->
 
 
 def _ranks(logits: torch.Tensor, own: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """How many logits of each row are at least its own, [n, 1], given the likeliest, [n, k]."""
-    if logits.is_cuda:  # asking which rows need the long way would wait for the device
+    """Ranks [n]: number of logits in each row that are at least `own` [n, 1]; `top` [n, k] are the
+    largest."""
+    if logits.is_cuda:  # finding the rows whose rank `top` does not tell would wait for the device
         return (logits >= own).sum(dim=-1)
     ranks = (top >= own).sum(dim=-1)
     (low,) = (own <= top[:, -1:]).squeeze(1).nonzero(as_tuple=True)
@@ -129,9 +136,10 @@ def score_prompts(
     flat_tokens: torch.Tensor,
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[int, list[Scores]]:
-    """Scores prompt tokens from the step's hidden states [T, hidden], by row of the Plan.
+    """Scores prompt tokens from the step's hidden states [T, hidden]; returns blocks of scores by
+    row of the Plan.
 
-    Every rank must call it: computing logits is a collective operation.
+    Every rank must call it: `compute_logits` is a collective.
     """
     found: dict[int, list[Scores]] = {}
     for chunk in chunks:

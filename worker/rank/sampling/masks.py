@@ -1,4 +1,4 @@
-"""The grammar masks of one step, on the device."""
+"""Grammar masks of one step, for the logits on the device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from worker.rank.transfer import to_device
 
 
 class MaskRows:
-    """Which rows of the logits are masked, and how.
+    """Masked rows of a step's logits, with their bitmasks.
 
     Args:
-        rows: of the logits, ascending.
-        masks: as in a Sample message: one row of ceil(vocab / 32) little-endian words for each of
-            `rows`; bit 1 allows.
-        vocab_size: tokens that a draw can yield.
-        device: where the logits are.
+        rows: M rows of the logits, ascending.
+        masks: bitmasks as in a Sample message: ceil(vocab / 32) little-endian int32 words for each
+            of `rows`; bit 1 allows a token.
+        vocab_size: number of tokens that can be drawn.
+        device: device of the logits.
     """
 
     def __init__(
@@ -35,24 +35,25 @@ class MaskRows:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [M]."""
+        """Masked rows, int64 [M] on the device."""
         return to_device(torch.tensor(self._rows), self._device)
 
     @cached_property
     def bitmask(self) -> torch.Tensor:
-        """int32 [M, ceil(vocab / 32)]."""
-        # A copy, since frombuffer's arrays are read-only, which tensors cannot be.
+        """Bitmasks, int32 [M, ceil(vocab / 32)] on the device."""
+        # A copy: arrays of frombuffer are read-only, and tensors cannot be.
         words = np.frombuffer(self._masks, dtype="<i4").astype(np.int32)
         return to_device(torch.from_numpy(words.reshape(self._shape)), self._device)
 
     def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
-        """The masked rows of a batch in which `samples` are the rows that draw."""
+        """Masked rows, int64 [M], counted among all rows of a batch of which only `samples`
+        draw."""
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 
     def apply(self, logits: torch.Tensor, *, native: bool = False) -> None:
-        """Leaves only allowed tokens in the masked rows of fp32 logits [S, vocab], in place.
+        """Sets logits of forbidden tokens to -inf in the masked rows of fp32 logits [S, vocab].
 
-        With `native` the compiled CPU library does, straight from the message.
+        With `native`, the compiled CPU library reads the masks from the message itself.
         """
         if native and logits.is_contiguous():
             apply_bitmask_native(logits, self._rows, self._masks)

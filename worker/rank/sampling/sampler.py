@@ -1,8 +1,8 @@
-"""Draws tokens: argmax for greedy rows, keyed Gumbel noise for the others.
+"""Sampler: draws tokens, by argmax for greedy rows and by keyed Gumbel noise for the others.
 
-HAZARD(invariance): a row's draw must not depend on the other rows. Everything here works token by
-token, compares, or sums integers: floating-point sums may be split differently for another number
-of rows and are therefore avoided.
+HAZARD(invariance): a row's draw must not depend on other rows. All operations are elementwise,
+compare, or sum integers; floating-point sums are avoided, as another number of rows may split them
+in another way.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from worker.wire.messages import TokenLogprobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerOutput:
-    """Tokens and scores of a launched step, on the device."""
+    """Tokens and scores of a launched step, on the device or being copied to the host."""
 
     tokens: torch.Tensor | None
-    """[S] int64; None where no row samples."""
+    """[S] int64: drawn tokens; None where no row samples."""
     acceptance: Acceptance | None = None
-    """How many draws of each speculative row count; None without such rows."""
+    """Number of draws that count per speculative row; None without such rows."""
     scores: Scores | None = None
+    """Scores of the drawn tokens in `scored_rows`; None without any."""
     scored_rows: Sequence[int] = ()
-    """Which of the draws are scored."""
+    """Indices of the draws whose requests ask for log-probabilities."""
     prompt_scores: dict[int, list[Scores]] | None = None
     """Scores of prompt tokens, by row of the Plan."""
 
@@ -45,7 +46,7 @@ class SamplerOutput:
         return self.scores is not None or self.prompt_scores is not None
 
     def add_logprobs(self, result: StepResult) -> StepResult:
-        """The result with the log-probabilities that requests ask for; waits for the device."""
+        """Adds the log-probabilities that requests ask for to a result; waits for the device."""
         if self.scores is not None:
             logprobs: list[TokenLogprobs | None] = [None] * len(result.token_ids)
             for row, scored in zip(self.scored_rows, self.scores.to_host(), strict=True):
@@ -66,11 +67,11 @@ def sample(
     tables: DeviceTables,
     masks: MaskRows | None = None,
 ) -> SamplerOutput:
-    """Draws [S] tokens from fp32 logits [S, vocab], which it edits in place, and puts them where
-    the next step looks for them.
+    """Draws tokens [S] from fp32 logits [S, vocab], and writes them to the token pool, from which
+    the next step reads. Edits the logits in place.
 
-    The order is vLLM's: grammar, logits processors, then temperature and filters. Scores are of
-    the logits as they came.
+    The order is vLLM's: grammar, logits processors, then temperature and filters. Scores are those
+    of the raw logits.
     """
     processed, raw = batch.processed, None
     if processed is not None and processed.logprobs is not None:
@@ -84,9 +85,10 @@ def sample(
     if batch.speculative is not None:
         acceptance = batch.speculative.accept(tokens)
     if processed is not None:
-        # Rows that the device has placed have no processors: all draws of those that do count.
+        # Speculative rows that the device has placed have no processors, and of other rows all
+        # draws count.
         if isinstance(acceptance, HostAcceptance):
-            assert isinstance(batch.speculative, HostRows), "who places rows accepts their draws"
+            assert isinstance(batch.speculative, HostRows), "the host accepts what it has placed"
             accepted = batch.speculative.accepted_draws(acceptance, len(tokens))
             accepted = to_device(accepted, tokens.device)
         tables.sampling.count(tokens, processed, accepted)
@@ -105,11 +107,11 @@ def sample(
 def draw_tokens(
     logits: torch.Tensor, parameters: SamplingParameters | None, *, native: bool = False
 ) -> torch.Tensor:
-    """One token per row of the fp32 logits [S, vocab]: int64 [S].
+    """Draws one token per row of the fp32 logits [S, vocab]: int64 [S].
 
     Args:
-        logits: after all edits.
-        parameters: of the rows; None where all take the likeliest token.
+        logits: logits after all edits.
+        parameters: sampling parameters of the rows; None where all are greedy.
         native: whether the compiled CPU library draws.
     """
     if native:

@@ -1,4 +1,4 @@
-"""Sampling parameters and logits processors of every slot, and what a step gathers of them."""
+"""Sampling state: parameters and logits processors of every slot, which steps gather."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from worker.rank.sampling.logprobs import LogprobRows, PromptChunk
 from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 FILTERS = ("top_k", "top_p", "log_min_p")
-"""Parameters that leave tokens out of a draw."""
+"""Sampling parameters that exclude tokens from a draw."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessedRows:
-    """The rows of one step whose logits are processed before sampling, or scored."""
+    """Rows of one step with logits processors or log-probabilities."""
 
     masks: TokenMaskRows | None
     edits: EditRows | None
@@ -45,10 +45,10 @@ class SamplingState:
     """Sampling parameters of all slots, on the host, and logits processors, on the device.
 
     Args:
-        num_rows: slots, the dummy slot included.
-        token_stride: cells of one slot in the flat token pool.
-        vocab_size: tokens that a draw can yield.
-        device: where the step runs.
+        num_rows: number of slots, the dummy slot included.
+        token_stride: cells per slot in the flat token pool.
+        vocab_size: number of tokens that can be drawn.
+        device: the rank's device.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SamplingState:
         )
         self._penalties = PenaltyTable(num_rows, vocab_size, device)
         self._params: dict[int, LogitsParams] = {}
-        """Parameters by slot that has any. Steps of other slots do not touch the tables of
-        processors."""
+        """Processors and log-probabilities by slot, of slots with any; steps without such slots
+        skip the tables of processors."""
 
     def admit(self, admit: Admit) -> None:
-        """Replaces all that is known of the request's slot."""
+        """Sets the slot's parameters and processors to those of the request."""
         slot, params = admit.slot, admit.logits_params
         self.temperature[slot] = admit.temperature
         # The likeliest token passes every filter.
@@ -100,14 +100,14 @@ class SamplingState:
         return bool((self.temperature[slots] >= GREEDY_BELOW).any())
 
     def filters(self, slots: IntArray) -> tuple[str, ...]:
-        """The FILTERS that draws of the slots are to apply: the ones that any slot uses. Where
-        kernels draw, all or none, since each combination would be a binary of its own."""
+        """The FILTERS that draws of the slots apply: those that any slot uses; where kernels draw,
+        all or none, since each combination would be another compiled kernel."""
         uses = (self.top_k[slots] > 0, self.top_p[slots] < 1.0, self.log_min_p[slots] > -np.inf)
         used = tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
         return FILTERS if used and registry.uses_triton(self._device) else used
 
     def columns(self, slots: IntArray, positions: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """The parameters of draws [S] of these slots, for tokens at these positions."""
+        """Sampling parameters [S] of draws for these slots, at these positions of new tokens."""
         return {
             "positions": positions,
             "seeds": self.seeds[slots],
@@ -120,8 +120,8 @@ class SamplingState:
     def parameters(
         self, slots: IntArray, positions: IntArray, *, keys: IntArray | int = 0
     ) -> SamplingParameters | None:
-        """The parameters of draws for kernels, `keys` added to the seeds modulo 2**64; None where
-        all draws are greedy."""
+        """Sampling parameters [S] on the device, with `keys` added to the seeds modulo 2**64; None
+        where all draws are greedy."""
         if not self.any_random(slots):
             return None
         columns = self.columns(slots, positions)
@@ -133,8 +133,8 @@ class SamplingState:
         return staged_parameters(staged, staged["positions"], filters, max_top_k)
 
     def gather(self, table: IntArray) -> ProcessedRows | None:
-        """The processing of the logits of a step's rows [R, 4] (as in Batch); None where all are
-        plain."""
+        """Rows with processors or log-probabilities among a step's rows [R, 4] (as in Batch); None
+        without any."""
         if not self._params:
             return None
         sampled: list[SampledRow] = []
@@ -172,7 +172,7 @@ class SamplingState:
     def count(
         self, tokens: torch.Tensor, rows: ProcessedRows, accepted: torch.Tensor | None = None
     ) -> None:
-        """Notes the step's draws [S] int64, for penalties to come; `accepted` as in
+        """Counts the step's drawn tokens [S] int64 for later penalties; `accepted` as in
         `PenaltyTable.count`."""
         if rows.penalties is not None:
             self._penalties.count(tokens, rows.penalties, accepted)
@@ -191,9 +191,10 @@ class SamplingState:
     def _prompt_chunk(
         self, index: int, slot: int, span: tuple[int, int], first_token: int
     ) -> list[PromptChunk]:
-        """Prompt positions of a row that computes positions [span[0], span[1])."""
+        """The chunk of prompt positions to score in a row that computes positions [span[0],
+        span[1]); empty without any."""
         params = self._params[slot]
-        # The last prompt token predicts the first of the output.
+        # The last prompt position predicts the first output token, which is no prompt token.
         length = min(span[1], params.num_prompt - 1) - span[0]
         if params.num_prompt_logprobs < 0 or length <= 0:
             return []
@@ -211,13 +212,13 @@ class SamplingState:
 def staged_parameters(
     staged: StagedArrays, positions: torch.Tensor, filters: Sequence[str], max_top_k: int
 ) -> SamplingParameters:
-    """The parameters of draws [S] for kernels.
+    """Sampling parameters of S draws from arrays on the device.
 
     Args:
-        staged: of `SamplingState.columns` at least seeds, temperature and `filters`.
-        positions: [S] int64: where the new tokens will stand.
+        staged: arrays of `SamplingState.columns`, at least seeds, temperature and `filters`.
+        positions: [S] int64: positions of the new tokens.
         filters: those of FILTERS that are applied.
-        max_top_k: the largest.
+        max_top_k: largest top_k of the draws.
     """
     columns = {name: staged[name] for name in ("temperature", "seeds", *filters)}
     return SamplingParameters(positions=positions, **columns, max_top_k=max_top_k)

@@ -1,1 +1,1 @@
-"""Drafts on a rank: who proposes them and what becomes of them."""
+"""Speculative decoding on a rank: proposers, placement of rows, and verification of drafts."""

@@ -1,13 +1,13 @@
-"""The seam between proposing drafts and verifying them, on every rank.
+"""Interface between proposing drafts and verifying them, on every rank.
 
-    place     speculative rows ──their newest tokens──> Proposer ──drafts──> rows of known length
-    forward   all their positions at once
-    sample    at every position what plain decoding would draw there
+    place     speculative rows ──newest tokens──> Proposer ──drafts──> rows of known length
+    forward   all positions of these rows at once
+    sample    at each position the token that decoding without drafts would draw there
     accept    a row's draws up to the first that differs from its draft
 
-Ranks draft by themselves, since only they know in time what the step before drew. They draft alike:
-a proposer is a function of tokens, weights and keyed noise. What is drafted decides how many tokens
-a step yields and never which.
+Each rank drafts by itself, since only ranks know in time which tokens the previous step drew. All
+draft the same: a proposer is a function of tokens, weights and keyed noise. Drafts affect how many
+tokens a step draws, and never which.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from worker.rank.speculation.placement import Placement
 
 
 class DraftRequest(NamedTuple):
-    """One row that may draft."""
+    """A speculative row that needs drafts."""
 
     slot: int
     num_tokens: int
-    """Tokens of the request so far, which the token pool holds: drafts are to follow the last."""
+    """Tokens of the request so far, which are in the token pool; drafts follow the last one."""
     num_drafts: int
     """Most drafts; at least 1."""
 
@@ -36,18 +36,18 @@ class Guesses(NamedTuple):
 
     token_ids: list[int]
     levels: list[int]
-    """Level of each guess, see Calibration."""
+    """Level of each guess, as in Calibration."""
     num_drafts: int
-    """How many of them, from the first on, are worth verifying."""
+    """Number of leading guesses that are worth their cost, and become drafts."""
 
     @property
     def drafts(self) -> list[int]:
-        """The guesses that are to be verified."""
+        """The guesses that the step verifies."""
         return self.token_ids[: self.num_drafts]
 
     def up_to(self, end_token_ids: Collection[int]) -> Guesses:
-        """The guesses with drafts up to, not including, one that ends the request: the draw in its
-        place needs no draft, and nothing behind it counts."""
+        """The guesses, with drafts only before the first token that ends the request: drawing that
+        token needs no draft of it, and no draft after it can count."""
         for number, token_id in enumerate(self.drafts):
             if token_id in end_token_ids:
                 return self._replace(num_drafts=number)
@@ -58,56 +58,57 @@ NO_GUESSES = Guesses([], [], 0)
 
 
 class DeviceProposer(Protocol):
-    """Guesses where the device alone knows how far requests have come."""
+    """Drafts on the device, for rows whose positions the host does not know yet."""
 
     def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
-        """Puts drafts behind the newest tokens, as far as rows reach; nobody waits.
+        """Writes drafts to the token pool after the newest tokens, up to the ends of the rows; does
+        not wait for the device.
 
         Args:
-            placement: of a step's speculative rows.
-            windows: the same, as planned.
+            placement: positions of a step's speculative rows, on the device.
+            windows: the same rows as planned.
         """
         ...
 
 
 class Proposer(ABC):
-    """Guesses how requests go on, and learns from how they did.
+    """Guesses the next tokens of requests, and learns from the outcomes.
 
     Args:
-        calibration: of its guesses.
+        calibration: estimates how likely its guesses are right.
     """
 
     needs_pages: ClassVar[bool] = False
-    """Whether it reads pages, which the step's Plan may yet have to write."""
+    """Whether drafting uses KV pages, and so needs the Plan's page writes beforehand."""
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
-        """Forgets what it knows of the slot: another request enters it, or the same anew.
+        """Resets the slot's state for a request that is admitted, first or again.
 
         Args:
-            slot: the slot.
-            end_token_ids: tokens that end the request; no draft behind one counts.
+            slot: the request's slot.
+            end_token_ids: tokens that end the request; drafts after one never count.
         """
         self.calibration.admit(slot)
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """Guesses for each request, of which those that are worth their cost are drafts.
+        """Guesses for each request, and how many of them become drafts.
 
         Args:
-            requests: in the order of the step's rows.
-            threshold: see `Plan.draft_threshold`.
+            requests: requests in the order of the step's rows.
+            threshold: least probability of acceptance of a draft, `Plan.draft_threshold`.
         """
 
     def observe(self, slot: int, guesses: Guesses, num_right: int, num_known: int) -> None:
-        """Takes the outcome of the guesses that were proposed last for a slot.
+        """Learns from the outcome of the guesses that were proposed last for a slot.
 
         Args:
-            slot: the slot.
-            guesses: as they were proposed.
-            num_right: how many are right, up to the first that is not.
-            num_known: in place of how many the token is known.
+            slot: the request's slot.
+            guesses: the guesses as proposed.
+            num_right: number of leading guesses that are right.
+            num_known: number of leading guesses whose true token is known.
         """
         self.calibration.observe(slot, guesses.levels, num_right, num_known)

@@ -1,4 +1,5 @@
-"""How far guesses can be trusted, by what became of earlier ones like them."""
+"""Calibration of guesses: probability that one is right, from outcomes of earlier ones of its
+level."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 _KEEP, _KEEP_OWN = 0.98, 0.9
-"""Weights that a guess keeps with each later one of its level, of any request and of its own."""
+"""Factors by which the weight of a guess decays with each later guess of its level: in the shares
+of all requests, and in those of its own request."""
 _COMMON_WEIGHT = 3.0
-"""Guesses of its own that weigh as much, for a request, as what all requests' tell."""
+"""Number of a request's own guesses that weigh as much as the share of all requests."""
 
 
 class _Shares:
-    """Shares of right guesses by level, with forgetting."""
+    """Shares of right guesses by level, with exponential decay."""
 
     __slots__ = ("_right", "_total")
 
@@ -26,7 +28,7 @@ class _Shares:
         self._total[level] = self._total[level] * keep + 1.0
 
     def values(self, priors: Iterable[float], weight: float) -> list[float]:
-        """The shares, where `priors` count as much as `weight` guesses each."""
+        """The shares by level, where each of `priors` counts as much as `weight` guesses."""
         return [
             (right + weight * prior) / (total + weight)
             for right, total, prior in zip(self._right, self._total, priors, strict=True)
@@ -34,14 +36,15 @@ class _Shares:
 
 
 class Calibration:
-    """Tells how likely a guess is right, from its level: what the proposer makes of it.
+    """Estimates how likely a guess is right, given its level: the proposer's own confidence.
 
-    Learns from every guess whose place is known to have been reached, verified or not.
+    Learns from every guess whose predecessors were all right and whose true token is known, whether
+    it was verified as a draft or not.
 
     Args:
-        num_slots: rows of the tables.
-        priors: by level, best first: shares of right guesses that are supposed before any is known.
-        prior_weight: guesses of all requests that weigh as much as the priors.
+        num_slots: number of slots.
+        priors: shares of right guesses that are assumed before any outcome, by level, best first.
+        prior_weight: number of guesses, of all requests, that weigh as much as the prior.
     """
 
     def __init__(self, num_slots: int, priors: Sequence[float], prior_weight: float) -> None:
@@ -50,27 +53,28 @@ class Calibration:
         self._common = _Shares(len(priors))
         self._own = [_Shares(len(priors)) for _ in range(num_slots)]
         self.shares = np.tile(np.array(priors, dtype=np.float32), (num_slots, 1))
-        """[slots, levels]: how likely a guess is right; the array stays where it is."""
+        """[slots, levels]: probability that a guess is right. Updated in place, since the compiled
+        library has its address."""
 
     def admit(self, slot: int) -> None:
-        """Forgets what the slot's own guesses taught."""
+        """Forgets the outcomes of the slot's own guesses."""
         self._own[slot] = _Shares(len(self._priors))
         self._update(slot)
 
     def reset(self) -> None:
-        """Forgets what all guesses taught."""
+        """Forgets the outcomes of all guesses."""
         self._common = _Shares(len(self._priors))
         for slot in range(len(self._own)):
             self.admit(slot)
 
     def observe(self, slot: int, levels: Sequence[int], num_right: int, num_known: int) -> None:
-        """Takes the outcome of consecutive guesses.
+        """Learns from the outcome of consecutive guesses.
 
         Args:
-            slot: the request's.
-            levels: of the guesses.
-            num_right: how many are right, up to the first that is not.
-            num_known: in place of how many the token is known.
+            slot: the request's slot.
+            levels: levels of the guesses.
+            num_right: number of leading guesses that are right.
+            num_known: number of leading guesses whose true token is known.
         """
         own, common = self._own[slot], self._common
         for order, level in enumerate(levels[: min(num_right + 1, num_known)]):
@@ -79,7 +83,8 @@ class Calibration:
         self._update(slot)
 
     def num_worth(self, slot: int, levels: Sequence[int], threshold: float) -> int:
-        """How many consecutive guesses are each reached and right with at least a probability."""
+        """Number of leading guesses that are accepted with a probability of at least
+        `threshold`: the product of the shares up to there."""
         shares, probability = self.shares[slot].tolist(), 1.0
         for number, level in enumerate(levels):
             probability *= shares[level]

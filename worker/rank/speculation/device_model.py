@@ -1,11 +1,11 @@
-"""A small model drafts on the device: nobody waits for what it drafts, and graphs launch it.
+"""Draft model on the device: it drafts without a wait of the host, on CUDA graphs.
 
-    follow   the rows of each step, behind the target's forward pass: prompts, decodes, drafts
-    draft    one token after another, behind the newest token of each speculative row
+    follow   computes each step's rows after the target's forward pass: prompts, decodes, drafts
+    draft    one token after another, after the newest token of each speculative row
 
-So its cache always has what the target's has, in pages of the same ids, and a cached prefix is
-cached for both. A draft is one decode step of its own, as often as rows want drafts: where a row
-wants fewer than others it repeats its last one, to no effect.
+Its KV cache therefore covers the same positions as the target's, in pages of the same ids, and a
+cached prefix is cached for both. Each draft is one decode step of all rows; a row that needs fewer
+drafts than others repeats its last one, to no effect.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 _PRIOR, _PRIOR_WEIGHT = 0.7, 1.0
-"""Share of right guesses that is supposed before any is known."""
+"""Share of right guesses that is assumed before any outcome, and its weight in guesses."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Captures calls as a graph, as `worker.rank.graphs` does."""
+"""Captures the launches of a function; returns a function that replays them."""
 
 
 class DeviceDraftModel:
-    """The weights of a draft model, whole on every rank.
+    """A draft model, whole on every rank, with its attention backend and cache layout.
 
     Args:
-        config: of the engine; `check_draft_model` has passed it.
-        device: of the rank.
-        max_model_len: longest request.
+        config: the engine's configuration, which `check_draft_model` has passed.
+        device: the rank's device.
+        max_model_len: tokens of the longest request.
     """
 
     def __init__(self, config: EngineConfig, device: torch.device, max_model_len: int) -> None:
@@ -75,33 +75,33 @@ class DeviceDraftModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """The rows that one pass drafts a token for."""
+    """F rows that a decode step of the draft model drafts a token for."""
 
     staged: StagedArrays
-    """slots, query_start, seeds, temperature, top_k, top_p and log_min_p, on the device."""
+    """Arrays slots, query_start, seeds, temperature, top_k, top_p and log_min_p, on the device."""
     starts: torch.Tensor
-    """[F] int64: the positions of the latest tokens; each pass moves them on."""
+    """[F] int64: positions of the latest tokens; each step advances them."""
     last: torch.Tensor
     """[F] int64: positions of the last tokens to draft."""
     num_pages: int
     """Most pages of a row."""
     size: int | None
-    """Rows of the graph; None for none."""
+    """Rows of the graph; None for an eager step."""
     filters: tuple[str, ...]
     max_top_k: int
 
 
 class DeviceModelProposer(Proposer):
-    """Drafts with a model of its own on the device.
+    """Drafts with a draft model on the device.
 
-    It draws with the target's parameters and noise, seed and position alike: where the two models'
-    logits agree, so do their draws, at any temperature.
+    It draws with the sampling parameters, seeds and keyed noise that the target uses at the same
+    position: where the two models' logits agree, so do their draws, at any temperature.
 
     Args:
-        draft: the model.
-        tables: of the rank; drafts are written to the token pool, from which the model reads.
-        num_pages: of the target's cache.
-        page_size: tokens of a page.
+        draft: the draft model.
+        tables: the rank's tables; drafts are written to the token pool, which the model reads.
+        num_pages: number of pages of the target's KV cache.
+        page_size: tokens per page.
     """
 
     needs_pages = True
@@ -117,7 +117,7 @@ class DeviceModelProposer(Proposer):
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
 
     def follow(self, batch: Batch) -> None:
-        """Computes a step's rows, so that the cache holds what the target's does."""
+        """Computes a step's rows, so that the draft model's KV cache covers them, too."""
         draft = self._draft
         inputs = gather_inputs(
             batch, self._tables, self._caches, draft.layout.groups, draft.backend
@@ -125,11 +125,12 @@ class DeviceModelProposer(Proposer):
         draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
     def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
-        """Puts drafts behind the newest tokens of rows that the device has placed.
+        """Writes drafts to the token pool after the newest tokens of rows that the device has
+        placed; does not wait for the device.
 
         Args:
-            placement: of the rows.
-            windows: the same, as planned.
+            placement: positions of the step's speculative rows, on the device.
+            windows: the same rows as planned.
         """
         num_passes = placement.longest - 1
         if num_passes:
@@ -139,7 +140,7 @@ class DeviceModelProposer(Proposer):
             self._run(slots, placement.newest, last, num_passes, ends)
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """See Proposer. Waits for the device."""
+        """Drafts for each request, as many as are worth their cost; waits for the device."""
         table = np.array(requests, dtype=np.int64)
         slots, newest = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1
         counts, device = table[:, 2], self._tables.device
@@ -158,7 +159,7 @@ class DeviceModelProposer(Proposer):
         return guesses
 
     def prepare_capture(self, largest: int) -> None:
-        """Makes the buffers that graphs of so many rows and fewer read."""
+        """Makes the static buffers of graphs of up to `largest` rows."""
         device = self._tables.device
         arrays = self._arrays(np.zeros(0, dtype=np.int64), largest)
         staged = stage(arrays, device)
@@ -168,7 +169,7 @@ class DeviceModelProposer(Proposer):
         self._graphs.clear()
 
     def capture(self, size: int, capture: Capture) -> None:
-        """Captures the draft of a token for so many rows, on padding."""
+        """Captures a decode step of `size` rows, on dummy rows."""
         tables = self._tables
         staged = stage(self._arrays(np.zeros(0, dtype=np.int64), size), tables.device)
         self._packed[: len(staged.packed)].copy_(staged.packed)
@@ -185,7 +186,7 @@ class DeviceModelProposer(Proposer):
             self._graphs[size, bool(filters)] = capture(partial(self._draw_next, rows))
 
     def close(self) -> None:
-        """Lets go of all graphs."""
+        """Drops all graphs."""
         self._graphs.clear()
 
     def _run(
@@ -196,7 +197,8 @@ class DeviceModelProposer(Proposer):
         num_passes: int,
         end: int,
     ) -> None:
-        """Drafts so many tokens for each row, at most up to `last`, which is before `end`."""
+        """Drafts `num_passes` tokens for each row, or as many as lie at positions up to `last` [F],
+        all before position `end`."""
         tables, count = self._tables, len(slots)
         filters = tables.sampling.filters(slots)
         sizes = sorted({size for size, _ in self._graphs if size >= count})
@@ -224,7 +226,7 @@ class DeviceModelProposer(Proposer):
             replay()
 
     def _draw_next(self, rows: _Rows) -> None:
-        """One token behind the latest of each row, which becomes the latest."""
+        """Drafts one token after the latest of each row, and advances the rows to it."""
         tables, draft = self._tables, self._draft
         inputs = gather_inputs(
             _decodes(rows, tables), tables, self._caches, draft.layout.groups, draft.backend
@@ -232,7 +234,7 @@ class DeviceModelProposer(Proposer):
         hidden = draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
-        # A row that has all its drafts draws into a cell of the row that belongs to no request.
+        # Draws of rows that have all their drafts go to a cell of the dummy slot.
         cells = rows.staged["slots"] * tables.token_stride + positions
         nowhere = tables.dummy_slot * tables.token_stride
         cells = torch.where(rows.starts < rows.last, cells, nowhere)
@@ -241,17 +243,17 @@ class DeviceModelProposer(Proposer):
         rows.starts.copy_(torch.minimum(positions, rows.last))
 
     def _arrays(self, slots: IntArray, size: int) -> dict[str, npt.NDArray[Any]]:
-        """Arrays of what the host knows of rows, padded with dummy rows."""
+        """Arrays of the rows' slots and sampling parameters, padded to `size` with dummy rows."""
         sampling = self._tables.sampling
         padding = np.full(size - len(slots), self._tables.dummy_slot, dtype=np.int64)
         slots = np.concatenate((slots, padding))
         columns = sampling.columns(slots, slots)
-        del columns["positions"]  # the device counts them
+        del columns["positions"]  # the host does not know them
         return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
 
 
 def _decodes(rows: _Rows, tables: DeviceTables) -> Batch:
-    """A step of one token of each row."""
+    """Batch of a decode step: the latest token of each row."""
     count = len(rows.starts)
     table = np.zeros((count, 4), dtype=np.int64)
     table[:, 2] = 1

@@ -1,4 +1,4 @@
-"""A small model drafts for a large one."""
+"""Draft model: checks, loading, and drafting on CPU in the compiled library."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from worker.rank.speculation.calibration import Calibration
 from worker.rank.tables import DeviceTables
 
 DRAFT_DTYPE: Final = torch.bfloat16
-"""Type of weights and cache, whatever the target's: a draft need not be exact, but cheap."""
+"""Data type of the draft model's weights and KV cache, whatever the target's: drafts need not be
+exact."""
 
 _MOST_ENDS: Final = 4
-"""Tokens that end a request, of those that drafts stop at."""
+"""Most end tokens of a request at which drafting stops; of more, the first ones."""
 
 LEAST_PROBABILITIES: Final = np.array(
     [0.995, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.0], dtype=np.float32
 )
-"""Least probability of a guess in the draft model, by level."""
+"""Least probability that the draft model gives a guess, by level."""
 PRIORS: Final = (0.995, 0.98, 0.96, 0.92, 0.85, 0.72, 0.58, 0.42, 0.2)
-"""Shares of right guesses by level, as if both models agreed."""
+"""Shares of right guesses by level before any outcome: those of two models that agree."""
 PRIOR_WEIGHT: Final = 3.0
 
 
 class DraftModelProposer(Proposer):
-    """Drafts on CPU with a model of its own, whole on every rank.
+    """Drafts on CPU with a draft model, whole on every rank.
 
-    Its KV cache has the pages of the target's, under the same ids. It draws with the target's
-    parameters and noise, seed and position alike: where the two models' logits agree, so do their
-    draws, at any temperature. What a page holds of it follows from the tokens alone, so requests
-    that share pages write the same into them.
+    Its KV cache has as many pages as the target's, under the same ids. Keys and values depend on
+    the tokens alone, so requests that share pages write the same to them. It draws with the
+    sampling parameters, seeds and keyed noise that the target uses at the same position: where the
+    two models' logits agree, so do their draws, at any temperature.
 
     Args:
-        model: loaded into the compiled library.
-        tables: of the rank; drafts are written to the token pool, from which the model reads.
-        num_pages: of the target's cache.
-        most: drafts of a row.
+        model: draft model, loaded into the compiled library.
+        tables: the rank's tables; drafts are written to the token pool, which the model reads.
+        num_pages: number of pages of the target's KV cache.
+        most: most drafts of a row.
     """
 
     needs_pages = True
@@ -60,7 +61,7 @@ class DraftModelProposer(Proposer):
         super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
         config = model.config
         shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
-        # HAZARD: the library has their addresses only.
+        # HAZARD: the library only has their addresses, so they must live as long as it does.
         self._caches = [
             (lazy_zeros(shape, model.options.dtype), lazy_zeros(shape, model.options.dtype))
             for _ in range(config.num_layers)
@@ -69,7 +70,7 @@ class DraftModelProposer(Proposer):
         model.native.bind(self._caches)
         self._ends = np.full((num_slots, _MOST_ENDS), -1, dtype=np.int64)
         self._num_computed = np.zeros(num_slots, dtype=np.int64)
-        """[slots]: positions that the cache holds, those of wrong guesses left out."""
+        """[slots]: number of positions in the KV cache, without those of wrong guesses."""
         sampling = tables.sampling
         slots = DraftTables(
             token_pool=tables.token_pool,
@@ -86,14 +87,14 @@ class DraftModelProposer(Proposer):
         self._drafter = NativeDrafter(model.native, slots, most)
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
-        """See Proposer."""
+        """Resets the slot's state; its KV cache is computed again from the first position."""
         super().admit(slot, end_token_ids)
         known = end_token_ids[:_MOST_ENDS]
         self._ends[slot] = [*known, *[-1] * (_MOST_ENDS - len(known))]
         self._num_computed[slot] = 0
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """See Proposer."""
+        """Drafts for each request, as many as are worth their cost."""
         rows = np.empty((len(requests), 4), dtype=np.int64)
         for number, request in enumerate(requests):
             num_computed = int(self._num_computed[request.slot])
@@ -105,14 +106,14 @@ class DraftModelProposer(Proposer):
         return list(map(Guesses, drafts.tokens, drafts.levels, drafts.drafted))
 
     def observe(self, slot: int, guesses: Guesses, num_right: int, num_known: int) -> None:
-        """See Proposer."""
+        """Learns from the outcome, and keeps the positions of right guesses in the KV cache."""
         super().observe(slot, guesses, num_right, num_known)
-        # The last guess came of computing all before it.
+        # The last guess itself has not been computed, only those before it.
         self._num_computed[slot] += min(num_right, len(guesses.token_ids) - 1)
 
 
 def draft_page_bytes(config: EngineConfig) -> int:
-    """Bytes that a page takes in the draft model's cache on CPU; 0 without one."""
+    """Bytes of one page in the draft model's KV cache on CPU; 0 without a draft model."""
     if config.speculative_method != "draft":
         return 0
     model = load_model_config(config.draft_checkpoint)
@@ -121,10 +122,10 @@ def draft_page_bytes(config: EngineConfig) -> int:
 
 
 def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len: int) -> None:
-    """Refuses a draft model that cannot draft for `model`, before weights are read.
+    """Checks, before weights are read, that the configured draft model can draft for `model`.
 
     Raises:
-        ValueError: it cannot draft for this model.
+        ValueError: it cannot; the message says why.
     """
     if config.speculative_method != "draft":
         return
@@ -154,12 +155,12 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
 def load_draft_model(
     config: EngineConfig, device: torch.device, max_model_len: int
 ) -> DecoderModel:
-    """The draft model, whole on this rank and without a cache; on CPU the compiled library has it.
+    """The draft model, whole on this rank; on CPU it is loaded into the compiled library.
 
     Args:
-        config: of the engine; `check_draft_model` has passed it.
-        device: of the rank.
-        max_model_len: longest request.
+        config: the engine's configuration, which `check_draft_model` has passed.
+        device: the rank's device.
+        max_model_len: tokens of the longest request.
     """
     model_config = load_model_config(config.draft_checkpoint)
     options = LayerOptions(

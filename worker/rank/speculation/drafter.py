@@ -1,9 +1,9 @@
-"""One rank's drafts: where speculative rows stand, what is drafted for them, what came of that.
+"""Drafter of one rank: places speculative rows, drafts for them, and learns from the outcome.
 
-Each slot's newest token, which is not computed yet, has a position that the device knows first. A
-step is placed on the device where nobody need know it earlier; otherwise on the host, which waits
-for the step before (on CPU that is over in any case): where rows are computed by their own length,
-or a draw depends on its position.
+A row begins at its slot's newest token, which is drawn but not computed; while the previous step is
+in flight, only the device knows its position. A step is placed on the device if the host need not
+know the positions. Otherwise the host places it, and waits for the previous step (on CPU that has
+completed in any case).
 """
 
 from __future__ import annotations
@@ -41,30 +41,32 @@ from worker.rank.transfer import gather, scatter, to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftedStep:
-    """A Plan whose speculative rows have their lengths, and on the host also their positions."""
+    """A Plan with its speculative rows placed: each has its length, and, if the host placed it, its
+    position."""
 
     plan: Plan
+    """The placed Plan, without rows that have nothing to compute."""
     row_of: Sequence[int]
-    """Rows here, by row of the Plan as it came, or NO_ROW where there was nothing to compute."""
+    """Rows of the placed Plan, by row of the source Plan; NO_ROW for those left out."""
     speculative: SpeculativeRows | None
-    """None where no speculative row is here."""
+    """Speculative rows of the placed Plan; None without any."""
     guesses: Sequence[Guesses] = ()
-    """Guesses by speculative row here; none where the device placed them."""
+    """Guesses by speculative row of the placed Plan; empty where the device placed them."""
 
     def masked_drafts(self, source: Plan) -> list[list[int]]:
-        """Drafts of each of the masked rows of the Plan as it came."""
+        """Drafts of each masked row of the source Plan."""
         guesses, computed = iter(self.guesses), self.plan.rows
         drafts = [next(guesses).drafts if isinstance(row, DraftRow) else [] for row in computed]
         rows = self._sampling_rows(source)
         return [drafts[rows[sample]] if rows[sample] != NO_ROW else [] for sample in source.masked]
 
     def masked_draws(self, source: Plan, masks: bytes, size: int) -> tuple[list[int], bytes]:
-        """Which draws are masked, and their masks, of `size` bytes each.
+        """Indices of the masked draws, and their masks one after another.
 
         Args:
-            source: the Plan as it came.
-            masks: of each masked row's token and of what follows its drafts. Of rows that are not
-                here there is one too.
+            source: the source Plan.
+            masks: masks of each masked row's draws: one more than it has drafts; one for a row that
+                was left out.
             size: bytes of a mask.
         """
         first_draws = [0, *itertools.accumulate(row.num_draws for row in self.plan.rows)]
@@ -83,18 +85,20 @@ class DraftedStep:
         return draws, b"".join(kept)
 
     def _sampling_rows(self, source: Plan) -> list[int]:
-        """Rows here, by row of the Plan as it came that draws, or NO_ROW."""
+        """Rows of the placed Plan, by row of the source Plan that draws; NO_ROW for those left
+        out."""
         pairs = zip(source.rows, self.row_of, strict=True)
         return [computed for row, computed in pairs if row.num_draws]
 
 
 class Drafter:
-    """Drafts for the speculative rows of one rank's steps, and keeps where its slots stand.
+    """Places and drafts for the speculative rows of one rank's steps, and keeps the positions of
+    the newest tokens.
 
     Args:
-        tables: of the rank; drafts are written to the token pool, as tokens to compute.
-        proposer: guesses.
-        on_device: the same where it guesses on the device and steps may be placed there.
+        tables: the rank's tables; drafts are written to the token pool.
+        proposer: proposer of drafts.
+        on_device: the same proposer, if it drafts on the device and steps may be placed there.
     """
 
     def __init__(
@@ -106,16 +110,18 @@ class Drafter:
         self._newest = torch.zeros(
             len(tables.token_pool), dtype=torch.int64, device=tables.token_pool.device
         )
-        """[slots]: the position of the newest token after the last speculative row. Where the Plan
-        has a later one, rows since then had their positions in Plans."""
+        """[slots]: position of the newest token after the slot's last speculative row. Rows since
+        then that were not speculative do not update it: a later start in a Plan takes
+        precedence."""
         self._end_tokens: dict[int, frozenset[int]] = {}
-        """End tokens by slot; only ever asked for membership."""
+        """End tokens by slot; sets that are only tested for membership, so their order is of no
+        consequence."""
 
     def place(self, plan: Plan) -> DraftedStep | None:
-        """Places rows and drafts; None for a Plan without speculative rows.
+        """Places a Plan's speculative rows and their drafts; None without such rows.
 
-        It waits for the step before where that is in flight and a speculative row has logits
-        processors of its own, any row a grammar, or an attention library computes the rows.
+        The host places them, and waits for the step in flight, if any speculative row has logits
+        processors, any row a grammar, or the attention backend needs exact lengths.
         """
         self._admit(plan)
         slots = [row.slot for row in plan.rows if isinstance(row, DraftRow)]
@@ -130,11 +136,12 @@ class Drafter:
         return self._place_on_device(plan, self._on_device)
 
     def observe(self, step: DraftedStep, output: SamplerOutput | None) -> AcceptedTokens:
-        """Notes where the slots stand after a step. Waits for it where the host placed its rows.
+        """Updates the positions of the newest tokens after a step; if the host placed it, waits for
+        it and learns from the outcome.
 
         Args:
-            step: as it was placed.
-            output: of all its rows.
+            step: the step as placed.
+            output: drawn tokens and acceptance of its rows.
         """
         rows, acceptance = step.speculative, None if output is None else output.acceptance
         if rows is not None:
@@ -154,7 +161,7 @@ class Drafter:
         )
 
     def forget(self) -> None:
-        """Forgets what guesses taught: those at start-up were of no request."""
+        """Forgets the outcomes of all guesses; for those of warm-up, which serve no request."""
         self._proposer.calibration.reset()
 
     def _admit(self, plan: Plan) -> None:
@@ -209,16 +216,17 @@ class Drafter:
         )
 
     def _with_pages(self, plan: Plan) -> Plan:
-        """The Plan without what it writes to the tables, where that has to be there now: drafts may
-        reach into pages that this very Plan writes."""
+        """Applies the Plan's writes to the tables now, if drafting needs them: drafts may reach
+        into pages that this Plan adds. Returns the Plan without these writes."""
         if not (self._newest.is_cpu or self._proposer.needs_pages):
             return plan
         self._tables.apply(plan)
         return msgspec.structs.replace(plan, admits=[], page_writes=[])
 
     def _positions(self, rows: Sequence[DraftRow]) -> list[DraftRow | None]:
-        """Rows of the newest tokens alone, with the number of drafts that still lie in their
-        windows; None where the window is passed or the newest token ends the request."""
+        """Rows at the newest tokens, one position each, with the number of drafts that their
+        windows have room for; None where the newest token is behind the window or ends the
+        request."""
         known = gather(self._newest, [row.slot for row in rows])
         newest = [max(one, row.start) for one, row in zip(known, rows, strict=True)]
         stride = self._tables.token_stride
@@ -234,7 +242,7 @@ class Drafter:
         return placed
 
     def _guess(self, placed: Sequence[DraftRow | None], threshold: float) -> list[Guesses]:
-        """Guesses for each row that is to be computed."""
+        """Guesses for each placed row, those that are None left out."""
         rows = [row for row in placed if row is not None]
         requests = [
             DraftRequest(row.slot, row.start + 1, row.num_drafts) for row in rows if row.num_drafts
@@ -246,8 +254,8 @@ class Drafter:
         ]
 
     def _write(self, rows: Sequence[Row], guesses: Sequence[Guesses]) -> HostRows:
-        """Puts drafts into the token pool, behind the newest tokens of a step's speculative
-        rows."""
+        """Writes the drafts of a step's speculative rows to the token pool, after their newest
+        tokens."""
         found = iter(guesses)
         first_draws: list[int] = []
         drafts: list[list[int]] = []
@@ -265,12 +273,12 @@ class Drafter:
         return HostRows(first_draws=first_draws, drafts=drafts)
 
     def _learn(self, step: DraftedStep, tokens: Sequence[int], counts: Sequence[int]) -> None:
-        """Notes where the slots stand, and tells the proposer what came in place of its guesses.
+        """Updates the positions of the newest tokens, and has the proposer learn from the outcome.
 
         Args:
-            step: placed on the host.
-            tokens: all draws of the step.
-            counts: by speculative row: draws that count.
+            step: a step that the host placed.
+            tokens: all drawn tokens of the step.
+            counts: number of draws that count, by speculative row.
         """
         found = iter(zip(step.guesses, counts, strict=True))
         slots: list[int] = []

@@ -1,4 +1,4 @@
-"""Makes what the configuration asks for."""
+"""Factory of one rank's drafter."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def create_drafter(
     num_pages: int,
     on_device: DeviceModelProposer | None,
 ) -> Drafter | None:
-    """One rank's drafter; None where nothing is drafted.
+    """One rank's drafter, as configured; None without speculative decoding.
 
     Args:
         config: the group's engine configuration.
-        tables: of the rank.
-        backend: of attention.
-        num_pages: of the KV cache.
-        on_device: drafts by a model on CUDA, where one does.
+        tables: the rank's tables.
+        backend: attention backend of the target model.
+        num_pages: number of pages of the KV cache.
+        on_device: proposer with a draft model on CUDA; None without one.
     """
     if config.speculative_method == "none":
         return None
@@ -41,6 +41,6 @@ def create_drafter(
 
 
 def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:
-    """Whether rows are placed, and drafts verified, by kernels: then the host does not know how
-    long each row is."""
+    """Whether the device may place rows and verify drafts; the host then does not know the rows'
+    sequence lengths, which some attention backends need."""
     return registry.uses_triton(tables.device) and not backend.needs_exact_lengths

@@ -1,4 +1,5 @@
-"""Prompt lookup: what followed the last time that the latest tokens occurred in the request."""
+"""N-gram proposer (prompt lookup): drafts the tokens that followed an earlier occurrence of the
+request's latest tokens."""
 
 from __future__ import annotations
 
@@ -17,26 +18,26 @@ from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
 _LONGEST, _SHORTEST = 12, 2
-"""How many of the latest tokens are compared, and how many must have occurred before."""
+"""Most of the latest tokens that are compared, and least length of a match."""
 _LEAST_LENGTHS: Final = (_LONGEST, 8, 5, 3, _SHORTEST)
-"""Least length of an occurrence, by level."""
+"""Least length of a match, by level."""
 _PRIOR, _PRIOR_WEIGHT = 0.5, 1.0
 _LEVELS: Final = [
     next((level for level, least in enumerate(_LEAST_LENGTHS) if length >= least), -1)
     for length in range(_LONGEST + 1)
 ]
-"""Level by length of an occurrence; -1 where that is too short."""
+"""Level by length of a match; -1 where it is too short."""
 
 
 class NgramProposer(Proposer):
-    """Looks in the request itself; costs some ten microseconds a row and no memory.
+    """Drafts from the request's own tokens; costs some ten microseconds per row and no memory.
 
-    Good for edits, quotations and anything that repeats itself. Known as prompt lookup decoding
-    (Saxena 2023) and as n-gram speculation. How much of a match is drafted follows from how often
-    matches of its length were right.
+    Good for edits, quotations and text that repeats itself. Known as prompt lookup decoding (Saxena
+    2023) and as n-gram speculation. The number of drafts depends on how often guesses from matches
+    of that length were right.
 
     Args:
-        tables: of the rank, with the tokens.
+        tables: the rank's tables, for the token pool.
     """
 
     def __init__(self, tables: DeviceTables) -> None:
@@ -45,7 +46,8 @@ class NgramProposer(Proposer):
         self._token_pool = tables.token_pool
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """See Proposer. Waits for the device."""
+        """Guesses for each request, as many drafts as are worth their cost; waits for the
+        device."""
         found = self._find(requests)
         return [
             self._guesses(request, tokens, length, threshold)
@@ -53,7 +55,7 @@ class NgramProposer(Proposer):
         ]
 
     def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
-        """See DeviceProposer."""
+        """Writes drafts to the token pool; arguments as in DeviceProposer."""
         if placement.longest > 1:
             drafts, _ = self.look_up(
                 *(placement.slots, placement.newest),
@@ -65,10 +67,8 @@ class NgramProposer(Proposer):
     def look_up(
         self, slots: torch.Tensor, newest: torch.Tensor, *, count: int, num_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [F, count] to follow the newest ones, and the lengths [F] of what was found.
-
-        They stay on the device, nobody waits; see `kernels.draft_ngrams`.
-        """
+        """Guesses [F, count] for the tokens after the newest ones, and the lengths [F] of their
+        matches, on the device; does not wait for it. Arguments as in `kernels.NgramLookup`."""
         lookup = NgramLookup(
             slots=slots,
             newest=newest,
@@ -80,8 +80,8 @@ class NgramProposer(Proposer):
         return draft_ngrams(self._token_pool, lookup)
 
     def _find(self, requests: Sequence[DraftRequest]) -> Iterable[tuple[list[int], int]]:
-        """The matches that `look_up` finds, on the host."""
-        if self._token_pool.is_cpu:  # a tensor for each number costs more than all
+        """Guesses and match length of each request, on the host."""
+        if self._token_pool.is_cpu:  # small tensors would cost more than the look-up
             pool = self._token_pool.numpy()
             return [
                 follow_ngram(
@@ -103,9 +103,9 @@ class NgramProposer(Proposer):
     ) -> Guesses:
         if not length:
             return NO_GUESSES
-        # Each guess that is right makes the occurrence one token longer for the next.
+        # With each right guess, the match of the next one is a token longer.
         levels = [*_LEVELS[length:], *[0] * request.num_drafts][: request.num_drafts]
         num_drafts = self.calibration.num_worth(request.slot, levels, threshold)
-        # One more than is drafted: whether it was right is known afterwards, too.
+        # One more than the drafts: the step also tells whether this one was right.
         kept = num_drafts + 1
         return Guesses(tokens[: len(levels)][:kept], levels[:kept], num_drafts)

@@ -1,10 +1,10 @@
-"""The placement of a step's speculative rows, where the device alone knows it.
+"""Placement of a step's speculative rows on the device, which alone knows their newest tokens.
 
-    planned    start ──────── where its newest token may stand ──────── end
+    planned    start ──────── window of the newest token ──────── end
     computed                  first ── newest ── drafts ── first + length
 
-`first` is the newest token's position, or further left where the window ends too soon for the
-row's length: what stands before the newest token is then computed once more, to no effect.
+`first` is the newest token's position, or an earlier one if the window ends less than the row's
+length after it: positions before the newest token are then computed again, to no effect.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Positions of F speculative rows, which make D draws in all."""
+    """Positions of a step's F speculative rows, which make D draws in all."""
 
     tables: DeviceTables
     rows: torch.Tensor
-    """[F] int64: which rows of the step they are."""
+    """[F] int64: indices of the speculative rows among the step's rows."""
     slots: torch.Tensor
-    """[F] int64."""
+    """[F] int64: slots of the rows."""
     newest: torch.Tensor
     """[F] int64: positions of the newest tokens."""
     firsts: torch.Tensor
     """[F] int64: first positions that are computed."""
     shifts: torch.Tensor
-    """[F] int64: how far these are from where the rows were planned."""
+    """[F] int64: differences between `firsts` and the planned starts."""
     lengths: torch.Tensor
-    """[F] int64: positions that are computed."""
+    """[F] int64: number of positions that are computed."""
     longest: int
-    """The largest of `lengths`, on the host."""
+    """Largest of `lengths`, on the host."""
     last_ends: Sequence[int]
-    """Ends of the step's rows, on the host: no position from there on is computed."""
+    """Planned ends of all rows of the step, on the host: upper bounds of the computed ones."""
     draws: torch.Tensor
-    """[D] int64: which draws of the step are theirs."""
+    """[D] int64: indices of the speculative rows' draws among the step's draws."""
     draw_rows: torch.Tensor
-    """[D] int64: in which of the F rows each is."""
+    """[D] int64: which of the F rows each draw belongs to."""
     draw_offsets: torch.Tensor
-    """[D] int64: at which of its positions."""
+    """[D] int64: position of each draw within its row, from 0."""
 
     @classmethod
     def of(
@@ -60,14 +60,15 @@ class Placement:
         newest: torch.Tensor,
         tables: DeviceTables,
     ) -> Self:
-        """Puts each row where its newest token stands, or as far left as its window demands.
+        """Places each row at its newest token, or earlier so that it ends within its window.
 
         Args:
-            plan: with the windows.
-            rows: the Plan's, of the lengths that are computed.
-            draws: [F, M], as in DeviceRows.
-            newest: by slot: position of its newest token, unless its row starts behind that.
-            tables: of the rank.
+            plan: the Plan, whose speculative rows are the windows.
+            rows: the Plan's rows, with the lengths that are computed.
+            draws: [F, M]: draws of each row's positions, as in DeviceRows.
+            newest: [slots]: positions of the newest tokens; a later start of a window takes
+                precedence.
+            tables: the rank's tables.
         """
         windows = [
             (number, row.slot, row.start, row.start + row.length, rows[number].length)
@@ -99,7 +100,8 @@ class Placement:
         )
 
     def write(self, drafts: torch.Tensor) -> None:
-        """Puts int32 drafts [F, longest - 1] behind the newest tokens, as far as rows reach."""
+        """Writes int32 drafts [F, longest - 1] to the token pool after the newest tokens, up to the
+        ends of the rows."""
         ahead = torch.arange(1, self.longest, device=drafts.device)
         positions = self.newest[:, None] + ahead
         is_inside = positions < (self.firsts + self.lengths)[:, None]
@@ -107,7 +109,7 @@ class Placement:
         self.tables.flat_tokens.index_copy_(0, cells.view(-1), drafts.view(-1))
 
     def expected(self) -> torch.Tensor:
-        """Tokens that the token rows should hold behind each computed position, as in
+        """[F, longest]: the tokens after each computed position in the token pool, as in
         DeviceRows."""
         columns = torch.arange(self.longest, device=self.slots.device)
         is_inside = columns + 1 < self.lengths[:, None]
@@ -116,24 +118,25 @@ class Placement:
         return torch.where(is_inside, tokens, NO_TOKEN)
 
     def starts(self, planned: torch.Tensor) -> torch.Tensor:
-        """First positions of all rows of the step, from the planned ones."""
+        """First positions [R] of all rows of the step, from the planned ones."""
         return planned.index_add(0, self.rows, self.shifts)
 
     def destinations(self, planned: torch.Tensor) -> torch.Tensor:
-        """Cells that all draws go to: those of known tokens nowhere."""
+        """Cells [S] that all drawn tokens are written to, from the planned ones; draws in place of
+        known tokens go to the dummy slot."""
         cells = planned[self.draws] + self.shifts[self.draw_rows]
         is_new = self.firsts[self.draw_rows] + self.draw_offsets >= self.newest[self.draw_rows]
         return planned.index_copy(0, self.draws, torch.where(is_new, cells, self._nowhere))
 
     def draw_positions(self, planned: torch.Tensor) -> torch.Tensor:
-        """Positions that all draws are for."""
+        """Positions [S] of all draws' new tokens, from the planned ones."""
         return planned.index_add(0, self.draws, self.shifts[self.draw_rows])
 
     def _cells(self, positions: torch.Tensor) -> torch.Tensor:
-        """Cells of the flat token pool for positions [F, n] of the rows' slots."""
+        """Cells [F, n] of the flat token pool, for positions [F, n] of the rows' slots."""
         return self.slots[:, None] * self.tables.token_stride + positions
 
     @property
     def _nowhere(self) -> int:
-        """A cell of the row that belongs to no request."""
+        """A cell of the dummy slot."""
         return (len(self.tables.token_pool) - 1) * self.tables.token_stride

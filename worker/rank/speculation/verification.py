@@ -1,7 +1,7 @@
-"""How many of a step's draws count: those up to the first that differs from its draft.
+"""Verification of drafts: a row's draws count up to the first that differs from its draft.
 
-Decided here alone, for results and penalties alike: by the host for rows that it has placed, by
-the device for others.
+This decides for results and for penalties: on the host for rows that it has placed, else on the
+device.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ NO_ROW = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRows:
-    """The F speculative rows of a step, each of which begins with its newest token."""
+    """F speculative rows of a step that the host has placed: each begins with its newest token."""
 
     first_draws: Sequence[int]
-    """[F]: which of the step's draws each row's first is."""
+    """[F]: index of each row's first draw among the step's draws."""
     drafts: Sequence[Sequence[int]]
-    """[F]: what each row has behind its newest token."""
+    """[F]: drafts of each row."""
     placement: None = None
 
     def accept(self, tokens: torch.Tensor) -> HostAcceptance:
-        """Compares a step's draws, int64 [S], with the drafts, if there are any. Waits for the
-        device."""
+        """Compares a step's drawn tokens, int64 [S], with the drafts; waits for the device if there
+        are any."""
         if not any(self.drafts):
             return HostAcceptance(counts=[1] * len(self.drafts))
         drawn: list[int] = tokens.tolist()
@@ -46,7 +46,7 @@ class HostRows:
         )
 
     def accepted_draws(self, acceptance: HostAcceptance, num_draws: int) -> torch.Tensor:
-        """Which of the step's S draws count, bool [S]; all of those of other rows do."""
+        """Mask of the step's draws that count, bool [S]; all draws of other rows do."""
         accepted = torch.ones(num_draws, dtype=torch.bool)
         rows = zip(self.first_draws, self.drafts, acceptance.counts, strict=True)
         for first, draft, count in rows:
@@ -56,20 +56,22 @@ class HostRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRows:
-    """The F speculative rows of a step, of M positions at most, where the device alone knows where
-    they stand."""
+    """F speculative rows of a step, of at most M positions, that the device has placed."""
 
     draws: torch.Tensor
-    """[F, M] int64: which of the step's draws each position makes; behind a row, its last."""
+    """[F, M] int64: index of each position's draw among the step's draws; shorter rows are padded
+    with their last draw."""
     expected: torch.Tensor
-    """[F, M] int64: the token behind each position, NO_TOKEN for the last of a row."""
+    """[F, M] int64: the token after each position: a known one or a draft; NO_TOKEN at the row's
+    last position and behind it."""
     placement: Placement
 
     def accept(self, tokens: torch.Tensor) -> DeviceAcceptance:
-        """Compares a step's draws, int64 [S], with the drafts; nobody waits."""
+        """Compares a step's drawn tokens, int64 [S], with the drafts; does not wait for the
+        device."""
         offsets = self.placement.newest - self.placement.firsts
         columns = torch.arange(self.draws.shape[1], device=tokens.device)
-        # Tokens up to the newest one are known: whatever is drawn for them, the row goes on.
+        # Tokens up to the newest one are known: draws in their place count as equal.
         drawn = torch.where(columns < offsets[:, None], self.expected, tokens[self.draws])
         counts = (drawn == self.expected).cumprod(1).sum(1) + 1 - offsets
         counts = torch.where(offsets < self.placement.lengths, counts, 0)
@@ -81,36 +83,39 @@ SpeculativeRows = HostRows | DeviceRows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostAcceptance:
-    """How many draws of each speculative row count, from its first on."""
+    """Number of leading draws that count, per speculative row that the host has placed."""
 
     counts: Sequence[int]
-    """[F]."""
+    """[F]: number of draws that count."""
 
     def fetch(self, slot: StepSlot) -> HostAcceptance:
-        """The same, which is on the host."""
+        """This acceptance, which needs no copy to the host."""
         return self
 
     def to_host(self) -> Iterable[tuple[int, int]]:
-        """Offset of the first draw that counts, and how many do, of each row."""
+        """Offset of the first draw that counts, and number of draws that count, per row."""
         return zip(itertools.repeat(0), self.counts, strict=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceAcceptance:
-    """How many draws of each speculative row count, and from which on."""
+    """First draw that counts, and number of draws that count, per speculative row that the device
+    has placed."""
 
     counts: torch.Tensor
-    """[F] int64."""
+    """[F] int64: number of draws that count."""
     offsets: torch.Tensor
-    """[F] int64: the draw of the row that is the first to count."""
+    """[F] int64: index within the row of the first draw that counts."""
 
     def fetch(self, slot: StepSlot) -> DeviceAcceptance:
-        """The same, on the host once the slot's step has completed; does not wait for it."""
-        # HAZARD(stream): nothing may be launched here, behind the slot's last launch.
+        """Launches the copy to the host; returns tensors that hold the values once the slot's step
+        has completed."""
+        # HAZARD(stream): nothing may be launched here, after the slot's last launch.
         return DeviceAcceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
 
     def to_host(self) -> Iterable[tuple[int, int]]:
-        """Offset and count of each row; waits for the device."""
+        """Offset of the first draw that counts, and number of draws that count, per row; waits for
+        the device."""
         return zip(self.offsets.tolist(), self.counts.tolist(), strict=True)
 
 
@@ -118,7 +123,7 @@ Acceptance = HostAcceptance | DeviceAcceptance
 
 
 def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Number of leading guesses that equal the tokens."""
     count = 0
     for guess, token in zip(guesses, tokens, strict=False):
         if guess != token:
@@ -129,24 +134,24 @@ def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptedTokens:
-    """Which tokens of a step count, on the host or on their way there."""
+    """Selection of a step's drawn tokens that count."""
 
     rows: Sequence[Row]
-    """Rows as they were computed."""
+    """Rows of the placed Plan."""
     row_of: Sequence[int]
-    """Places in `rows` by row of the Plan, or NO_ROW where there was nothing to compute."""
+    """Rows of the placed Plan, by row of the source Plan; NO_ROW for those left out."""
     acceptance: Acceptance | None
-    """None where no speculative row was computed."""
+    """Acceptance of the speculative rows; None without any."""
 
     def fetch(self, slot: StepSlot) -> AcceptedTokens:
-        """Fetches these tokens: they are on the host once the slot's step has completed; does not
-        wait for it."""
+        """Launches the copy to the host; the returned selection may be used once the slot's step
+        has completed."""
         if self.acceptance is None:
             return self
         return replace(self, acceptance=self.acceptance.fetch(slot))
 
     def select(self, result: StepResult) -> StepResult:
-        """The result of the tokens that count, from that of all draws."""
+        """Reduces a result of all draws to the tokens that count."""
         found = iter(() if self.acceptance is None else self.acceptance.to_host())
         kept: list[int] = []
         drafted: list[int] = []
@@ -180,10 +185,10 @@ class AcceptedTokens:
 
 
 def draws_of_rows(rows: Sequence[Row]) -> IntArray:
-    """Which of a step's draws the positions of its F speculative rows make, as in DeviceRows.
+    """[F, M]: indices of the draws of a step's F speculative rows, as in DeviceRows.
 
     Args:
-        rows: of the step.
+        rows: all rows of the step.
     """
     longest = max(row.length for row in rows if isinstance(row, DraftRow))
     draws: list[list[int]] = []
