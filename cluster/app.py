@@ -195,8 +195,8 @@ def resolve_device(engine: EngineConfig, *, nodes_may_join: bool = False) -> Eng
 
 
 def _surge_percent(engine: EngineConfig, num_workers: int) -> int:
-    """Percentage of workers that a rolling update may start beyond their number: one on CPU, none
-    on GPUs, which are rarely spare: an update that waits for some would never end.
+    """Percentage of workers that a rolling update may start beyond their number: one worker on CPU,
+    none on GPUs. GPUs are rarely spare, and an update that waits for some would never end.
     """
     return 0 if engine.device == "cuda" else max(100 // num_workers, 1)
 

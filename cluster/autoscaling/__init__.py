@@ -1,1 +1,1 @@
-"""How many workers a model has: from the load that gateways report to what Ray Serve is told."""
+"""Autoscaling: the target number of a model's workers, by the load that its gateways report."""

@@ -26,7 +26,7 @@ from cluster.cli import checks
 from cluster.cli.checks import Finding, Gpu
 
 PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "starlette", "tokenizers")
-"""Distributions whose versions are told."""
+"""Distributions whose versions are listed."""
 OUR_PACKAGES = ("cluster", "router", "worker", "kernels")
 """Top-level packages of this project."""
 WITH_REQUIREMENTS = ("rayfleet", "torch", "ray", "transformers")

@@ -61,7 +61,7 @@ class DynamoRouter(SimulatedRouter):
             self._service = SelectionService(indexer_threads=1)
 
     def joined(self, worker: SimWorker) -> None:
-        """A worker came up, or its stream began anew."""
+        """Adds a worker that has started, or whose attach stream was reopened."""
         name = worker.worker_id
         if name in self._workers:
             return
@@ -86,24 +86,24 @@ class DynamoRouter(SimulatedRouter):
         publisher.wait_for_subscriber()
 
     def lost(self, worker: SimWorker) -> None:
-        """A worker's ranks died, or it is gone for good."""
+        """Removes a worker that died or left."""
         if (not worker.up or worker.draining) and worker.worker_id in self._workers:
             publisher = self._workers.pop(worker.worker_id)
             self._run(self._service.delete_worker, publisher.number)
             publisher.close()
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """Chooses workers for requests that arrive together."""
+        """Chooses workers for requests that arrive at the same time."""
         if not self._workers:
             return [None] * len(arrivals)
         self._catch_up()
         return [self._place(arrival) for arrival in arrivals]
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """A request was sent to the chosen worker; `place` has already reserved it."""
+        """Does nothing, as `place` has already made the reservation."""
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """A worker ended a step."""
+        """Takes the report of a worker's step."""
         publisher = self._workers.get(worker.worker_id)
         if publisher is not None:
             for event in report.block_events:
@@ -114,12 +114,12 @@ class DynamoRouter(SimulatedRouter):
                     self._tell(self._service.prefill_complete, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """A request has ended, or its worker has."""
+        """Notes that a request or its worker has ended."""
         self._tell(self._service.free_reservation, request_id)
         self._bookings.pop(request_id, None)
 
     def close(self) -> None:
-        """The simulation is over."""
+        """Releases the router's resources after the simulation."""
         self._service.shutdown()
         for publisher in self._workers.values():
             publisher.close()

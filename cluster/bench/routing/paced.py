@@ -104,7 +104,7 @@ class Pace:
         self._busy = False
 
     def end_of(self, seconds: float) -> float:
-        """Starts a step of so many seconds; returns when it ends, on the monotonic clock."""
+        """Starts a step of `seconds`; returns the time of its end on the monotonic clock."""
         self._due = (self._due if self._busy else time.monotonic()) + seconds
         self._busy = True
         return self._due

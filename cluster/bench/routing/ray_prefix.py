@@ -57,7 +57,7 @@ class RayPrefixRouter(SimulatedRouter):
         self._router = self._loop.run_until_complete(self._create(settings))
 
     def joined(self, worker: SimWorker) -> None:
-        """A worker came up, or its stream began anew."""
+        """Adds a worker that has started, or whose attach stream was reopened."""
         if worker.worker_id not in self._replicas:
             self._incarnations[worker.worker_id] += 1
             number = self._incarnations[worker.worker_id]
@@ -65,33 +65,33 @@ class RayPrefixRouter(SimulatedRouter):
             self._members_changed()
 
     def lost(self, worker: SimWorker) -> None:
-        """A worker died or left. A broken stream of events, which is also told, is ignored: this
-        router has no events."""
+        """Removes a worker that died or left; a broken attach stream is ignored, as this router
+        uses none."""
         if not worker.up or worker.draining:
             self._replicas.pop(worker.worker_id, None)
             self._members_changed()
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """Chooses workers for requests that arrive together."""
+        """Chooses workers for requests that arrive at the same time."""
         if not self._replicas:
             return [None] * len(arrivals)
         return self._loop.run_until_complete(self._choose(arrivals))
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """A request was handed to the worker that was chosen."""
+        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
         self._open[request_id] = worker.worker_id
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """A worker ended a step, which Serve does not see."""
+        """Does nothing, as Serve sees no steps."""
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """A request has ended, or its worker has."""
+        """Notes that a request or its worker has ended."""
         replica = self._replicas.get(self._open.pop(request_id, ""))
         if replica is not None:
             self._router.decrement_queue_len_cache(replica.replica_id)
 
     def close(self) -> None:
-        """The simulation is over."""
+        """Releases the router's resources after the simulation."""
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
         ray_router.ray = self._ray

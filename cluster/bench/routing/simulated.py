@@ -30,34 +30,34 @@ class SimulatedRouter(ABC):
 
     @abstractmethod
     def joined(self, worker: SimWorker) -> None:
-        """A worker came up, or its stream began anew."""
+        """Adds a worker that has started, or whose attach stream was reopened."""
 
     @abstractmethod
     def lost(self, worker: SimWorker) -> None:
-        """A worker's ranks died, or it is gone for good."""
+        """Removes a worker that died or left, or whose attach stream broke."""
 
     def draining(self, worker: SimWorker) -> None:
-        """A worker takes nothing new."""
+        """Ends placing requests on a worker that drains."""
         self.lost(worker)
 
     @abstractmethod
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """Chooses workers for requests that arrive together; None where there is no worker."""
+        """Chooses workers for requests that arrive at the same time; None without any worker."""
 
     @abstractmethod
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """A request was handed to the worker that was chosen."""
+        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
 
     @abstractmethod
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """A worker ended a step."""
+        """Takes the report of a worker's step."""
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """A request has ended, or its worker has."""
+        """Notes that a request or its worker has ended."""
         return
 
     def close(self) -> None:
-        """The simulation is over."""
+        """Releases the router's resources after the simulation."""
         return
 
 
@@ -74,19 +74,19 @@ class GatewayRouter(SimulatedRouter):
         self.fleet = Fleet(config, clock=clock)
 
     def joined(self, worker: SimWorker) -> None:
-        """A worker came up, or its stream began anew."""
+        """Adds a worker that has started, or whose attach stream was reopened."""
         self.fleet.attach(worker.worker_id, worker.snapshot())
 
     def lost(self, worker: SimWorker) -> None:
-        """A worker's ranks died, or it is gone for good."""
+        """Removes a worker that died or left, or whose attach stream broke."""
         self.fleet.lose(worker.worker_id)
 
     def draining(self, worker: SimWorker) -> None:
-        """A worker takes nothing new."""
+        """Ends placing requests on a worker that drains."""
         self.fleet.set_draining(worker.worker_id, True)
 
     def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
-        """Chooses workers for requests that arrive together."""
+        """Chooses workers for requests that arrive at the same time."""
         memo = self.fleet.memo
         choices = self.fleet.reserve_group(
             [
@@ -100,11 +100,11 @@ class GatewayRouter(SimulatedRouter):
         ]
 
     def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
-        """A request was handed to the worker that was chosen."""
+        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
         self.fleet.accepted(worker.worker_id, request_id, worker.epoch, ordinal)
 
     def reported(self, worker: SimWorker, report: StepReport) -> None:
-        """A worker ended a step."""
+        """Takes the report of a worker's step."""
         update = WorkerUpdate(worker.epoch, report.seq, [], report.block_events, report.load)
         self.fleet.update(worker.worker_id, update)
         for deltas in report.deltas.values():
@@ -113,5 +113,5 @@ class GatewayRouter(SimulatedRouter):
                     self.fleet.release(worker.worker_id, delta.request_id)
 
     def ended(self, worker_id: str, request_id: str) -> None:
-        """A request has ended, or its worker has."""
+        """Notes that a request or its worker has ended."""
         self.fleet.release(worker_id, request_id)

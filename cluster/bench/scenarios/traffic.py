@@ -92,7 +92,7 @@ def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[fl
 
 
 def offered(scenario: ScenarioName, sustainable: float) -> float:
-    """Highest rate of a scenario for a fleet that sustains so many requests per second."""
+    """Highest rate of a scenario for a fleet that sustains `sustainable` requests per second."""
     return _LOADS[scenario] * sustainable
 
 
