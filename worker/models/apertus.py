@@ -1,4 +1,5 @@
-"""Apertus (huggingface.co/swiss-ai): the MLP's activation is learned, layer by layer."""
+"""Apertus (huggingface.co/swiss-ai): the MLP's activation, xIELU, has learned parameters per
+layer."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from worker.models.llama import LlamaLayer
 
 
 class XieluMLP(MLP):
-    """down(xielu(up(x))). A checkpoint holds the numbers b and e of `xielu` and, before softplus, p
-    and n - b."""
+    """An MLP without a gate: down(xielu(up(x))). A checkpoint holds the parameters b and e of
+    `xielu` and, before softplus, p and n - b."""
 
     _NAMES = ("alpha_p", "alpha_n", "beta", "eps")
 
@@ -36,7 +37,7 @@ class XieluMLP(MLP):
             )
 
     def pack(self) -> None:
-        """Packs the projections, and brings the activation's numbers into its formula's form."""
+        """Packs the projections, and computes the activation's parameters p, n, b and e."""
         super().pack()
         positive, negative, slope, limit = self._numbers.unbind()
         positive, negative = (
@@ -49,14 +50,14 @@ class XieluMLP(MLP):
 
 
 class ApertusLayer(LlamaLayer):
-    """Llama's by other names."""
+    """A layer as Llama's, with other names of its norms in a checkpoint."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("attention_layernorm", "feedforward_layernorm")
 
 
 class ApertusForCausalLM(DecoderModel):
-    """Each head of q and k is normalised."""
+    """Llama with QK norm and an xIELU MLP without a gate."""
 
     def build_layer(self, index: int) -> ApertusLayer:
-        """Every layer is alike but for its activation."""
+        """Builds a layer; each has parameters of its own for the activation."""
         return ApertusLayer(self, index, XieluMLP(self))

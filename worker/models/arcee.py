@@ -9,8 +9,8 @@ from worker.models.llama import LlamaLayer
 
 
 class ArceeForCausalLM(DecoderModel):
-    """The MLP squares what is positive."""
+    """Llama with an MLP of two projections around a squared ReLU."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return LlamaLayer(self, index, MLP(self.config, self.options, squared_relu))

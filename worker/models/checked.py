@@ -1,4 +1,5 @@
-"""The checks of each family and format of weights by the project's tests. Imports no torch.
+"""Record of the tests that each model family and quantization format goes through. Imports no
+torch.
 
 The record, checked.json, is generated from the tests; worker/models/README.md says how.
 """
@@ -35,19 +36,20 @@ CHECKS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedFamily:
-    """A value of `architectures` in config.json that is served."""
+    """A served model family, with the checks that it went through."""
 
     architecture: str
+    """Value of `architectures` in config.json."""
     model_types: tuple[str, ...]
     text_of: tuple[str, ...]
-    """Families of which its text may be, where a checkpoint holds more than a language model."""
+    """Families of its text model, for checkpoints with more than a language model; else empty."""
     checks: Mapping[str, tuple[str, ...]]
     """References that the results were compared with, by name of the check in `CHECKS`."""
     released: tuple[str, ...]
     """Released models whose config.json is known to be accepted."""
 
     def fits(self, word: str) -> bool:
-        """Whether a name, in lower case, is within one of the family's or its models'."""
+        """Whether a lower-case word is part of a name of the family or of its models."""
         names = (self.architecture, *self.model_types, *self.text_of, *self.released)
         return any(word in name.lower() for name in names)
 
@@ -58,14 +60,15 @@ class CheckedFormat:
 
     name: str
     families: tuple[str, ...]
-    """Families of the checkpoints that it was checked with; it is that of any family's linear
-    layers."""
+    """Families of the checkpoints that it was checked with; it works in linear layers of all
+    families."""
     against: tuple[str, ...]
     """References that the results were compared with."""
 
 
 def checked_families() -> list[CheckedFamily]:
-    """All that are served, in the order of their table; then those whose text is."""
+    """All served families, in the order of `FAMILIES`, then those of which only the text is
+    served."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     kinds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
     kinds = {name: (family.model_types, ()) for name, family in FAMILIES.items()}
@@ -87,7 +90,7 @@ def checked_families() -> list[CheckedFamily]:
 
 
 def checked_formats() -> list[CheckedFormat]:
-    """All formats of quantized weights that tests go through."""
+    """All quantization formats that tests go through."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     return [
         CheckedFormat(name=name, families=tuple(one["of"]), against=tuple(one["against"]))

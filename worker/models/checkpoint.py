@@ -1,4 +1,4 @@
-"""A checkpoint's files: in a local folder, or a repository of the Hugging Face Hub."""
+"""Files of a checkpoint, in a local folder or in a repository of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _REFUSED_FILES = {
         "merge_and_unload), or remove the file if that was done"
     ),
 }
-"""Files beside config.json that say that the weights are no model's."""
+"""Files beside config.json that show that the weights are not a model's, and what to do then."""
 QUANTIZATION_FILES = {
     "hf_quant_config.json": "modelopt",
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-"""Files beside config.json that tell the format of quantized weights where it does not, and whose
-format each tells."""
+"""Files beside config.json with the quantization format, for checkpoints whose config.json lacks
+it, and the method that each belongs to."""
 
 
 def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
@@ -46,8 +46,8 @@ def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
 
     Raises:
         Unavailable: there is no such folder, it is empty or lacks files, or the Hub is unreachable.
-        ValueError: the Hub does not give it, or has no weights that can be read, or it is an
-            adapter without a model.
+        ValueError: the Hub refuses access, or has no weights that can be read, or the checkpoint is
+            an adapter.
     """
     folder = local_folder(model)
     if folder is None:
@@ -74,7 +74,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         Unavailable: there are none, or one that the index names is missing.
-        ValueError: the index is none, or names what is no safetensors file beside it.
+        ValueError: the index is malformed, or names anything but safetensors files beside it.
     """
     if problem := _lacking_weights(folder):
         raise Unavailable(problem)
@@ -82,8 +82,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def find_shape(folder: Path, end: str) -> list[int] | None:
-    """Shape of the first tensor whose name ends so in a checkpoint, which may lack weights; None
-    where there is none. Asks the files' headers."""
+    """Shape of the first tensor whose name ends with `end`, from the headers of the weight files;
+    None if there is none, or if the checkpoint has no weights yet."""
     for path in _weight_files(folder):
         for kind in _kinds(path):
             name, _, shape = kind.partition(" ")
@@ -93,18 +93,21 @@ def find_shape(folder: Path, end: str) -> list[int] | None:
 
 
 def refuse_files(folder: Path) -> None:
-    """Raises ValueError where a file beside config.json says that the weights are of another kind
-    than config.json does."""
+    """Refuses a checkpoint with files that contradict config.json.
+
+    Raises:
+        ValueError: there is such a file; the message says what to do.
+    """
     for name, reason in _REFUSED_FILES.items():
         if (folder / name).is_file():
             raise ValueError(f"{folder} holds {name}, so {reason}")
 
 
 def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
-    """A short name for this very checkpoint: of its configuration and of all bytes of its weights,
-    so that no two fine-tunes share it. The same on all machines.
+    """A digest that identifies the checkpoint, by its configuration and all bytes of its weights,
+    so that no two fine-tunes share block hashes. The same on all machines.
 
-    Without `weights` the name is that of a model which never reads them.
+    Without `weights` the digest is that of a model with dummy weights.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for name in QUANTIZATION_FILES:
@@ -124,7 +127,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         Unavailable: it cannot be read.
-        ValueError: it is none; the message has the file's name.
+        ValueError: it holds no JSON object; the message names the file.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -137,8 +140,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
-    """The value of a key, which `within` may tell the object of. Raises ValueError, with the key,
-    where it is something else."""
+    """The value of a key that has to be a positive integer.
+
+    Args:
+        raw: config.json, or an object in it.
+        key: the key.
+        within: path of that object, for messages, such as "rope_scaling.".
+
+    Raises:
+        ValueError: it is something else; the message names the key.
+    """
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
         raise ValueError(
@@ -148,8 +159,8 @@ def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
 
 
 def _kinds(path: Path) -> list[str]:
-    """Name with type and shape of each tensor in a file; the file's name where its header makes no
-    sense, which the loader finds and tells."""
+    """Name, dtype and shape of each tensor in a safetensors file, as one string each; the file's
+    name alone if its header is malformed, which the loader reports."""
     file_size = path.stat().st_size
     with path.open("rb") as file:
         data = 8 + int.from_bytes(file.read(8), "little")
@@ -174,9 +185,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed_names(index: Path) -> list[str]:
-    """Names of the weight files in an index, which are files beside it.
+    """Names of the weight files in an index, which must be files beside it.
 
-    A checkpoint comes from strangers: it does not say what else of this machine is read.
+    HAZARD: a checkpoint is untrusted input; it must not make other files of this machine be read.
     """
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -191,7 +202,7 @@ def _indexed_names(index: Path) -> list[str]:
 
 
 def _lacking_weights(folder: Path) -> str:
-    """Which weights a checkpoint lacks, and what to do about it; empty where it has them all."""
+    """Message on missing weight files, and what to do about them; empty if none is missing."""
     files = _weight_files(folder)
     if not files:
         return (

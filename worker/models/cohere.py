@@ -1,4 +1,5 @@
-"""Command R, R7B and A, and Aya (huggingface.co/CohereForAI): blocks beside each other."""
+"""Command R, R7B and A, and Aya (huggingface.co/CohereForAI): attention and MLP are parallel
+blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from worker.models.norms import LayerNorm
 
 
 class ParallelLayer(LlamaLayer):
-    """x + attention(h) + mlp(h), where h = norm(x)."""
+    """A layer with parallel blocks: x + attention(h) + mlp(h), where h = norm(x)."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm",)
 
@@ -26,8 +27,8 @@ class ParallelLayer(LlamaLayer):
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both blocks' output and the residual that it is still to be added to; where no layer
-        follows, those of the tokens `read` [S]."""
+        """The sum of both blocks' outputs, and the residual to which it has yet to be added, both
+        [T, hidden]; in the last layer those of the tokens `read` [S]."""
         (norm,) = self.norms
         if residual is None:
             residual, hidden = hidden, norm.forward(hidden)
@@ -42,14 +43,14 @@ class ParallelLayer(LlamaLayer):
 
 
 class CohereForCausalLM(DecoderModel):
-    """Norms subtract the mean; logits are multiplied by `logit_scale`."""
+    """Parallel blocks and LayerNorm without bias; logits are multiplied by `logit_scale`."""
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return self._build_layer(index, rotates=True)
 
     def build_norm(self) -> LayerNorm:
-        """A norm without bias."""
+        """A LayerNorm without bias."""
         return LayerNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -62,8 +63,8 @@ class CohereForCausalLM(DecoderModel):
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):
-    """Layers with a window, in which queries and keys rotate, and such as see all positions."""
+    """Command R7B and A: sliding-window layers with rotary embedding, full ones without."""
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Builds a layer with a window and rotation, or without both."""
+        """Builds a layer with a window and rotary embedding, or without both."""
         return self._build_layer(index, rotates=self.config.windows[index] is not None)

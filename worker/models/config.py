@@ -1,4 +1,4 @@
-"""The model configuration: what `config.json` of a checkpoint says about its mathematics. No
+"""Model configuration: what config.json of a checkpoint says about its mathematics. Imports no
 torch."""
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
         """,
     ),
 }
-"""Kinds of JSON values, and the keys that have them: "false" in quotes would count as true. Keys
-that stand nowhere here are checked by their family's default, where that is a bool or a float."""
+"""Kinds of JSON values, and the keys that must have them: a quoted "false" would count as true.
+Other keys are checked against their family's default, if that is a bool or a float."""
 _KINDS_OF_DEFAULTS: Mapping[type, str] = {bool: "true or false", float: "a number"}
-"""Kinds of values that defaults ask for, whole numbers aside: ids of tokens may be lists, a pattern
-of layers may be letters."""
+"""Kinds of values by type of the family's default. Not for whole numbers: token ids may also be
+lists, and patterns of layers strings."""
 
 _MOST_LAYERS = 10_000
-"""Eighty times as deep as any released model. What is said of each layer is then at most some
-megabytes, and not what a number in a file of a few bytes asks for."""
+"""Eighty times as many layers as any released model has. It bounds the memory for lists per layer,
+whatever number a small config.json names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """One checkpoint: sizes, rotary embedding, biases, limits, end tokens."""
+    """Configuration of one checkpoint: sizes, rotary embedding, biases, limits, end tokens."""
 
     architecture: str
     folder: Path
@@ -106,61 +106,63 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rotary_dim: int
-    """Leading dimensions of a head that rotate."""
+    """Number of leading dimensions of a head with rotary embedding."""
     full_heads: HeadSizes | None = None
-    """Heads of layers that see all positions, where they are not those of the others."""
+    """Heads of full-attention layers, where they differ from those of other layers."""
     rms_norm_eps: float
     rope: RopeConfig
     window_rope: RopeConfig | None = None
-    """Rotation of layers with a window, where these have one of their own."""
+    """Rotary embedding of sliding-window layers, where it differs from `rope`."""
     qkv_bias: bool
     """Whether the q, k and v projections have biases."""
     output_bias: bool
-    """Whether the attention's output projection has one."""
+    """Whether the attention's output projection has a bias."""
     mlp_bias: bool
     """Whether the projections of the MLP have biases."""
     qk_norm: bool
-    """Whether each head of q and k is normalised before it rotates."""
+    """Whether each head of q and k is normalised (QK norm)."""
     windows: tuple[int | None, ...]
-    """Windows per layer: how many tokens one sees, itself included; None for all before it."""
+    """Sliding window per layer: number of tokens that one attends to, itself included; None for
+    full attention."""
     has_chunks: bool | None = None
-    """Whether windows begin at multiples of their length; None where they do not."""
+    """Whether attention is chunked: windows begin at multiples of their length. None if not."""
     rotating: tuple[bool, ...] | None = None
-    """Whether queries and keys rotate, per layer; None where they do in all, or where the family's
-    class tells by the windows."""
+    """Whether queries and keys have rotary embedding, per layer; None if they do in all, or if the
+    family's class decides by the windows."""
     linear_layers: frozenset[int] | None = None
-    """Layers that keep a state of each request in place of keys and values; None where none do."""
+    """Linear-attention layers, which keep a state per request instead of keys and values; None
+    without any."""
     attention_cap: float = 0.0
-    """Scores of queries and keys are capped so by tanh; 0 where they are not."""
+    """Soft cap of attention scores (by tanh); 0 for none."""
     has_sinks: bool = False
     """Whether heads have attention sinks."""
     tie_word_embeddings: bool
     max_model_len: int
     """Length of the longest sequence that is computed exactly."""
     max_model_len_reason: str
-    """Which keys of config.json that limit comes from."""
+    """Keys of config.json that `max_model_len` follows from, for messages."""
     eos_token_ids: tuple[int, ...]
     dtype: str | None = None
-    """The type that it is stored in, where config.json says so."""
+    """Data type of the stored weights, if config.json names it."""
     block_size: int = 1
-    """Tokens that are decided together, and see each other: 1 for an autoregressive model."""
+    """Block size of a block-diffusion model; 1 for an autoregressive model."""
     mask_token_id: int | None = None
-    """Stands for what is undecided; None for an autoregressive model."""
+    """Token at undecided positions; None for an autoregressive model."""
     moe: MoeConfig | None = None
-    """None for a dense model."""
+    """Mixture of experts; None for a dense model."""
     mla: MlaConfig | None = None
-    """None where heads have keys and values of their own."""
+    """Multi-head latent attention; None for other attention."""
     quantization: QuantizationConfig | None = None
-    """The format of linear weights; None where they are not quantized."""
+    """Quantization format of linear weights; None if they are not quantized."""
     own: Mapping[str, Any] | None = None
-    """Values of the keys that the family's class alone reads (`ModelFamily.own`)."""
+    """Values of the keys that only the family's class reads (`ModelFamily.own`)."""
     tensors: TensorNames | None = None
-    """How a checkpoint's tensors are called otherwise; None where names are the family's own."""
+    """Other names of tensors in this checkpoint; None where they are the family's."""
 
     @classmethod
     def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
-        """Reads the content of config.json; end tokens come from the folder's files, which may lack
-        weights."""
+        """Reads the content of config.json, and end tokens from the folder's other files; raises
+        ValueError, which names the key, for a value that is malformed or not supported."""
         raw, tensors = read_text_part(_unlisted(raw))
         _check_kinds(raw)
         architecture, family = find_family(raw)
@@ -219,8 +221,9 @@ class ModelConfig:
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:
-        """Windows per layer: how many positions a query sees, its own included; 0 for all before
-        it, which is the same in sequences of at most the window."""
+        """Sliding windows per layer in sequences of at most `max_model_len` tokens: number of
+        positions that a query attends to, its own included; 0 for full attention, which a window
+        of at least `max_model_len` equals."""
         return tuple(
             window if window is not None and window < max_model_len else 0
             for window in self.windows
@@ -228,11 +231,11 @@ class ModelConfig:
 
     @property
     def head_dims(self) -> tuple[int, ...]:
-        """Dimensions of heads, ascending: more than one number where layers differ."""
+        """Head dimensions of all layers, ascending, without repeats."""
         return tuple(sorted({self.head_dim, self.for_full_layers().head_dim}))
 
     def for_full_layers(self) -> ModelConfig:
-        """The same of layers that see all positions: what differs is the size of their heads."""
+        """Configuration of full-attention layers, whose heads may have other sizes."""
         full = self.full_heads
         if full is None:
             return self
@@ -245,14 +248,15 @@ class ModelConfig:
         )
 
     def for_layer(self, index: int) -> ModelConfig:
-        """The same of one layer, from 0."""
+        """Configuration of layer `index`, whose heads may have sizes of their own."""
         return self.for_full_layers() if self.windows[index] is None else self
 
     def resolve_max_model_len(self, requested: int | None) -> int:
-        """The length limit of an engine: what was asked for, or the checkpoint's own; whole blocks.
+        """The length limit of an engine in tokens: `requested`, or else the checkpoint's limit,
+        rounded down to whole blocks.
 
         Raises:
-            ValueError: more was asked for than the checkpoint can do.
+            ValueError: `requested` exceeds the checkpoint's limit, or is less than a block.
         """
         if requested is None:
             return self.max_model_len
@@ -270,17 +274,18 @@ class ModelConfig:
 
 
 def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
-    """Reads a checkpoint folder or a Hub repository.
+    """Reads the configuration of a checkpoint folder or a Hub repository.
 
-    A repository's weights are downloaded when its configuration was found to be supported.
+    Weights of a repository are downloaded after its configuration was found to be supported.
 
     Args:
         model: the folder or the repository's name.
         weights: whether the checkpoint's weights are needed too.
 
     Raises:
-        ValueError: there is no such checkpoint, or its mathematics is not supported; the message
-            names the key.
+        Unavailable: there is no such folder, or the Hub is unreachable.
+        ValueError: the Hub refuses access, or the mathematics is not supported; the message names
+            the key.
     """
     folder = resolve_checkpoint(model, weights=False)
     config = ModelConfig.parse(read_json(folder / "config.json"), folder)
@@ -290,7 +295,7 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
 
 
 def _stored_dtype(raw: RawConfig) -> str | None:
-    """Type of the weights, under the name of transformers 5 or that of before."""
+    """Data type of the weights, by the key of transformers 5 or the older one."""
     value = raw.get("dtype") or raw.get("torch_dtype")
     return value.removeprefix("torch.") if isinstance(value, str) else None
 
@@ -315,7 +320,7 @@ def _check_kind(raw: RawConfig, keys: Iterable[str], kind: str) -> None:
 
 
 def _unlisted(raw: RawConfig) -> RawConfig:
-    """One value where Hunyuan says the same of each layer."""
+    """config.json with one value in place of lists in which Hunyuan repeats it for each layer."""
     said = dict(raw)
     for key in ("moe_topk", "num_shared_expert", "moe_intermediate_size"):
         value = raw.get(key)
@@ -325,17 +330,17 @@ def _unlisted(raw: RawConfig) -> RawConfig:
 
 
 def _is_one(value: object, types: tuple[type, ...]) -> bool:
-    """Whether a value is of one of these types; numbers are finite and not negative."""
+    """Whether a value is of one of these types; numbers must be finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return type(value) in types
     return isinstance(value, types) and 0 <= value < math.inf
 
 
 def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
-    """The keys of config.json, with what its architecture means by those that are missing."""
+    """config.json with its family's defaults for missing keys, in the reader's terms."""
     defaults = family.defaults
     merged = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
-    # null switches a window or a cap off and lets head counts and sizes follow from others.
+    # Of these keys null is a value: no window, no cap, or a size that follows from other keys.
     for key in (
         *("sliding_window", "attention_chunk_size"),
         *("head_dim", "num_key_value_heads", "q_lora_rank"),
@@ -354,8 +359,8 @@ def _with_defaults(raw: RawConfig, family: ModelFamily) -> RawConfig:
 
 
 def _head_dim(raw: RawConfig, family: ModelFamily, default: int) -> int:
-    """Dimensions of a head; where keys are computed from latents, those that may rotate, or all
-    where config.json says which share of all these are."""
+    """Dimensions of a head. With latent attention: those with rotary embedding, or all if
+    config.json says which share of them has it."""
     if not family.has_latents:
         return int(raw.get("head_dim") or default)
     rotating, share = positive_integer(raw, "qk_rope_head_dim"), raw.get("partial_rotary_factor")
@@ -377,7 +382,7 @@ def _latents(raw: RawConfig, family: ModelFamily, rope: RopeConfig) -> MlaConfig
 
 
 def _norm_eps(raw: RawConfig) -> float:
-    """The epsilon of norms, by whichever name the family has it."""
+    """The epsilon of norms, by either of its keys."""
     key = "layer_norm_eps" if "layer_norm_eps" in raw else "rms_norm_eps"
     return float(raw.get(key, 1e-6))
 
@@ -395,7 +400,7 @@ def _num_layers(raw: RawConfig) -> int:
 def _ropes(
     raw: RawConfig, family: ModelFamily, head_dim: int
 ) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding, and that of layers with a window where it is another."""
+    """The rotary embedding, and that of sliding-window layers if it differs, else None."""
     max_position_embeddings = positive_integer(raw, "max_position_embeddings")
     by_layer = bool(family.window_theta)
     rope = parse_rope(raw, max_position_embeddings, query_beta=family.query_beta, by_layer=by_layer)
@@ -412,7 +417,7 @@ def _ropes(
 
 
 def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
-    """Leading dimensions of a head that rotate."""
+    """Number of leading dimensions of a head with rotary embedding."""
     share, said = raw.get("partial_rotary_factor"), raw.get("rotary_dim")
     rotary_dim = int(head_dim * float(1.0 if share is None else share))
     if share is None and said is not None:
@@ -426,7 +431,7 @@ def _rotary_dim(raw: RawConfig, head_dim: int) -> int:
 
 
 def _block_diffusion(raw: RawConfig, family: ModelFamily) -> tuple[int, int | None]:
-    """Block size and mask token, 1 and None for an autoregressive family."""
+    """Block size and mask token; (1, None) for an autoregressive family."""
     if "block_size" not in family.defaults:
         return 1, None
     size, mask_token_id = positive_integer(raw, "block_size"), int(raw["mask_token_id"])
@@ -447,16 +452,17 @@ def _length_limit(
     *,
     is_only: bool,
 ) -> tuple[int, str]:
-    """The longest sequence that is computed exactly, and the keys that say so.
+    """Length of the longest sequence that is computed exactly, and the keys that it follows from.
 
     Full attention equals windowed attention for sequences no longer than the window, and
     dual-chunk attention for those no longer than what one chunk sees.
 
     Args:
-        raw: config.json.
+        raw: config.json with the family's defaults.
         rope: its rotary embedding.
-        windows: per layer, where windows are not implemented.
-        is_only: whether all layers rotate so; else the length is said with the scaling.
+        windows: windows per layer, if they are not implemented for this family; else empty.
+        is_only: whether all layers share this rotary embedding; if not,
+            `max_position_embeddings` counts positions after the scaling.
     """
     limit = positive_integer(raw, "max_position_embeddings")
     limit = rope.scaled_length(limit) if is_only else limit
@@ -483,7 +489,7 @@ def _length_limit(
 
 
 def _eos_token_ids(raw: RawConfig, folder: Path) -> tuple[int, ...]:
-    """End tokens of generation_config.json, else of config.json."""
+    """End tokens in generation_config.json, else in config.json."""
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     value = generation.get("eos_token_id")

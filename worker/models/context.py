@@ -1,4 +1,4 @@
-"""The context of a forward pass: what it needs besides tokens and positions."""
+"""Forward context: caches and attention inputs of a forward pass."""
 
 from __future__ import annotations
 
@@ -13,87 +13,90 @@ from kernels.attention import AttentionStep
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCache:
-    """The cache of one layer: keys and values of tokens, or a single tensor from which those of all
-    heads are computed."""
+    """KV cache of one layer: planes of keys and values, or one plane of latents (MLA)."""
 
     planes: tuple[torch.Tensor, ...]
-    """[num_pages, page_size, local kv heads, head_dim] each."""
+    """Tensors [num_pages, page_size, local kv heads, head_dim] each."""
     v: torch.Tensor
-    """The values: the second plane, or a view of leading dimensions of the only one."""
+    """Values: the second plane, or a view of leading dimensions of the only one."""
 
     @property
     def k(self) -> torch.Tensor:
-        """The keys."""
+        """Keys, or latents: the first plane."""
         return self.planes[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateCache:
-    """One layer's states of requests: those of all slots, then the snapshots."""
+    """States of requests in one linear-attention layer: those of all slots, then snapshots."""
 
     conv: torch.Tensor
-    """[states, taps - 1, local channels]: the last inputs of the convolution."""
+    """[states, taps - 1, local channels]: last inputs of the convolution."""
     recurrent: torch.Tensor
-    """[states, local heads, key dim, value dim] fp32."""
+    """[states, local heads, key dim, value dim] fp32: recurrent states."""
 
     def copy(self, source: torch.Tensor | int, target: torch.Tensor | int) -> None:
-        """Copies states, one or several, int64 [N] each."""
+        """Copies states with indices `source` to `target`: one each, or int64 [N] each."""
         self.conv[target] = self.conv[source]
         self.recurrent[target] = self.recurrent[source]
 
 
 class StatePart(NamedTuple):
-    """Tokens of one row after which a snapshot is to be taken, or the last of the row."""
+    """Consecutive tokens of one row, up to a position whose state is stored, or to the row's
+    end."""
 
     start: int
+    """Index of the first token among the step's tokens."""
     end: int
-    """Among the step's tokens."""
+    """Index after the last token."""
     snapshot: int | None
-    """The state that gets a copy of the one after it."""
+    """Index in the state caches that the state after the last token is copied to; None for no
+    copy."""
     is_first: bool
-    """Whether a request begins here, whatever its slot has held."""
+    """Whether the request begins here: its state then starts from zero, whatever the slot holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateRows:
-    """A step's rows, for layers that keep a state of each request."""
+    """Rows of a step for linear-attention layers."""
 
     slots: torch.Tensor
-    """[D] int64: those of the rows of one token."""
+    """[D] int64: slots of the rows of one token."""
     is_first: torch.Tensor
-    """[D] bool: whether their requests begin with it."""
+    """[D] bool: whether the request of a row of one token begins with it."""
     longer: Sequence[tuple[int, Sequence[StatePart]]]
-    """The slot of each longer row, and what it consists of."""
+    """Slot and parts of each longer row."""
     stored: tuple[torch.Tensor, torch.Tensor] | None
-    """Stores of rows of one token [N] int64: slots, and the states that get copies of theirs."""
+    """Slots, and indices in the state caches that their states are copied to, int64 [N] each, of
+    rows of one token; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionInputs:
-    """The inputs of a step that the layers of one group have in common."""
+    """Attention inputs of a step that all layers of one group share."""
 
     slot_mapping: torch.Tensor
-    """[T] int64: where each token's key and value go, page * page_size + offset."""
+    """[T] int64: cell of each token's key and value in the cache, page * page_size + offset."""
     decode: AttentionStep | None
-    """None without decode rows."""
+    """Planned attention of decode rows; None without any."""
     extend: AttentionStep | None
-    """None without longer rows."""
+    """Planned attention of longer rows; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardContext:
-    """The step's caches and planned attention. Tokens of decode rows come first."""
+    """Caches and planned attention of a step, in whose tokens those of decode rows come first."""
 
     kv_caches: Mapping[int, KVCache]
     """KV caches by layer that has one."""
     attention: Mapping[int, AttentionInputs]
-    """Inputs of attention by layer that has a KV cache; one object for all layers of a group."""
+    """Attention inputs by layer that has a KV cache; layers of a group share one object."""
     num_decode_tokens: int
-    """Leading tokens that are rows of their own."""
+    """Number of leading tokens that are decode rows, of one token each."""
     read_tokens: torch.Tensor | None = None
-    """[S] int64, ascending: tokens whose hidden states anyone reads; None for all. Of the others
+    """[S] int64, ascending: tokens whose hidden states are needed; None for all. For other tokens
     the last layer computes keys and values alone."""
     states: Mapping[int, StateCache] = field(default_factory=dict)
-    """State caches by layer that keeps a state of each request."""
+    """State caches by linear-attention layer."""
     state_rows: StateRows | None = None
-    """None where no layer does."""
+    """Rows of the step for linear-attention layers; None without such layers."""

@@ -1,4 +1,4 @@
-"""The decoder that all families share: embedding, a stack of layers, a final norm, logits."""
+"""Decoder model, the base of all families: embedding, layers, final norm, logits."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from worker.models.rope import cos_sin_table, query_scales
 
 
 class Part(Protocol):
-    """A part of a model that has weights of its own."""
+    """A part of a model with weights."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all its weights; `prefix` ends with a dot."""
+        """Slots of all weights of the part; `prefix` ends with a dot."""
         ...
 
     def pack(self) -> None:
-        """Brings the weights into the form they are used in, once they are loaded."""
+        """Converts the loaded weights to the form in which they are used."""
         ...
 
 
 class FeedForward(Part, Protocol):
-    """The part of a layer that follows attention."""
+    """Feed-forward block of a layer: an MLP, or experts."""
 
     reads_wide: ClassVar[bool]
-    """Whether it takes what it reads in fp32, too, as routers do."""
+    """Whether it reads its input in fp32, too, as routers do."""
 
     def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; `wide` is the same input in fp32, where it is there."""
+        """[T, hidden] to [T, hidden]; `wide` is the same input in fp32, if there is one."""
         ...
 
 
 class DecoderLayer(Part, Protocol):
-    """One layer: how norms, attention, feed-forward and residuals go together."""
+    """One decoder layer: its topology of norms, mixer, feed-forward block and residuals."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
-    """Specification of what it keeps of a token, or of a request."""
+    """Specification of the layer's KV cache, or of its state per request."""
 
     def forward(
         self,
@@ -56,10 +56,18 @@ class DecoderLayer(Part, Protocol):
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden states [T, hidden] to the layer's output and the residual that it is still to be
-        added to; None where nothing is, as before the first layer.
+        """Runs the layer on hidden states [T, hidden].
 
-        Where no layer follows, `read` may name the tokens [S] whose output anyone needs.
+        Args:
+            hidden: output of the previous layer.
+            residual: [T, hidden], to which `hidden` has yet to be added; None for zero, as before
+                the first layer.
+            positions: [T] int64.
+            ctx: caches and planned attention of the step.
+            read: in the last layer, the tokens [S] whose output is needed; None for all.
+
+        Returns:
+            Output and residual in the same form, [T, hidden] or [S, hidden].
         """
         ...
 
@@ -67,8 +75,13 @@ class DecoderLayer(Part, Protocol):
 class DecoderModel(ABC):
     """A decoder-only language model on one rank; its weights are unset until they are loaded.
 
+    Args:
+        config: the model's configuration.
+        options: options of all layers: ranks, data type, device.
+        max_model_len: tokens of the longest request.
+
     Raises:
-        ValueError: the ranks cannot share it evenly.
+        ValueError: the ranks cannot share the model evenly.
     """
 
     embedding_name: ClassVar[str] = "model.embed_tokens"
@@ -76,22 +89,23 @@ class DecoderModel(ABC):
     layers_name: ClassVar[str] = "model.layers"
     """Name of the stack of layers in a checkpoint."""
     norm_name: ClassVar[str] = "model.norm"
-    """Name of the last norm in a checkpoint."""
+    """Name of the final norm in a checkpoint."""
     head_name: ClassVar[str] = "lm_head"
     """Name of the LM head's weight in a checkpoint."""
     head_has_bias: ClassVar[bool] = False
-    """Whether scores have a bias."""
+    """Whether the LM head has a bias."""
     norm_offset: ClassVar[float] = 0.0
     """Number that is added to a checkpoint's weights of norms."""
     runs_natively: ClassVar[bool] = False
-    """Whether the compiled CPU library computes the same as this very class. It reads the layers
-    and never calls `forward`, so a derived class has to say so again."""
+    """Whether the compiled CPU library computes the same as this class. The library reads the
+    layers' weights and never calls `forward`, so a derived class has to declare it anew."""
 
     def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
         self.config = config
         self.options = options
         self.native: NativeDecoder | None = None
-        """Runs the whole forward pass in place of the layers here, where it is used."""
+        """Compiled decoder that runs the whole forward pass in place of `forward`; None if it is
+        not used."""
         rotary_dim = config.for_full_layers().rotary_dim
         self.cos_sin = cos_sin_table(config.rope, rotary_dim, max_model_len, options.device)
         self.window_cos_sin = self.cos_sin
@@ -100,7 +114,8 @@ class DecoderModel(ABC):
                 config.window_rope, config.rotary_dim, max_model_len, options.device
             )
         self.windows = config.windows_within(max_model_len)
-        """How many positions a query of each layer sees, its own included; 0 for all before it."""
+        """Number of positions that a query attends to, its own included, per layer; 0 for full
+        attention."""
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
         self.layers = [self.build_layer(index) for index in range(config.num_layers)]
         self.norm = self.build_norm()
@@ -112,34 +127,35 @@ class DecoderModel(ABC):
 
     @abstractmethod
     def build_layer(self, index: int) -> DecoderLayer:
-        """One layer; the configuration, the options and the rotary table are there already."""
+        """Builds layer `index`; configuration, options and rotary tables are set already."""
 
     def layer_name(self, index: int) -> str:
         """Name of a layer in a checkpoint."""
         return f"{self.layers_name}.{index}"
 
     def rotary_table(self, index: int) -> torch.Tensor:
-        """Cosines and sines [positions, rotary_dim] of a layer; it may see a window alone."""
+        """Cosines and sines [positions, rotary_dim] of a layer; sliding-window layers may have a
+        table of their own."""
         return self.cos_sin if self.config.windows[index] is None else self.window_cos_sin
 
     def build_norm(self) -> HiddenNorm:
-        """A norm of hidden states, as layers have them and the model at its end."""
+        """Builds a norm of hidden states, for layers and as the final norm."""
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, self.options, self.norm_offset)
 
     @cached_property
     def query_scale(self) -> torch.Tensor | None:
-        """Factors of the queries by position [positions], fp32, where config.json has a
-        `llama_4_scaling_beta`; None for 1."""
+        """Factors of queries by position, fp32 [positions], for configurations with
+        `llama_4_scaling_beta`; None for no factors."""
         return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
     def own(self, key: str) -> Any:
-        """The value of a key that the table of families leaves to the class."""
+        """Value of a configuration key that only this class reads (`ModelFamily.own`)."""
         assert self.config.own is not None, "its entry in the table of families names the keys"
         return self.config.own[key]
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Every tensor that the checkpoint must hold."""
+        """Slots of all tensors that the checkpoint must hold."""
         yield from self.embed_tokens.weight_slots(self.embedding_name)
         for index, layer in enumerate(self.layers):
             yield from layer.weight_slots(f"{self.layer_name(index)}.")
@@ -147,7 +163,8 @@ class DecoderModel(ABC):
         yield from self.lm_head.weight_slots(self.head_name)
 
     def pack(self) -> None:
-        """Brings the weights into the form torch uses, or drops what `native` has of them."""
+        """Converts the loaded weights to the form in which torch uses them, or drops those that
+        `native` holds."""
         if self.native is not None:
             self.embed_tokens.drop()
             self.lm_head.drop()
@@ -163,10 +180,8 @@ class DecoderModel(ABC):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Token ids [T] and positions [T] (int64) to normalised hidden states [T, hidden].
-
-        Where the context says which tokens are read, [S, hidden] of these.
-        """
+        """Token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final norm,
+        or to those [S, hidden] of the context's `read_tokens`."""
         hidden = self.embed(input_ids)
         residual: torch.Tensor | None = None
         for layer in self.layers:

@@ -1,4 +1,5 @@
-"""DeepSeek V2, V3 and what shares their attention: Kimi K2, GLM-4.7-Flash, Moonlight, Mistral 4."""
+"""DeepSeek V2 and V3, and families with the same attention: Kimi K2, GLM-4.7-Flash, Moonlight,
+Mistral 4."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 _EPS = 1e-6
-"""Epsilon of the norms within attention, whatever config.json says of the others."""
+"""Epsilon of the norms within attention, which config.json does not set."""
 
 
 class DeepseekForCausalLM(Qwen3MoeForCausalLM):
@@ -35,24 +36,25 @@ class DeepseekForCausalLM(Qwen3MoeForCausalLM):
     moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Experts, or a single MLP in the layers that config.json names."""
+        """Builds a layer with experts, or with a single MLP, as config.json says."""
         attention = LatentAttention(self, index, self.query_scale)
         return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
 
 
 class LatentAttention:
-    """Multi-head latent attention (arXiv 2405.04434), computed in the space of the latents.
+    """Multi-head latent attention (MLA, arXiv 2405.04434), computed in the latent space.
 
-    A token's keys and values of all heads come of one vector c, but for a part r of the key that
-    rotates and is the same for all heads. A head's plain query q and key U c give q (U c), which is
-    (U^T q) c: so all heads read the same "key" [c, r], of which c is the "value", and what they
-    find is brought into each head's own space afterwards. The cache has [c, r] alone, once, on
-    every rank; the ranks share the heads.
+    Keys and values of all heads are projections of one latent vector c per token, except for a part
+    r of the key that has rotary embedding and is the same for all heads. The score of a head's
+    query q without rotary embedding with its key U c is q · (U c) = (U^T q) · c. So all heads share
+    the "key" [c, r], whose leading part c is the "value", and each head projects the result to its
+    values afterwards. The cache holds [c, r] once, whole on every rank; heads are divided among the
+    ranks.
 
     Args:
-        model: whose attention it is.
-        index: of the layer, from 0.
-        query_scale: factors of the queries by position [positions], fp32; None for 1.
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+        query_scale: factors of queries by position, fp32 [positions]; None for no factors.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class LatentAttention:
         self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
             num_kv_heads=1, head_dim=mla.cached_dim, dtype=options.dtype, value_dim=mla.kv_rank
         )
-        """Specification of the latents that it keeps of a token."""
+        """Specification of the layer's cache of latents."""
         queries = config.num_heads * mla.query_dim
         first = divided_part("q_proj", queries, options)
         self.q_norm: RMSNorm | None = None
@@ -102,12 +104,13 @@ class LatentAttention:
         )
         self._batch_invariant = options.batch_invariant
         self._to_latents: _HeadProducts
-        """[heads, plain_dim, kv_rank]: brings plain queries into the space of the latents."""
+        """[heads, plain_dim, kv_rank]: projects queries without rotary embedding to the latent
+        space."""
         self._to_values: _HeadProducts
-        """[heads, kv_rank, value_dim]: brings means of latents into the heads' own spaces."""
+        """[heads, kv_rank, value_dim]: projects attention's output to the heads' values."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all projections; `prefix` ends with a dot."""
+        """Slots of all projections and norms; `prefix` ends with a dot."""
         yield from self.down.weight_slots(prefix)
         if self.q_norm is not None and self.q_up is not None:
             yield from self.q_norm.weight_slots(f"{prefix}q_a_layernorm")
@@ -117,7 +120,8 @@ class LatentAttention:
         yield from self.output.weight_slots(f"{prefix}o_proj")
 
     def pack(self) -> None:
-        """Packs the projections after loading."""
+        """Packs the projections after loading; splits the one from latents into those of keys and
+        of values."""
         if self._mla.is_interleaved:
             self._put_halves_first()
         self.down.pack()
@@ -140,7 +144,7 @@ class LatentAttention:
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the latents of
-        all tokens into the cache."""
+        all tokens to the cache."""
         q, latents, rotating = self.down.forward(hidden).split(self._split, dim=-1)
         if self.q_norm is not None and self.q_up is not None:
             q = self.q_up.forward(self.q_norm.forward(q))
@@ -166,8 +170,9 @@ class LatentAttention:
         return self.output.forward(values.flatten(1))
 
     def _put_halves_first(self) -> None:
-        """Rows of queries and keys in the order in which the dimensions that rotate together are
-        those of two halves. Their products are the same, since both are ordered so."""
+        """Reorders the output features of queries and keys so that pairs of rotary dimensions are
+        split into two halves instead of interleaved. Scores stay the same, since both are
+        reordered alike."""
         mla = self._mla
         halves = torch.arange(mla.rotary_dim).view(-1, 2).T.flatten()
         down = torch.arange(sum(self._split))
@@ -182,12 +187,12 @@ class LatentAttention:
 
 
 class _HeadProducts:
-    """A weight [K, N] of each head, by which its own part is multiplied.
+    """Products of each head with a weight [K, N] of its own.
 
     Args:
         weights: [heads, K, N].
-        batch_invariant: whether a token's result must not depend on the others: then each head's
-            product is one by itself.
+        batch_invariant: whether a token's result must not depend on other tokens; heads are then
+            multiplied one by one.
     """
 
     def __init__(self, weights: torch.Tensor, *, batch_invariant: bool) -> None:
@@ -199,7 +204,7 @@ class _HeadProducts:
             ]
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """x [T, heads, K] to `out` [T, heads, N], whose rows may be strided."""
+        """Multiplies x [T, heads, K] into `out` [T, heads, N]; both may be strided."""
         if not self._packed:
             torch.bmm(x.transpose(0, 1), self._weights, out=out.transpose(0, 1))
         for head, weight in enumerate(self._packed):
@@ -207,5 +212,5 @@ class _HeadProducts:
 
 
 def _whole_part(name: str, size: int) -> ColumnPart:
-    """Output features that every rank has."""
+    """Output features that are whole on every rank."""
     return ColumnPart(name=name, full_size=size, local_size=size, start=0)

@@ -1,4 +1,4 @@
-"""The dense families that few of today's models are of; the others stand in `families.py`.
+"""Dense families that few of today's models belong to; `families.py` has the others.
 
 Imports no torch.
 """
@@ -20,11 +20,11 @@ from worker.models.moe_config import parse_minicpm_moe
 from worker.models.moe_families import GRANITE_OWN
 
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
-"""Two names of one function."""
+"""Names of GELU with the tanh approximation."""
 
 
 def renamed(**names: str) -> Callable[[RawConfig], RawConfig]:
-    """Reads keys of the reader's from those that a family has in their place."""
+    """A `ModelFamily.translate` that sets keys, by keyword, to values of the family's keys."""
 
     def translate(raw: RawConfig) -> RawConfig:
         return {**raw, **{own: raw[name] for own, name in names.items()}}
@@ -33,7 +33,7 @@ def renamed(**names: str) -> Callable[[RawConfig], RawConfig]:
 
 
 def with_scales(raw: RawConfig) -> RawConfig:
-    """MiniCPM's scales as Granite has them."""
+    """Translates MiniCPM's scales to Granite's keys."""
     width, base, num_layers, num_heads = (
         positive_integer(raw, key)
         for key in ("hidden_size", "dim_model_base", "num_hidden_layers", "num_attention_heads")
@@ -48,8 +48,12 @@ def with_scales(raw: RawConfig) -> RawConfig:
 
 
 def without_alibi(raw: RawConfig) -> RawConfig:
-    """Baichuan 2 7B. That of 13B has the same architecture and no rotation, and no key says so but
-    that it leaves out `max_position_embeddings`."""
+    """Refuses Baichuan's models other than Baichuan 2 7B. 13B names the same architecture, but has
+    ALiBi in place of rotary embedding; no key says so, and its hidden size tells it.
+
+    Raises:
+        ValueError: the model is 13B, or has tied embeddings.
+    """
     if raw["hidden_size"] == 5120:
         raise ValueError(
             "hidden_size = 5120 in config.json is that of Baichuan 13B, which adds to scores by "
@@ -64,7 +68,7 @@ def without_alibi(raw: RawConfig) -> RawConfig:
 
 
 def falcon_sizes(raw: RawConfig) -> RawConfig:
-    """Sizes that follow from others."""
+    """Adds sizes of Falcon that follow from other keys."""
     return {
         **raw,
         "num_key_value_heads": 1,
@@ -74,7 +78,8 @@ def falcon_sizes(raw: RawConfig) -> RawConfig:
 
 
 def qwen_sizes(raw: RawConfig) -> RawConfig:
-    """Beyond `seq_length`, rotation and queries would change with the length of a sequence."""
+    """Translates Qwen's keys. Sequences are limited to `seq_length`, beyond which rotary embedding
+    and queries would be scaled by the sequence's length."""
     return {
         **raw,
         "head_dim": raw["kv_channels"],

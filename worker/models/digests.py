@@ -1,7 +1,7 @@
-"""SHA-256 of weight files, each computed once on a machine. Imports no torch.
+"""Digests (SHA-256) of weight files, each computed once per machine. Imports no torch.
 
-A file of the Hub's cache has its digest for a name. Others are read from end to end, several at a
-time, and what comes of it is kept in the user's cache folder until the file changes.
+In the Hub's cache a file's name is its digest. Other files are read as a whole, several at a time,
+and their digests are kept in the user's cache folder until the file changes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_KEPT = 4096
-"""Files of some hundred checkpoints; a digest takes a block of the disk."""
+"""Most digests that are kept, those of some hundred checkpoints: each takes a block of the disk."""
 _SETTLED_S = 2.0
-"""Seconds since a file's last change from which on another change shows in its times, whatever
-their resolution."""
+"""Seconds after a file's last change from which another change would show in its timestamps,
+whatever their resolution."""
 
 
 def digests(files: Sequence[Path]) -> list[str]:
@@ -47,8 +47,8 @@ def _digest(path: Path) -> str:
 
 
 def _kept_digest(folder: Path, key: str, path: Path) -> str:
-    """The value that is kept under a key. Several workers of a node start at once: one computes
-    it."""
+    """The digest that is kept under a key, computed if there is none. Of workers on a node that
+    start at once, one computes it, and the others wait."""
     with (folder / key).open("a+", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -74,7 +74,7 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """The folder of digests; None where others may write there, or we may not."""
+    """The folder of digests; None if other users may write to it, or this one may not."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / "digests"
     with contextlib.suppress(OSError):

@@ -1,4 +1,5 @@
-"""ERNIE 4.5 (huggingface.co/baidu): Llama whose neighbouring dimensions rotate together."""
+"""ERNIE 4.5 (huggingface.co/baidu): Llama with interleaved rotary embedding; dense, or with
+experts."""
 
 from __future__ import annotations
 
@@ -12,22 +13,23 @@ from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
 class Ernie45ForCausalLM(DecoderModel):
-    """A checkpoint has Llama's very names, so nothing but the family tells them apart."""
+    """Llama with interleaved rotary embedding. Names of tensors are the same, so only the family
+    tells a checkpoint from Llama's."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
 
 
 class Ernie45MoeForCausalLM(Qwen3MoeForCausalLM):
-    """Experts beside one that every token takes; a bias counts in the choice among them."""
+    """ERNIE 4.5 with experts and shared experts; a bias is added to scores for the choice alone."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(
         bias="moe_statics.e_score_correction_bias", bias_is_matrix=True
     )
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Experts, or a single MLP in the layers that config.json names."""
+        """Builds a layer with experts, or with a single MLP, as config.json says."""
         traits = AttentionTraits(is_interleaved=True)
         return LlamaLayer(self, index, self.build_mlp(index), traits=traits)

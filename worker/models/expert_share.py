@@ -1,4 +1,5 @@
-"""A rank's share of a layer's experts: some columns of every one, or some of them whole."""
+"""Expert share: the part of a layer's experts on one rank, some columns of each, or some of them
+whole (expert parallelism)."""
 
 from __future__ import annotations
 
@@ -11,27 +12,27 @@ from worker.models.moe_config import MoeConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertShare:
-    """One rank's share of experts."""
+    """The experts, and their columns, that one rank holds."""
 
     first: int
-    """The first expert that is here."""
+    """First expert on this rank."""
     count: int
-    """How many are."""
+    """Number of experts on this rank."""
     start: int
-    """The first column here, of each expert's gate."""
+    """First column of each expert (intermediate dimension) on this rank."""
     size: int
-    """How many there are."""
+    """Number of columns of each expert on this rank."""
     is_whole: bool
-    """Whether experts are here whole, and others not at all."""
+    """Whether the rank holds some experts whole (expert parallelism), else columns of all."""
 
     def cut(self, dim: int, start: int) -> tuple[int, int]:
-        """The dimension of a checkpoint's tensor of all experts that ranks share, and the first
-        index here: the experts, or what is given for the columns."""
+        """Dimension along which ranks divide a checkpoint's tensor [experts, ...], and this rank's
+        first index in it: dimension 0 if experts are whole, else `dim` and `start`."""
         return (0, self.first) if self.is_whole else (dim, start)
 
 
 def share_experts(moe: MoeConfig, options: LayerOptions) -> ExpertShare:
-    """The share of this rank.
+    """The expert share of this rank.
 
     Raises:
         ValueError: the ranks cannot share experts, or their columns, evenly.

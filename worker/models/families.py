@@ -1,8 +1,8 @@
-"""The model families: which class implements each, and which keys of config.json it knows.
+"""Model families: the class that implements each, and the keys of config.json that it knows.
 
-A key that a family does not know may change the mathematics, so a checkpoint that has one is
-refused by the key's name. To add a family, add an entry to `FAMILIES` and, where its layers are
-not those of another family, a module beside `llama.py`. Imports no torch.
+A key that a family does not know may change the mathematics, so a checkpoint with one is refused,
+and the message names the key. To add a family, add an entry to `FAMILIES` and, if its layers are
+not those of another family, a module like `llama.py`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ FAMILIES: dict[str, ModelFamily] = {
             attention_bias layer_types per_layer_config use_double_wide_mlp
             vocab_size_per_layer_input
             """
-        ),  # wide are the MLPs of layers that share keys, of which there are none
+        ),  # use_double_wide_mlp concerns layers that share keys and values: there are none
         neutral={
             "hidden_activation": ("gelu_pytorch_tanh",),
             "hidden_size_per_layer_input": (0,),
@@ -448,7 +448,7 @@ def find_family(raw: Mapping[str, Any]) -> tuple[str, ModelFamily]:
     """The architecture that config.json names, and its family.
 
     Raises:
-        ValueError: none that it names is supported.
+        ValueError: no architecture that config.json names is supported.
     """
     names = raw.get("architectures") or []
     for name in names:

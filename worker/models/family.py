@@ -1,4 +1,4 @@
-"""Model families, as the reader of config.json knows them, and how keys tell of windows.
+"""Model family: an entry in the table of families, and readers of keys that describe layers.
 
 Imports no torch.
 """
@@ -17,7 +17,7 @@ RawConfig = dict[str, Any]
 
 
 def words(names: str) -> frozenset[str]:
-    """The keys that a text lists."""
+    """The set of keys in a text that lists them between blanks."""
     return frozenset(names.split())
 
 
@@ -29,7 +29,7 @@ _READ = words(
     original_max_position_embeddings quantization_config compression_config
     """
 )
-"""Keys that the reader looks at, whatever the family."""
+"""Keys that are read for every family."""
 
 _HARMLESS = words(
     """
@@ -47,10 +47,10 @@ _HARMLESS = words(
     """
 )
 """Keys without effect on logits: bookkeeping, training, and how transformers runs and samples.
-pretraining_tp splits the same sums into pieces; max_window_layers is read by those that need it."""
+pretraining_tp only splits sums; max_window_layers has an effect in families that read it."""
 
 ROUTER_KEYS = words("output_router_logits router_aux_loss_coef")
-"""Keys of training that families with experts have."""
+"""Keys of families with experts that concern training alone."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
@@ -64,8 +64,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_experts": (0, 1),
     "num_local_experts": (0, 1),
 }
-"""Keys that change something with any other value. (A key that stands nowhere is taken to change
-nothing where its value is null, false, zero or empty.)"""
+"""Keys with the values for which they have no effect; other values are refused. (Keys that are
+listed nowhere are taken to have none if they are null, false, zero or empty.)"""
 
 _UNKNOWN = (
     "it may change the model's mathematics; use another checkpoint, or remove the key if you know "
@@ -74,13 +74,14 @@ _UNKNOWN = (
 
 
 def no_windows(raw: RawConfig) -> tuple[int | None, ...]:
-    """No windows: transformers ignores `sliding_window` for such a family."""
+    """Full attention in all layers; `sliding_window` is ignored, as transformers does for such a
+    family."""
     return (None,) * int(raw["num_hidden_layers"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSizes:
-    """Heads of some layers, where they are not those of the others."""
+    """Sizes of the attention heads of some layers, where they differ from those of others."""
 
     head_dim: int
     num_kv_heads: int
@@ -91,69 +92,73 @@ class ModelFamily:
     """A model family: what one value of `architectures` in config.json stands for."""
 
     model_types: tuple[str, ...]
-    """Values of `model_type` that go with it; a checkpoint may also have none."""
+    """Values of `model_type` of this family; a checkpoint may also have none."""
     implementation: str
-    """Module in `worker.models` and class, "llama:LlamaForCausalLM": a name, since readers of the
-    configuration have no torch."""
+    """Module in `worker.models` and class, as in "llama:LlamaForCausalLM"; a name, so that reading
+    the configuration does not import torch."""
     defaults: Mapping[str, object]
     """Values of missing keys, as in transformers' configuration class. These keys are known, and
     one whose default is a bool or a float has to be of that kind in config.json."""
     needed: tuple[str, ...] = ()
-    """Keys that config.json has to give, since what a missing one means is not supported."""
+    """Keys that config.json must have, since the value that a missing one stands for is not
+    supported."""
     own: tuple[str, ...] = ()
-    """Keys of `defaults` that its class alone reads, from `ModelConfig.own`."""
+    """Keys of `defaults` that only the family's class reads, from `ModelConfig.own`."""
     keys: frozenset[str] = frozenset()
-    """Further keys that are read, or have no effect in this family alone."""
+    """Further keys that are read, or that have no effect in this family."""
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Further keys, and the values for which they change nothing."""
+    """Further keys, with the values for which they have no effect; other values are refused."""
     qkv_bias: bool = False
     """Whether the q, k and v projections have biases whatever config.json says."""
     qkv_bias_key: str = "attention_bias"
-    """Key that says whether they have."""
+    """Key that says whether the q, k and v projections have biases."""
     mlp_bias_key: str = "mlp_bias"
     """Key that says whether the projections of the MLP have biases."""
     qk_norm: bool = False
-    """Whether each head of q and k is normalised before it rotates."""
+    """Whether each head of q and k is normalised (QK norm) by default."""
     qk_norm_key: str = "use_qk_norm"
-    """Key that may say whether they are; none where it is empty."""
+    """Key that overrides `qk_norm`; empty for none."""
     output_bias: str = "attention_bias"
-    """Key that says whether attention's output projection has a bias; none where it is empty."""
+    """Key that says whether attention's output projection has a bias; empty if it never has."""
     query_beta: bool = False
-    """Whether rope parameters may say how queries grow with positions."""
+    """Whether rope parameters may have `llama_4_scaling_beta`, by which queries grow with the
+    position."""
     has_sinks: bool = False
     """Whether heads have attention sinks."""
     has_latents: bool = False
-    """Whether the keys and values of all heads are computed from one vector per token."""
+    """Whether attention is multi-head latent attention (MLA)."""
     mxfp4_experts: bool = False
     """Whether experts may be MXFP4."""
     skips_next_layers: bool = False
-    """Whether a checkpoint may hold layers behind the last, which predict further tokens."""
+    """Whether a checkpoint may hold layers for multi-token prediction, which are skipped."""
     window_theta: str = ""
-    """Key with the base of the rotary embedding in layers with a window, where `rope_parameters`
-    does not tell it; empty where all layers rotate alike."""
+    """Key with the base of the rotary embedding of sliding-window layers, unless `rope_parameters`
+    has it; empty if all layers have the same rotary embedding."""
     skipped: tuple[str, ...] = ()
-    """Beginnings of names of tensors that a checkpoint may hold and nothing here needs."""
+    """Prefixes of names of tensors that a checkpoint may hold and that are not loaded."""
     windows: Callable[[RawConfig], tuple[int | None, ...]] = no_windows
-    """Windows per layer: how many tokens one sees, itself included; None for all before it. A
-    family that says nothing has none: where its `keys` lack `sliding_window`, no checkpoint may
-    give one."""
+    """Reads the sliding window of each layer: number of tokens that one attends to, itself
+    included; None for full attention. With the default, a checkpoint may have `sliding_window` only
+    if `keys` name it."""
     rotating: Callable[[RawConfig], tuple[bool, ...]] | None = None
-    """Whether queries and keys rotate, per layer; None where they do in all, or where the class
-    tells by the windows."""
+    """Reads which layers have rotary embedding; None if all have, or if the class decides by the
+    windows."""
     has_chunks: bool = False
-    """Whether windows begin at multiples of their length: a token sees its chunk up to itself."""
+    """Whether attention is chunked: windows begin at multiples of their length, and a token attends
+    to its chunk up to itself."""
     full_heads: Callable[[RawConfig], HeadSizes] | None = None
-    """Heads of the layers that see all positions; None where all layers' are alike."""
+    """Reads the heads of full-attention layers; None if all layers have the same."""
     linear_layers: Callable[[RawConfig], frozenset[int]] | None = None
-    """Layers that keep a state of each request in place of keys and values; None where none do."""
+    """Reads which layers are linear attention, with a state per request instead of keys and values;
+    None if none are."""
     parse_moe: Callable[[RawConfig], MoeConfig | None] | None = None
-    """Reads the experts, of which a dense model has none; None for a dense family."""
+    """Reads the experts, and returns None for a dense model; None for a dense family."""
     translate: Callable[[RawConfig], RawConfig] | None = None
-    """Puts config.json, with its defaults, into the words that the reader knows; None where it is
-    in them already."""
+    """Translates config.json, with its defaults, to the keys that the reader knows; None if it has
+    them already."""
 
     def refuse_unknown(self, raw: Mapping[str, Any]) -> None:
-        """Checks every key that config.json gives.
+        """Checks every key of config.json.
 
         Raises:
             ValueError: one may change the mathematics in a way that is not implemented.
@@ -187,19 +192,19 @@ class ModelFamily:
 
 
 def one_window(raw: RawConfig) -> tuple[int | None, ...]:
-    """The same in all layers."""
+    """The same sliding window in all layers."""
     window = raw.get("sliding_window")
     return (None if window is None else int(window),) * int(raw["num_hidden_layers"])
 
 
 def switched_window(raw: RawConfig) -> tuple[int | None, ...]:
-    """The same in all layers, where `use_sliding_window` is set."""
+    """The same sliding window in all layers if `use_sliding_window` is set, else none."""
     return one_window(raw) if raw.get("use_sliding_window") else no_windows(raw)
 
 
 def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
-    """Windows in the layers that `layer_types` names; where it is missing, in all but every n-th,
-    where n is `sliding_window_pattern`, and without that in all."""
+    """Sliding windows in the layers that `layer_types` names; if it is missing, in all but every
+    n-th, where n is `sliding_window_pattern`; without that in all."""
     types = raw.get("layer_types")
     if raw.get("sliding_window") is None:
         return no_windows(raw)
@@ -213,8 +218,12 @@ def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def window_but_every_sixth(raw: RawConfig) -> tuple[int | None, ...]:
-    """Windows in the layers that `layer_types` names, in all but every sixth where it is missing;
-    never in the last. There always is a window."""
+    """Sliding windows in the layers that `layer_types` names, or, if it is missing, in all but
+    every sixth; never in the last.
+
+    Raises:
+        ValueError: `sliding_window` is missing.
+    """
     num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
     if not raw.get("sliding_window"):
         raise ValueError("sliding_window in config.json must be a positive number: repair it")
@@ -228,8 +237,8 @@ def window_but_every_sixth(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def rotating_layers(raw: RawConfig) -> tuple[bool, ...]:
-    """Rotation in the layers of which `no_rope_layers` says 1; where it is missing, in all but
-    every n-th, where n is `no_rope_layer_interval`."""
+    """Rotary embedding in the layers for which `no_rope_layers` has a 1; if it is missing, in all
+    but every n-th, where n is `no_rope_layer_interval`."""
     num_layers, said = int(raw["num_hidden_layers"]), raw["no_rope_layers"]
     if not said:
         period = positive_integer(raw, "no_rope_layer_interval")
@@ -243,7 +252,8 @@ def rotating_layers(raw: RawConfig) -> tuple[bool, ...]:
 
 
 def chunks_by_type(raw: RawConfig) -> tuple[int | None, ...]:
-    """Chunks in the layers that `layer_types` names; where it is missing, in those that rotate."""
+    """Chunked attention in the layers that `layer_types` names; if it is missing, in those with
+    rotary embedding."""
     num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
     if types is None:
         kinds = ("full_attention", "chunked_attention")
@@ -259,8 +269,8 @@ def chunks_by_type(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def wider_full_heads(raw: RawConfig) -> HeadSizes:
-    """Heads of `global_head_dim` and, where values are keys, `num_global_key_value_heads`; or of
-    `per_layer_config`, as transformers 5.23 writes it."""
+    """Heads of full-attention layers, from `global_head_dim` and, if values are keys,
+    `num_global_key_value_heads`; or from `per_layer_config`, as transformers 5.23 writes it."""
     if raw.get("per_layer_config") is not None:
         own, within = {**raw, **_heads_by_layer(raw)}, "per_layer_config."
         sizes = [positive_integer(own, key, within) for key in ("head_dim", "num_key_value_heads")]
@@ -274,7 +284,7 @@ def wider_full_heads(raw: RawConfig) -> HeadSizes:
 
 
 def _heads_by_layer(raw: RawConfig) -> RawConfig:
-    """Heads that `per_layer_config` gives each layer that sees all positions."""
+    """Heads of full-attention layers in `per_layer_config`, which must be the same for all."""
     own = raw["per_layer_config"]
     said = {int(layer): table for layer, table in own.items() if str(layer).isdecimal()}
     full = [i for i, window in enumerate(window_but_every_sixth(raw)) if window is None]
@@ -295,7 +305,7 @@ def _heads_by_layer(raw: RawConfig) -> RawConfig:
 
 
 def no_windowed_types(raw: RawConfig) -> tuple[int | None, ...]:
-    """`layer_types` may say what is so anyway."""
+    """Full attention in all layers; `layer_types`, if present, must say the same."""
     windows, types = no_windows(raw), raw.get("layer_types")
     if types is not None and types != ["full_attention"] * len(windows):
         raise ValueError(
@@ -306,7 +316,8 @@ def no_windowed_types(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def no_other_attention(raw: RawConfig) -> tuple[int | None, ...]:
-    """`attn_type_list` may say 1 of every layer: all positions by softmax."""
+    """Full attention in all layers; `attn_type_list`, if present, must have 1 (softmax) for
+    each."""
     windows, types = no_windows(raw), raw.get("attn_type_list")
     if types is not None and types != [1] * len(windows):
         raise ValueError(
@@ -317,8 +328,8 @@ def no_other_attention(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def linear_by_type(raw: RawConfig) -> frozenset[int]:
-    """The layers that `layer_types` says are linear; where it is missing, all but every n-th, where
-    n is `full_attention_interval`."""
+    """Linear-attention layers by `layer_types`; if it is missing, all but every n-th, where n is
+    `full_attention_interval`."""
     num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
     if types is None:
         period = _period(raw, "full_attention_interval")
@@ -327,8 +338,8 @@ def linear_by_type(raw: RawConfig) -> frozenset[int]:
 
 
 def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
-    """Windows where `use_sliding_window` is set, in the layers of `layer_types`, or from one layer
-    on."""
+    """Sliding windows, if `use_sliding_window` is set, in the layers that `layer_types` names, or
+    from layer `max_window_layers` on."""
     windows = switched_window(raw)
     types = raw.get("layer_types")
     if types is None:
@@ -339,7 +350,7 @@ def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
 
 
 def _layers_of(types: Sequence[str], kind: str, num_layers: int) -> frozenset[int]:
-    """The layers of which `layer_types` says this kind; it must say full_attention of the rest."""
+    """Layers whose entry in `layer_types` is `kind`; all others must be full_attention."""
     if len(types) != num_layers or not set(types) <= {"full_attention", kind}:
         raise ValueError(
             f"layer_types = {_short(types)} in config.json must say full_attention or "
@@ -349,7 +360,7 @@ def _layers_of(types: Sequence[str], kind: str, num_layers: int) -> frozenset[in
 
 
 def _period(raw: RawConfig, key: str) -> int:
-    """Every how many layers one is of another kind."""
+    """Value of a key that names a period of layers; a positive integer."""
     period = raw[key]
     if type(period) is not int or period < 1:
         raise ValueError(
@@ -365,7 +376,8 @@ def _short(value: object) -> str:
 
 
 def with_alpha(raw: RawConfig) -> RawConfig:
-    """The base of the rotation as `alpha` stretches it, whatever the length of a sequence."""
+    """Translates `alpha` of Hunyuan's dynamic rope scaling to the larger base of the rotary
+    embedding that it stands for at all sequence lengths."""
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     table = dict(raw.get(key) or {})
     alpha, kind = table.pop("alpha", None), table.pop("rope_type", table.pop("type", None))

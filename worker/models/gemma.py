@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (huggingface.co/google): weights of norms count from 1, embeddings grow."""
+"""Gemma 1, 2 and 3 (huggingface.co/google): norms multiply by 1 + weight; embeddings are scaled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from worker.models.llama import LlamaLayer
 
 
 class GemmaForCausalLM(DecoderModel):
-    """Llama's layers, whose MLP is gated by GELU.
+    """Gemma 1: Llama's layers with an MLP gated by GELU.
 
     Raises:
-        ValueError: it is to compute in float16, whose range hidden states exceed.
+        ValueError: the data type is float16, whose range the hidden states exceed.
     """
 
     norm_offset: ClassVar[float] = 1.0
@@ -28,15 +28,15 @@ class GemmaForCausalLM(DecoderModel):
         if options.dtype == torch.float16:
             raise ValueError("--dtype float16 is too small for Gemma's hidden states: use bfloat16")
         super().__init__(config, options, max_model_len)
-        # Rounded as the weights are, with which it is multiplied.
+        # Rounded to the weights' type before the product, as transformers does.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5).to(options.dtype).item()
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return LlamaLayer(self, index, self.build_mlp())
 
     def build_mlp(self) -> GatedMLP:
-        """Gated by GELU, by its approximation with tanh."""
+        """Builds an MLP gated by GELU with the tanh approximation."""
         return GatedMLP(self.config, self.options, activate=gelu_and_mul)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ class GemmaForCausalLM(DecoderModel):
 
 
 class GemmaLayer(SandwichLayer):
-    """Norms before and behind each block, by other names than GLM-4's."""
+    """A layer with norms before and after each block, with Gemma's names for them."""
 
     norm_names: ClassVar[tuple[str, ...]] = (
         "input_layernorm",
@@ -56,13 +56,14 @@ class GemmaLayer(SandwichLayer):
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
-    """Layers see a window, or all, by turns. Scores of attention and logits are capped.
+    """Gemma 2 and 3: sliding-window and full-attention layers, by turns.
 
-    In Gemma 3 these are not; layers with a window rotate by a table of their own, and each head of
-    q and k is normalised."""
+    Gemma 2 soft-caps attention scores and logits. Gemma 3 does not; it has QK norm, and
+    sliding-window layers have a rotary embedding of their own.
+    """
 
     def build_layer(self, index: int) -> GemmaLayer:
-        """Every layer is alike, windows and tables apart."""
+        """Builds a layer; they differ in windows and rotary tables alone."""
         scale = float(self.own("query_pre_attn_scalar")) ** -0.5
         traits = AttentionTraits(scale=scale, norm_offset=self.norm_offset)
         return GemmaLayer(self, index, self.build_mlp(), traits=traits)

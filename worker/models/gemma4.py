@@ -1,5 +1,5 @@
-"""Gemma 4 (huggingface.co/google): layers that see all positions have wider heads, whose values are
-their keys; experts stand beside the MLP; each layer has a scale of its own."""
+"""Gemma 4 (huggingface.co/google): full-attention layers have wider heads and may use keys as
+values; experts run in parallel with the MLP; each layer's output is scaled."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from worker.models.norms import HiddenNorm, RMSNorm
 
 
 class Gemma4Router:
-    """Chooses experts by the residual, normalised by a scale of its own.
+    """Chooses experts from the residual, behind a norm with a weight of its own.
 
     Args:
-        model: whose router it is.
-        moe: the experts.
+        model: the model that the layer belongs to.
+        moe: the layer's experts.
     """
 
     def __init__(self, model: DecoderModel, moe: MoeConfig) -> None:
@@ -54,27 +54,27 @@ class Gemma4Router:
             )
 
     def pack(self) -> None:
-        """Packs the projection after loading."""
+        """Packs the projection after loading, and folds 1 / sqrt(hidden size) into the scale."""
         self._projection.pack()
         self._scale = self._scale * len(self._scale) ** -0.5
 
     def norm(self) -> Norm:
-        """The norm of the residual that it reads."""
+        """The norm behind which the router reads the residual."""
         return Norm(self._scale, is_wide=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
-        """The experts of each token of [T, hidden], fp32, and how much they count."""
+        """Experts and their weights per token, from the normalised residual, fp32 [T, hidden]."""
         scores = self._projection.forward(normed)
         return choose_experts(scores, None, self._routing, factors=self._weight_of_experts)
 
 
 class ParallelExperts:
-    """Experts beside an MLP: each reads the same residual behind a norm of its own, and what they
-    yield is normalised before it is added up.
+    """Experts in parallel with an MLP. Router, experts and MLP read the same residual, each behind
+    a norm of its own; the outputs of MLP and experts are normalised and added.
 
     Args:
-        model: whose experts they are.
-        moe: how many.
+        model: the model that the layer belongs to.
+        moe: the layer's experts.
     """
 
     def __init__(self, model: DecoderModel, moe: MoeConfig) -> None:
@@ -90,7 +90,7 @@ class ParallelExperts:
         self._norms = [model.build_norm() for _ in self._norm_names]
 
     def norms(self) -> tuple[Norm, Norm]:
-        """The norms of the residual that router and experts read."""
+        """The norms behind which router and experts read the residual."""
         return self._router.norm(), self._norms[1].norm()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -111,8 +111,16 @@ class ParallelExperts:
         inputs: Sequence[torch.Tensor],
         after_both: HiddenNorm,
     ) -> torch.Tensor:
-        """The output of an MLP, and of experts besides, behind a norm of their sum: all [T,
-        hidden], the inputs as `norms` has them."""
+        """Adds the experts' output to the MLP's, each behind its norm, and normalises the sum.
+
+        Args:
+            mlp_output: [T, hidden].
+            inputs: [T, hidden] each: the residual behind each of `norms`.
+            after_both: norm of the sum.
+
+        Returns:
+            [T, hidden].
+        """
         after_mlp, _, after_experts = self._norms
         routing_input, experts_input = inputs
         routed = self._experts.forward(experts_input, self._router.forward(routing_input))
@@ -125,11 +133,12 @@ class ParallelExperts:
 
 
 class Gemma4Layer(GemmaLayer):
-    """Norms before and behind each block, experts beside the MLP, all times a number.
+    """A layer with norms before and after each block, perhaps experts in parallel with the MLP, and
+    an output that is multiplied by a learned number.
 
     Args:
-        model: whose layer it is.
-        index: of the layer, from 0.
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
     """
 
     def __init__(self, model: Gemma4ForCausalLM, index: int) -> None:
@@ -153,7 +162,8 @@ class Gemma4Layer(GemmaLayer):
         yield WeightSlot(name=f"{prefix}layer_scalar", destination=self._scalar, full_shape=(1,))
 
     def pack(self) -> None:
-        """Packs the loaded weights; the number goes into that of the last norm."""
+        """Packs the loaded weights, and folds the layer's factor into the weight of the last
+        norm."""
         super().pack()
         if self._experts is not None:
             self._experts.pack()
@@ -164,7 +174,7 @@ class Gemma4Layer(GemmaLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the base class."""
+        """MLP, and experts if there are any, after attention; as in PreNormLayer."""
         _, after_attention, before_mlp, after_mlp = self.norms
         others = () if self._experts is None else self._experts.norms()
         (hidden, *inputs), residual = fused_add_norm(
@@ -179,11 +189,11 @@ class Gemma4Layer(GemmaLayer):
 
 
 class Gemma4ForCausalLM(Gemma2ForCausalLM):
-    """Layers see a window, or all. Heads of values are normalised too, logits capped. A checkpoint
-    holds weights of norms as they are."""
+    """Gemma 4: sliding-window and full-attention layers, norms of q, k and v, soft-capped logits.
+    Weights of norms have no offset, unlike in Gemma 1 to 3."""
 
     norm_offset: ClassVar[float] = 0.0
 
     def build_layer(self, index: int) -> Gemma4Layer:
-        """Every layer is alike, windows, heads and tables apart."""
+        """Builds a layer; they differ in windows, heads and rotary tables alone."""
         return Gemma4Layer(self, index)

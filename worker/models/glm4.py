@@ -1,4 +1,4 @@
-"""GLM-4 (huggingface.co/zai-org): in that of 0414 norms stand before and behind each block."""
+"""GLM-4 (huggingface.co/zai-org), first release and 0414."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from worker.models.llama import LlamaLayer
 
 
 class SandwichLayer(LlamaLayer):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+    """A layer with norms before and after each block: x + norm(attention(norm(x))), then
+    x + norm(mlp(norm(x)))."""
 
     norm_names: ClassVar[tuple[str, ...]] = (
         "input_layernorm",
@@ -24,25 +25,26 @@ class SandwichLayer(LlamaLayer):
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the base class."""
+        """MLP between two norms, after the norm of attention's output; as in PreNormLayer."""
         _, after_attention, before_mlp, after_mlp = self.norms
         hidden, residual = before_mlp.forward_add(hidden, residual, after_attention)
         return after_mlp.forward(self.mlp.forward(hidden)), residual
 
 
 class Glm4ForCausalLM(DecoderModel):
-    """Half of each head rotates, neighbouring dimensions together; gate and up are one tensor."""
+    """GLM-4-0414: norms before and after each block, interleaved rotary embedding of half of each
+    head, fused gate and up projections."""
 
     def build_layer(self, index: int) -> SandwichLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = GatedMLP(self.config, self.options, is_fused=True)
         return SandwichLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
 
 
 class GlmForCausalLM(DecoderModel):
-    """The same without norms behind blocks, as GLM-4 was first released."""
+    """GLM-4 as first released: as GLM-4-0414, with norms only before each block."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = GatedMLP(self.config, self.options, is_fused=True)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))

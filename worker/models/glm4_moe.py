@@ -1,5 +1,5 @@
-"""GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage): experts beside one
-that every token takes."""
+"""GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage): experts with shared
+experts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
 class Glm4MoeForCausalLM(Qwen3MoeForCausalLM):
-    """GLM-4.5: half of each head rotates, and the first layers have a single MLP."""
+    """GLM-4.5: rotary embedding of half of each head; the first layers have a single MLP."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")

@@ -29,18 +29,19 @@ from worker.models.moe_config import MoeConfig
 from worker.models.quantization import GptOssMxfp4Config
 
 _BLOCK = 32
-"""Values of MXFP4 that share a scale."""
+"""Number of MXFP4 values that share a scale."""
 _BIAS = 127
-"""Bias with which the exponent of a scale is stored."""
+"""Bias with which exponents of scales are stored (E8M0)."""
 _DRAWN_EXPONENT = 120
-"""Exponent of random weights, which are then as far from zero as others."""
+"""Exponent of dummy scales, with which dummy weights are about as large as in other layers."""
 
 
 class GptOssForCausalLM(DecoderModel):
-    """Layers see a window, or all, by turns."""
+    """gpt-oss: sliding-window and full-attention layers by turns, with attention sinks and
+    experts."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike, windows apart."""
+        """Builds a layer; they differ in windows alone."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
         activation = (float(self.own("swiglu_alpha")), float(self.own("swiglu_limit")))
@@ -49,14 +50,15 @@ class GptOssForCausalLM(DecoderModel):
 
 
 class GptOssMoe:
-    """Experts whose weights a checkpoint holds as one tensor [experts, in, out], or as MXFP4. Each
-    rank holds a share of the columns of every expert, or some whole (`ExpertShare`).
+    """Experts with biases and clamped SwiGLU. A checkpoint holds their weights as one tensor
+    [experts, in, out], or as MXFP4. Each rank holds columns of every expert, or some experts whole
+    (`ExpertShare`).
 
     Args:
-        config: of the model.
-        moe: its experts.
-        options: of the rank.
-        activation: alpha and limit of what clamps gates and ups.
+        config: the model's configuration.
+        moe: the experts of a layer.
+        options: options of the model's layers.
+        activation: alpha and limit of the clamped SwiGLU.
     """
 
     reads_wide: ClassVar[bool] = True
@@ -112,11 +114,11 @@ class GptOssMoe:
         self._router.pack()
         self._experts = self._weights.pack()
         if self._options.group.rank and not self._share.is_whole:
-            self._biases.down.zero_()  # it is added once to what the ranks sum up
+            self._biases.down.zero_()  # only rank 0 adds it to the sum over ranks
         self._weights = None
 
     def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
+        """[T, hidden] to [T, hidden]; the router reads `wide`, the same input in fp32."""
         scores = self._router.forward(hidden.float() if wide is None else wide)
         out = fused_moe(
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),
@@ -132,7 +134,8 @@ class GptOssMoe:
 
 
 class _PlainWeights:
-    """A rank's share of gates and ups, which take turns in a checkpoint's rows, and of downs."""
+    """Unquantized weights of a rank's share of the experts; in a checkpoint, columns of gate and up
+    are interleaved."""
 
     def __init__(
         self, moe: MoeConfig, share: ExpertShare, hidden: int, options: LayerOptions
@@ -169,7 +172,8 @@ class _PlainWeights:
 
 
 class _Mxfp4Weights:
-    """The same as MXFP4, rows first: on CPU it is dequantized when it is packed."""
+    """MXFP4 weights of a rank's share of the experts, out features first; on CPU they are
+    dequantized when they are packed."""
 
     def __init__(
         self, moe: MoeConfig, share: ExpertShare, hidden: int, options: LayerOptions
@@ -232,8 +236,8 @@ class _Mxfp4Weights:
         )
 
     def _packed(self, blocks: torch.Tensor, scales: torch.Tensor) -> ExpertWeights:
-        """Packed weights of blocks [experts, rows, columns of blocks, 16] and exponents [experts,
-        rows, columns of blocks]."""
+        """Packs weights from bytes [experts, rows, blocks, 16] and exponents [experts, rows,
+        blocks]."""
         factors = torch.exp2(scales.float() - _BIAS)
         weights = ExpertWeights(
             blocks.flatten(2), BlockScales(factors, _BLOCK, offset=0, code="e2m1")

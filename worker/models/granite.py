@@ -19,8 +19,8 @@ _MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class GraniteLayer(LlamaLayer):
-    """x + m * attention(norm(x)), then x + m * mlp(norm(x)); m is `residual_multiplier`, and norms
-    know it."""
+    """A layer with scaled blocks: x + m * attention(norm(x)), then x + m * mlp(norm(x)). Norms
+    multiply by m, the `residual_multiplier`, where they add to the residual."""
 
     def __init__(
         self, model: DecoderModel, index: int, mlp: FeedForward, mlp_name: str = "mlp"
@@ -30,14 +30,14 @@ class GraniteLayer(LlamaLayer):
 
 
 class GraniteForCausalLM(DecoderModel):
-    """Embeddings times `embedding_multiplier`, logits over `logits_scaling`."""
+    """Granite 3, dense: embeddings times `embedding_multiplier`, logits over `logits_scaling`."""
 
     def build_layer(self, index: int) -> GraniteLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return GraniteLayer(self, index, GatedMLP(self.config, self.options))
 
     def build_norm(self) -> RMSNorm:
-        """Blocks' outputs are scaled where they are added to the residual, before each norm."""
+        """Builds a norm that scales a block's output before it adds it to the residual."""
         scale = float(self.own("residual_multiplier"))
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, self.options, block_scale=scale)
@@ -52,19 +52,20 @@ class GraniteForCausalLM(DecoderModel):
 
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):
-    """A softmax over the best experts alone is one over all, made to sum to one."""
+    """Granite 3 with experts. Its softmax over the chosen experts is computed as one over all
+    experts, normalised to sum to 1 over the chosen."""
 
     def build_layer(self, index: int) -> GraniteLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = MoeMLP(self.config, self.options, _NAMES)
         return GraniteLayer(self, index, mlp, "block_sparse_moe")
 
 
 class MiniCPMForCausalLM(GraniteForCausalLM):
-    """Its scales are translated into Granite's. It has experts in all layers, or in none."""
+    """MiniCPM, whose scales are translated to Granite's; experts in all layers, or in none."""
 
     def build_layer(self, index: int) -> GraniteLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         if self.config.moe is None:
             return super().build_layer(index)
         return GraniteLayer(self, index, MoeMLP(self.config, self.options, _MINICPM_NAMES))

@@ -1,4 +1,4 @@
-"""Hunyuan's dense models (huggingface.co/tencent): heads are normalised after they rotate."""
+"""Hunyuan's dense models (huggingface.co/tencent): QK norm comes after rotary embedding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _NAMES = AttentionNames(q_norm="query_layernorm", k_norm="key_layernorm")
 
 
 class HunYuanDenseV1ForCausalLM(DecoderModel):
-    """Llama but for these norms, and a base of the rotation that grows with `alpha`."""
+    """Llama with QK norm after rotary embedding, whose base grows with `alpha`."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         traits = AttentionTraits(names=_NAMES, rotates_first=True)
         return LlamaLayer(self, index, GatedMLP(self.config, self.options), traits=traits)

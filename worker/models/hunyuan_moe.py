@@ -1,4 +1,4 @@
-"""Hunyuan-A13B (huggingface.co/tencent): heads are normalised after they rotate; experts."""
+"""Hunyuan-A13B (huggingface.co/tencent): QK norm after rotary embedding, and experts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TRAITS = AttentionTraits(
 
 
 class HunYuanMoEV1ForCausalLM(Qwen3MoeForCausalLM):
-    """Experts in all layers, beside one that every token takes."""
+    """Hunyuan-A13B: experts and a shared expert in all layers."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(router="gate.wg", shared="shared_mlp")
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return LlamaLayer(self, index, self.build_mlp(index), traits=_TRAITS)

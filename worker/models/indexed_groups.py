@@ -1,4 +1,4 @@
-"""GPTQ's weights whose groups are of features anywhere (desc_act): an index tells each one's."""
+"""GPTQ weights with activation order (desc_act): an index tells the group of each input feature."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from worker.models.quantization import GroupedIntConfig
 
 
 class IndexedCodes:
-    """One of a checkpoint's weights on one rank, which is dequantized when it is packed.
+    """One weight of a checkpoint on one rank, which is dequantized when it is packed.
 
-    Ranks that share input features may need any group, so each has the scales of all. Kernels that
-    read codes take scales by neighbouring features; the order that would make neighbours of a
-    group's is another for each part of a joined weight.
+    A rank may need any group whatever its input features, so each holds the scales of all. Kernels
+    for codes need groups of consecutive features. Reordering the features would give these, but
+    each part of a fused weight would need another order.
 
     Args:
-        part: which part of the weight.
-        columns: this rank's input features.
-        config: of the format.
-        options: of the model's layers.
-        draw_scales: fills scales where weights are random.
+        part: part of a fused weight that the checkpoint's tensor is.
+        columns: number of input features on this rank.
+        config: parameters of the format.
+        options: options of the model's layers.
+        draw_scales: fills scales of dummy weights.
 
     Raises:
-        ValueError: the ranks would have to share a word.
+        ValueError: ranks would divide the weight within a word of codes.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class IndexedCodes:
         """Group of each input feature."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """The tensors that the checkpoint must hold; `prefix` stands before the part's name."""
+        """Slots of the tensors that the checkpoint must hold; `prefix` precedes the part's name."""
         self._name = name = prefix + self._part.name
         rows, columns = self._part.full_shape
         first_row, first_column = self._first
@@ -100,7 +100,7 @@ class IndexedCodes:
         """The loaded weight [out, in] in the model's type.
 
         Raises:
-            ValueError: the index names a group that there is not.
+            ValueError: the index names a group that does not exist.
         """
         index = self._index.long()
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(self._scales):
@@ -115,7 +115,7 @@ class IndexedCodes:
         return values.T.to(self._options.dtype)
 
     def _unpacked(self, words: torch.Tensor) -> torch.Tensor:
-        """Words [words, N] to numbers [words * n, N]."""
+        """Unpacks int32 words [words, N] to codes [words * codes per word, N]."""
         bits = self._config.bits
         shifts = bits * torch.arange(self._per_word, dtype=torch.int32, device=words.device)
         fields: torch.Tensor = words[:, None] >> shifts[:, None] & 2**bits - 1

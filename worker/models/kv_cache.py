@@ -1,5 +1,4 @@
-"""The layout of the KV cache: what the layers of a model keep of every token, and how they share
-the pages."""
+"""KV cache layout: what each layer caches per token or request, and how layers share pages."""
 
 from __future__ import annotations
 
@@ -12,34 +11,36 @@ import torch
 from worker.wire.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
-"""Groups are as large as the largest kind of layers where that is no more than so many times the
-smallest: a few layers' memory is left unused, but requests have few page tables."""
+"""Groups have as many layers as the most frequent kind, if that is less than so many times the
+least frequent one; the smaller groups' pages then have unused memory, but requests have fewer page
+tables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheSpec:
-    """KV cache of one layer on one rank, per token. A layer that keeps nothing has none."""
+    """KV cache of one layer on one rank, per token."""
 
     num_kv_heads: int
-    """KV heads on this rank."""
+    """Number of KV heads on this rank."""
     head_dim: int
     dtype: torch.dtype
     window: int = 0
-    """Positions that a query sees, its own included; 0 for all before it. What lies before the
-    window of all queries to come is not kept."""
+    """Sliding window: number of positions that a query attends to, its own included; 0 for full
+    attention. Positions before the windows of all later queries are not kept."""
     is_chunked: bool = False
-    """Whether windows begin at multiples of their length: a query sees its chunk up to itself. Kept
-    is what a window of that length has."""
+    """Whether attention is chunked: a query attends to its chunk of `window` positions, up to
+    itself. The cache keeps as much as for a sliding window."""
     value_dim: int = 0
-    """Leading dimensions of the keys that are the values; 0 where values are kept besides."""
+    """Number of leading dimensions of keys that are the values (MLA); 0 if values have a plane of
+    their own."""
 
     @property
     def num_planes(self) -> int:
-        """Tensors: keys and values are two, what both are computed from is one."""
+        """Number of cache tensors: two for keys and values, one for latents."""
         return 1 if self.value_dim else 2
 
     def page_bytes(self, page_size: int) -> int:
-        """Number of tensors: keys and values are two, what both are computed from is one."""
+        """Bytes of the layer's part of a page with `page_size` tokens."""
         values = self.num_kv_heads * self.head_dim * page_size
         return self.num_planes * values * self.dtype.itemsize
 
@@ -50,14 +51,14 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpec:
-    """State of one layer on one rank, per request: in place of its tokens, however many."""
+    """State of one linear-attention layer on one rank, per request, whatever its length."""
 
     conv_shape: tuple[int, int]
-    """Shape of the last inputs of a convolution: [positions, channels]."""
+    """Shape of the last inputs of the convolution: [positions, channels]."""
     recurrent_shape: tuple[int, int, int]
     """Shape of the recurrent state, fp32: [heads, key dim, value dim]."""
     dtype: torch.dtype
-    """Type of the convolution's inputs."""
+    """Data type of the convolution's inputs."""
 
     @property
     def num_bytes(self) -> int:
@@ -67,10 +68,10 @@ class StateSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheGroup:
-    """Layers whose keys and values lie on the same pages, the first of a group beside the first of
-    each other one: in the same tensor, on other pages.
+    """Layers with the same spec that share page ids.
 
-    Where some layers keep less of a token than others, several of them share a tensor:
+    Layers at the same index in different groups share a tensor, and use different pages of it.
+    Several layers that cache less per token than others may share a tensor within a group:
 
         tensor i   page 0                page 1
         a group    layer i               layer i
@@ -78,52 +79,52 @@ class KVCacheGroup:
     """
 
     layers: tuple[int, ...]
-    """Their numbers, ascending."""
+    """Indices of the layers, ascending."""
     spec: KVCacheSpec
-    """Specification of each of its layers."""
+    """Specification of each layer in the group."""
     layers_per_page: int = 1
-    """Layers whose pages lie side by side in a page of one tensor."""
+    """Number of layers that share a page of one tensor."""
 
     @property
     def window(self) -> int:
-        """Positions that a query of its layers sees, its own included; 0 for all before it."""
+        """Sliding window of the group's layers, as in KVCacheSpec; 0 for full attention."""
         return self.spec.window
 
     @property
     def num_tensors(self) -> int:
-        """Tensors, of each plane, that its layers need."""
+        """Number of tensors per plane that the group's layers need."""
         return -(-len(self.layers) // self.layers_per_page)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheLayout:
-    """How the layers of a model are grouped: those with equal specs, in groups whose pages are
-    equally large."""
+    """Groups of a model's layers: layers of a group have equal specs, and pages of all groups have
+    the same size."""
 
     groups: tuple[KVCacheGroup, ...]
-    """Groups of layers, those without a window first."""
+    """Groups of layers, full-attention ones first."""
     spec: KVCacheSpec
-    """Specification of the layer that keeps most."""
+    """Specification of the layer that caches most bytes per token."""
     states: Mapping[int, StateSpec] = field(default_factory=dict)
-    """States of layers that are in no group, by their numbers."""
+    """States of linear-attention layers, which are in no group, by layer."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one request in all layers that keep a state."""
+        """Bytes of one request's state in all linear-attention layers."""
         return sum(spec.num_bytes for spec in self.states.values())
 
     def snapshot_pages(self, page_size: int) -> int:
-        """Pages that take as much memory as a request's state; 0 where no layer keeps one."""
+        """Number of pages that take as much memory as one request's state; 0 without states."""
         return -(-self.state_bytes // self.page_bytes(page_size))
 
     @property
     def group_size(self) -> int:
-        """Tensors of a plane: layers of a group that keep most, at most."""
+        """Number of tensors per plane: as many as the largest group needs."""
         return max(group.num_tensors for group in self.groups)
 
     @property
     def page_groups(self) -> PageGroups:
-        """The page groups of the layout, as the scheduler has to know them."""
+        """The layout's page groups in the form that the scheduler takes."""
         windows = [group.window for group in self.groups if group.window]
         return PageGroups(
             num_full=len(self.groups) - len(windows),
@@ -132,19 +133,20 @@ class KVCacheLayout:
         )
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of one page in all layers of a group."""
+        """Bytes of one page, in all tensors and planes."""
         return self.group_size * self.spec.page_bytes(page_size)
 
 
 def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
-    """Groups the layers of a model by their specs; those that keep a state have no pages.
+    """Groups the layers of a model by their specs; linear-attention layers are in no group.
 
-    Where kinds of layers are not equally many, a kind is several groups, and the last of these may
-    have fewer layers: a page is as large as that of a whole group.
+    If there are more layers of one spec than of another, they form several groups. The last of
+    these may have fewer layers, whose pages are then partly unused.
 
     Raises:
-        ValueError: layers keep unlike things of a token, so that pages of some are no part of those
-            of others, or states beside windows, or nothing but states.
+        ValueError: page sizes of two specs are not multiples of each other, or types or planes
+            differ; or a model with linear-attention layers has sliding windows, or no
+            full-attention layer.
     """
     states = {layer: spec for layer, spec in enumerate(specs) if isinstance(spec, StateSpec)}
     paged = [(layer, spec) for layer, spec in enumerate(specs) if isinstance(spec, KVCacheSpec)]

@@ -1,6 +1,6 @@
-"""Pre-norm decoders whose norms subtract the mean and have biases: StableLM 2
-(huggingface.co/stabilityai), Orion (huggingface.co/OrionStarAI), Starcoder 2
-(huggingface.co/bigcode), Nemotron 4 and Minitron (huggingface.co/nvidia)."""
+"""Decoders with LayerNorm with bias before each block: StableLM 2 (huggingface.co/stabilityai),
+Orion (huggingface.co/OrionStarAI), Starcoder 2 (huggingface.co/bigcode), Nemotron 4 and Minitron
+(huggingface.co/nvidia)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from worker.models.norms import LayerNorm
 
 
 class StableLmForCausalLM(DecoderModel):
-    """Llama's blocks behind these norms. A quarter of each head rotates, in Orion all of it."""
+    """StableLM 2 and Orion: Llama's blocks with LayerNorm. StableLM has rotary embedding of a
+    quarter of each head."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return LlamaLayer(self, index, GatedMLP(self.config, self.options))
 
     def build_norm(self) -> LayerNorm:
@@ -27,23 +28,24 @@ class StableLmForCausalLM(DecoderModel):
 
 
 class Starcoder2ForCausalLM(StableLmForCausalLM):
-    """All projections have biases; nothing gates the MLP."""
+    """Starcoder 2: biases in all projections, and an MLP without a gate."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         names = {"up_name": "c_fc", "down_name": "c_proj"}
         return LlamaLayer(self, index, MLP(self.config, self.options, gelu_tanh, **names))
 
 
 class NemotronForCausalLM(StableLmForCausalLM):
-    """Weights of norms count from 1; the MLP squares what is positive."""
+    """Nemotron 4: norms multiply by 1 + weight, and an MLP of two projections around a squared
+    ReLU."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return LlamaLayer(self, index, MLP(self.config, self.options, squared_relu))
 
     def build_norm(self) -> LayerNorm:
-        """A checkpoint holds its weight less 1."""
+        """A LayerNorm with a bias, to whose weights in a checkpoint 1 is added."""
         config = self.config
         return LayerNorm(
             *(config.hidden_size, config.rms_norm_eps, self.options), has_bias=True, offset=1.0
@@ -51,5 +53,5 @@ class NemotronForCausalLM(StableLmForCausalLM):
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU by its approximation with tanh, of each element."""
+    """Elementwise GELU with the tanh approximation."""
     return torch.nn.functional.gelu(x, approximate="tanh")

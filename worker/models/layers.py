@@ -1,4 +1,4 @@
-"""Attention and feed-forward blocks that the architectures are put together from."""
+"""Attention and MLP blocks that most families share."""
 
 from __future__ import annotations
 
@@ -34,49 +34,54 @@ class AttentionNames:
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     is_fused: bool = False
-    """Whether q, k and v are one tensor, their rows in this order."""
+    """Whether q, k and v are one tensor, with their rows in this order."""
     is_grouped: bool = False
-    """Whether they are one tensor that has, for each kv head, the rows of its queries, those of its
-    key and those of its value."""
+    """Whether q, k and v are one tensor that has, for each KV head in turn, the rows of its query
+    heads, its key and its value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionTraits:
-    """How an attention block differs from Llama's."""
+    """Differences of an attention block from Llama's."""
 
     names: AttentionNames = AttentionNames()
-    """Names of its parts in a checkpoint."""
+    """Names of the block's parts in a checkpoint."""
     scale: float | None = None
-    """Factor of the products of queries and keys; None for head_dim ** -0.5."""
+    """Factor of attention scores; None for head_dim ** -0.5."""
     rotates: bool = True
-    """Whether queries and keys are rotated by their positions."""
+    """Whether queries and keys have rotary embedding."""
     is_interleaved: bool = False
-    """Whether neighbouring dimensions of a head rotate together, not those of its two halves."""
+    """Whether rotary embedding rotates neighbouring dimensions, and not those of two halves."""
     query_scale: torch.Tensor | None = None
-    """Factors of the queries by position [positions], fp32; None for 1."""
+    """Factors of queries by position, fp32 [positions]; None for no factors."""
     has_wide_norms: bool = False
-    """Whether q and k are normalised over all heads together, and not each head by itself."""
+    """Whether QK norm is over all heads together, and not over each head."""
     has_sinks: bool = False
     """Whether each head has an attention sink."""
     norm_offset: float = 0.0
-    """Number that is added to the weights of the norms of heads, as to those of other norms."""
+    """Number that is added to a checkpoint's weights of QK norm."""
     rotates_first: bool = False
-    """Whether heads of q and k are normalised after they rotate, and not before."""
+    """Whether QK norm comes after rotary embedding, and not before."""
     has_gate: bool = False
-    """Whether what a head yields is gated, by as many more rows of its queries' projection."""
+    """Whether the attention output is gated, by further output features of the query projection."""
     has_unit_heads: bool = False
-    """Whether each head of q and k is normalised after it rotated, by no weight."""
+    """Whether each head of q and k is normalised without a weight, after rotary embedding."""
     values_are_keys: bool = False
-    """Whether values are the keys before these are normalised and rotate, and have no projection of
-    their own."""
+    """Whether values are the keys before QK norm and rotary embedding, and have no projection."""
     has_value_norm: bool = False
-    """Whether each head of the values is normalised, by no weight."""
+    """Whether each head of the values is normalised, without a weight."""
 
 
 class WideQueryKeyNorm:
-    """Normalises the queries over all heads together, and the keys likewise.
+    """QK norm over all heads together, of queries and of keys.
 
-    The ranks hold their own heads of the weights, and sum up squares of both in one message.
+    Each rank holds the weights of its heads; the ranks' sums of squares, of both, are added in one
+    all-reduce.
+
+    Args:
+        config: the model's configuration.
+        options: options of the model's layers.
+        names: names of the norms in a checkpoint.
     """
 
     def __init__(self, config: ModelConfig, options: LayerOptions, names: AttentionNames) -> None:
@@ -94,13 +99,13 @@ class WideQueryKeyNorm:
         self._factors = torch.tensor(
             [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
         )
-        """Factors that make means of the ranks' sums, in which each head of the keys is as often as
-        there are copies of it."""
+        """Factors from the ranks' sums of squares to means; in the sums, each key head counts as
+        often as ranks hold copies of it."""
         self._eps = config.rms_norm_eps
         self._options = options
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """The two slots, of which each rank takes its heads; `prefix` ends with a dot."""
+        """Slots of this rank's heads of both weights; `prefix` ends with a dot."""
         for name, weight, full, start in zip(
             self._names, self._weights, self._full, self._starts, strict=True
         ):
@@ -109,7 +114,7 @@ class WideQueryKeyNorm:
             )
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys [T, heads, head_dim], normalised."""
+        """Normalises queries and keys, [T, heads, head_dim] each."""
         if self._options.group.world_size == 1:
             weights = self._weights[0], self._weights[1]
             first, second = rms_norm_pair(q.flatten(1), k.flatten(1), weights, self._eps)
@@ -125,18 +130,19 @@ class WideQueryKeyNorm:
 
 
 class Attention:
-    """Paged attention with grouped query heads and rotary positions.
+    """Grouped-query attention with a paged KV cache and rotary embedding.
 
-    Each rank computes its share of the query heads. Where there are more ranks than kv heads,
-    neighbouring ranks hold copies of the same kv head.
+    Each rank computes its share of the query heads. If there are more ranks than KV heads,
+    neighbouring ranks hold copies of the same KV head.
 
     Args:
-        config: of the model.
-        options: of its layers.
-        layer_index: from 0.
-        cos_sin: the rotary table [positions, rotary_dim].
-        window: positions that a query sees, its own included; 0 for all before it.
-        traits: how it differs from Llama's.
+        config: the layer's configuration (`ModelConfig.for_layer`).
+        options: options of the model's layers.
+        layer_index: index of the layer, from 0.
+        cos_sin: rotary table [positions, rotary_dim].
+        window: sliding window: number of positions that a query attends to, its own included; 0 for
+            full attention.
+        traits: differences from Llama's attention.
     """
 
     def __init__(
@@ -159,7 +165,7 @@ class Attention:
             window=window,
             is_chunked=bool(window and config.has_chunks),
         )
-        """Specification of what it keeps of a token."""
+        """Specification of the layer's KV cache."""
         self._query_parts = 1 + traits.has_gate
         assert traits.has_value_norm or not traits.values_are_keys, "keys rotate where they are"
         kept = 1 if traits.values_are_keys else 2
@@ -192,7 +198,7 @@ class Attention:
     def _create_norms(
         self, config: ModelConfig, options: LayerOptions, traits: AttentionTraits
     ) -> None:
-        """Norms of queries and keys, of which most families have none."""
+        """Builds the norms of queries and keys, if the family has any."""
         assert config.qk_norm or not traits.has_value_norm, "values are normalised beside keys"
         self._unit_norm: RMSNorm | None = None
         if traits.has_unit_heads:
@@ -210,7 +216,7 @@ class Attention:
             )
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all projections; `prefix` ends with a dot."""
+        """Slots of all projections, norms and sinks; `prefix` ends with a dot."""
         yield from self.qkv.weight_slots(prefix)
         yield from self.output.weight_slots(f"{prefix}{self._names.output}")
         if self.q_norm is not None and self.k_norm is not None:
@@ -227,14 +233,15 @@ class Attention:
             yield from self.wide_norm.weight_slots(prefix)
 
     def pack(self) -> None:
-        """Packs the projections after loading."""
+        """Packs the projections after loading; those with interleaved rotary dimensions are
+        reordered."""
         if self._traits.is_interleaved:
             self.qkv.reorder(self._halves_first())
         self.qkv.pack()
         self.output.pack()
 
     def drop(self) -> None:
-        """Lets go of the projections: others hold them now."""
+        """Drops the loaded projections, which the compiled CPU library holds now."""
         self.qkv.drop()
         self.output.drop()
 
@@ -246,7 +253,7 @@ class Attention:
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the keys and
-        values of all tokens into the cache."""
+        values of all tokens to the cache."""
         qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
         q, k, *rest = torch.split(qkv, self._split, dim=1)
         v = rest[0] if rest else k
@@ -273,7 +280,7 @@ class Attention:
         return self.output.forward(attended if read is None else attended.index_select(0, read))
 
     def _head_norms(self) -> HeadNorms | None:
-        """The norms of heads, each of which is normalised by itself."""
+        """The norms over each head of q, k and v; None without any."""
         if self._unit_norm is not None:
             weight = self._unit_norm.weight
             return HeadNorms(weight, weight, self._unit_norm.eps, after_rotation=True)
@@ -285,8 +292,8 @@ class Attention:
         )
 
     def _halves_first(self) -> torch.Tensor:
-        """Rows of q, k and v in the order in which the dimensions that rotate together are those of
-        two halves. Products of queries and keys are the same, since both are ordered so."""
+        """Order of the rows of q, k and v by which pairs of rotary dimensions are split into two
+        halves instead of interleaved. Scores stay the same, since q and k are reordered alike."""
         width = self._rotary_dim
         head = torch.arange(self._head_dim)
         head[:width] = torch.arange(width).view(-1, 2).T.flatten()
@@ -297,7 +304,7 @@ class Attention:
 
 
 def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
-    """The norm of a head without a weight; no checkpoint holds it."""
+    """A norm over a head with all weights 1, which no checkpoint holds."""
     norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
     norm.weight.fill_(1.0)
     return norm
@@ -312,8 +319,8 @@ def attend(
     scale: float,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of a step's rows over one layer's cache: [T, heads, head_dim] to [T, heads,
-    dimensions of its values]."""
+    """Attention of a step's rows over one layer's KV cache: queries [T, heads, head_dim] to [T,
+    heads, value_dim]."""
     inputs = ctx.attention[layer_index]
     decode, extend = inputs.decode, inputs.extend
     if extend is None:
@@ -331,19 +338,19 @@ def attend(
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """The output x [T, N] times the sigmoid of its gate [T, N]."""
+    """Output x [T, N] times the sigmoid of its gate [T, N]."""
     return x * gate.sigmoid()
 
 
 class MLP:
-    """down(activate(up(x))), without a gate.
+    """MLP without a gate: down(activate(up(x))).
 
     Args:
-        config: of the model.
-        options: of its layers.
-        activate: a function of [T, size].
-        up_name: what a checkpoint calls the first projection.
-        down_name: what it calls the second.
+        config: the model's configuration.
+        options: options of the model's layers.
+        activate: activation, [T, size] to [T, size].
+        up_name: name of the first projection in a checkpoint.
+        down_name: name of the second projection in a checkpoint.
     """
 
     reads_wide: ClassVar[bool] = False
@@ -382,15 +389,15 @@ class MLP:
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)), or another function of the gate.
+    """Gated MLP: down(silu(gate(x)) * up(x)), or with another activation of the gate.
 
     Args:
-        config: of the model.
-        options: of its layers.
-        size: columns of the gate, where they are not the configuration's.
+        config: the model's configuration.
+        options: options of the model's layers.
+        size: intermediate size; 0 for the configuration's.
         is_fused: whether gate and up are one tensor of the checkpoint, "gate_up_proj".
-        activate: what [T, gates and ups] comes to, [T, size].
-        names: what a checkpoint calls gate, up and down.
+        activate: gated activation, [T, 2 * size] of gate and up to [T, size].
+        names: names of gate, up and down in a checkpoint.
     """
 
     reads_wide: ClassVar[bool] = False
@@ -410,7 +417,7 @@ class GatedMLP:
         bias = config.mlp_bias
         size = size or config.intermediate_size
         self.size = divide(size, options.group.world_size, "the intermediate size")
-        """Columns of the gate on this rank."""
+        """Intermediate size on this rank."""
         self.gate_up = ColumnParallelLinear(
             config.hidden_size,
             _gate_up_parts(size, options, is_fused, gate_and_up),
@@ -430,7 +437,7 @@ class GatedMLP:
         self.down.pack()
 
     def drop(self) -> None:
-        """Lets go of the projections: others hold them now."""
+        """Drops the loaded projections, which the compiled CPU library holds now."""
         self.gate_up.drop()
         self.down.drop()
 
@@ -439,14 +446,15 @@ class GatedMLP:
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
 
     def forward_share(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], which is still to be summed over the ranks."""
+        """[T, hidden] to this rank's summand of the output, [T, hidden]; the caller sums over
+        ranks."""
         return self.down.forward_share(self._activate(self.gate_up.forward(hidden)))
 
 
 def _gate_up_parts(
     size: int, options: LayerOptions, is_fused: bool, names: Sequence[str]
 ) -> list[ColumnPart]:
-    """This rank's columns of gate and up."""
+    """This rank's output features of gate and up."""
     parts = [divided_part(name, size, options) for name in names]
     if not is_fused:
         return parts
@@ -469,7 +477,8 @@ def _qkv_parts(
     *,
     has_values: bool,
 ) -> list[ColumnPart]:
-    """This rank's heads of q, k and v, if there is one; those of q are as many times as wide."""
+    """This rank's heads of q, k and, with `has_values`, v. Each head of q has `query_parts` times
+    as many features: with a gate two."""
     if names.is_grouped:
         assert query_parts == 1, "a gate has no place in a group"
         assert has_values, "a group has rows of its value"
@@ -495,7 +504,8 @@ def _qkv_parts(
 
 
 def _grouped_parts(config: ModelConfig, options: LayerOptions, name: str) -> list[ColumnPart]:
-    """This rank's heads of one tensor that has each kv head's rows together."""
+    """This rank's heads of a tensor in which the rows of each KV head are together
+    (`AttentionNames.is_grouped`)."""
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)
     first_head = options.group.rank * num_heads
     per_group, count = config.num_heads // config.num_kv_heads, num_heads // num_kv_heads
@@ -519,7 +529,7 @@ def _grouped_parts(config: ModelConfig, options: LayerOptions, name: str) -> lis
 
 
 def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
-    """Query heads and kv heads of one rank.
+    """Numbers of query heads and KV heads on one rank.
 
     Raises:
         ValueError: the ranks cannot share the heads evenly; the message has the numbers.

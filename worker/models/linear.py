@@ -1,7 +1,7 @@
-"""Linear layers and embeddings that each rank holds a slice of.
+"""Linear layers and embeddings with tensor parallelism: each rank holds a slice of the weights.
 
 Layers are plain objects with an explicit `forward`: a step on CPU runs hundreds of them, and the
-hooks of `torch.nn.Module` would cost more than some of the products.
+hooks of `torch.nn.Module` would take longer than some of the products.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from worker.models.linear_method import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnPart:
-    """One of the checkpoint's weights that a fused column-parallel layer joins."""
+    """One weight of a checkpoint in a column-parallel layer, which may fuse several."""
 
     name: str
+    """Name in the checkpoint, within the layer's block."""
     full_size: int
-    """Output features in the checkpoint."""
+    """Number of output features in the checkpoint."""
     local_size: int
-    """Output features on this rank."""
+    """Number of output features on this rank."""
     start: int
-    """First of them."""
+    """First output feature on this rank."""
 
 
 def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
-    """A part whose output features the ranks share evenly.
+    """A part whose output features are divided evenly among the ranks.
 
     Raises:
         ValueError: the size is no multiple of the number of ranks.
@@ -45,7 +46,11 @@ def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
 
 
 def divide(size: int, world_size: int, what: str) -> int:
-    """size / world_size. Raises ValueError, with the numbers, where that is no integer."""
+    """size / world_size.
+
+    Raises:
+        ValueError: that is no integer; the message has the numbers, and names `what` is divided.
+    """
     if size % world_size:
         raise ValueError(
             f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
@@ -55,7 +60,7 @@ def divide(size: int, world_size: int, what: str) -> int:
 
 
 class _Linear:
-    """A rank's weight [out, in] in its format, and bias [out]."""
+    """Weight [out, in] of a linear layer on one rank, in any format, and bias [out]."""
 
     def __init__(
         self, in_features: int, parts: Sequence[WeightPart], bias: bool, options: LayerOptions
@@ -75,34 +80,40 @@ class _Linear:
 
     @property
     def weight(self) -> LinearWeight:
-        """The weight while it is loaded and until it is packed."""
+        """The weight until it is packed."""
         assert self._weight is not None, "packed already"
         return self._weight
 
     def shape_of_weight(self) -> torch.Tensor:
-        """A tensor like the dense weight [out, in], without values."""
+        """A tensor with shape and type of the dense weight [out, in], without storage."""
         return torch.empty(self._shape, dtype=self._dtype, device="meta")
 
     def pack(self) -> None:
-        """Brings the loaded weight into the form it is multiplied in, and drops the original."""
+        """Converts the loaded weight to the form in which it is multiplied, and drops the
+        original."""
         self._packed = self.weight.pack()
         self._weight = None
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Puts the loaded output features into the order of `rows` [out], indices."""
+        """Reorders the loaded output features to those with the indices `rows` [out]."""
         self.weight.reorder(rows)
         if self.bias is not None:
             self.bias = self.bias[rows.to(self.bias.device)]
 
     def drop(self) -> None:
-        """Lets go of the loaded weight unpacked."""
+        """Drops the loaded weight without packing it."""
         self._weight = None
 
 
 class ColumnParallelLinear(_Linear):
-    """Splits the output features; several projections of the same input may be fused into one.
+    """Linear layer whose output features are divided among the ranks. Several projections of the
+    same input may be fused.
 
-    forward: [T, in] to [T, sum of the parts' local sizes], parts side by side.
+    Args:
+        in_features: number of input features.
+        parts: the projections, side by side.
+        bias: whether the projections have biases.
+        options: options of the model's layers.
     """
 
     def __init__(
@@ -142,23 +153,23 @@ class ColumnParallelLinear(_Linear):
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out], the parts side by side."""
+        """[T, in] to [T, sum of the parts' local sizes], the parts side by side."""
         return linear(x, self._packed, self.bias)
 
 
 def build_router(
     hidden_size: int, scores: Mapping[str, int], options: LayerOptions, *, bias: bool = False
 ) -> ColumnParallelLinear:
-    """A router of a mixture of experts: it scores them, and every rank has all of it.
+    """A router of a mixture of experts: computes their scores, whole on every rank.
 
-    It is fp32, as is what it reads: a choice of experts must not depend on how activations are
-    rounded.
+    Its weights and input are fp32, so that the choice of experts does not depend on how activations
+    are rounded.
 
     Args:
-        hidden_size: of what it reads.
-        scores: how many scores each of its weights gives, by name in the checkpoint.
-        options: of the model's layers.
-        bias: whether biases are added.
+        hidden_size: size of the input.
+        scores: number of scores by name of the weight in a checkpoint.
+        options: options of the model's layers.
+        bias: whether the weights have biases.
     """
     options = replace(options, dtype=torch.float32, linear_method=UnquantizedMethod())
     parts = [
@@ -169,7 +180,14 @@ def build_router(
 
 
 class RowParallelLinear(_Linear):
-    """Splits the input features and sums the ranks' products: [T, local in] to [T, out]."""
+    """Linear layer whose input features are divided among the ranks; their outputs are summed.
+
+    Args:
+        in_features: number of input features on all ranks together.
+        out_features: number of output features.
+        bias: whether the layer has a bias.
+        options: options of the model's layers.
+    """
 
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, options: LayerOptions
@@ -187,7 +205,7 @@ class RowParallelLinear(_Linear):
         self._alone = world_size == 1
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slots of `name` and, whole on every rank, of its bias."""
+        """Slots of `name`'s weight and of its bias, which is whole on every rank."""
         yield from self.weight.slots(name)
         if self.bias is not None:
             yield WeightSlot(
@@ -204,12 +222,14 @@ class RowParallelLinear(_Linear):
         return total if self.bias is None else total + self.bias
 
     def forward_share(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, local in] to [T, out], which is still to be summed over the ranks."""
+        """[T, local in] to this rank's summand of the output, [T, out]; the caller sums over
+        ranks."""
         return linear(x, self._packed, self.bias if self._group.rank == 0 else None)
 
 
 class VocabParallelEmbedding:
-    """Splits the vocabulary, padded to a multiple of the ranks: [T] ids to [T, hidden]."""
+    """Embedding whose vocabulary, padded to a multiple of the number of ranks, is divided among
+    them."""
 
     def __init__(self, vocab_size: int, hidden_size: int, options: LayerOptions) -> None:
         self._group = options.group
@@ -220,10 +240,10 @@ class VocabParallelEmbedding:
         self.weight = torch.empty(
             self.local_size, hidden_size, dtype=options.dtype, device=options.device
         )
-        self.weight[self._num_rows :].zero_()  # alone: what is not loaded takes no memory
+        self.weight[self._num_rows :].zero_()  # padding only: untouched pages take no memory
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight; empty where only padding falls on this rank."""
+        """The slot of `name`.weight, which is empty on a rank with padding alone."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight[: self._num_rows],
@@ -232,11 +252,12 @@ class VocabParallelEmbedding:
         )
 
     def drop(self) -> None:
-        """Lets go of the loaded weight: others hold it now."""
+        """Drops the loaded weight, which the compiled CPU library holds now."""
         self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Looks up this rank's tokens; the others' rows are zero until the sum over ranks."""
+        """Token ids [T] to embeddings [T, hidden]. Each rank looks up tokens of its part of the
+        vocabulary, with zeros for others, and the ranks' results are summed."""
         if self._group.world_size == 1:
             return self.weight.index_select(0, input_ids)
         local = input_ids - self.start
@@ -246,8 +267,15 @@ class VocabParallelEmbedding:
 
 
 class ParallelLMHead:
-    """The LM head: logits of all tokens, split over the vocabulary: [R, hidden] to fp32 [R,
-    vocab_size]."""
+    """LM head whose vocabulary is divided among the ranks.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: size of hidden states.
+        options: options of the model's layers.
+        tied: whether the weight is the embedding's.
+        has_bias: whether logits have a bias.
+    """
 
     def __init__(
         self,
@@ -269,7 +297,7 @@ class ParallelLMHead:
         self._packed: PackedLinear
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, which is none where it is the embedding's, and of its bias."""
+        """Slots of `name`.weight, unless it is the embedding's, and of `name`.bias."""
         if self._own is not None:
             yield from self._own.weight_slots(name)
         if self._bias is not None:
@@ -282,26 +310,26 @@ class ParallelLMHead:
             )
 
     def pack(self, embedding: VocabParallelEmbedding) -> None:
-        """Packs its own weight, or the embedding's where the two are tied."""
+        """Packs the loaded weight, or the embedding's if the two are tied."""
         weight = self.source(embedding).weight
         self._packed = pack_linear_weight(weight, batch_invariant=self._batch_invariant)
         self._own = None
 
     def drop(self) -> None:
-        """Lets go of the loaded weight unpacked."""
+        """Drops the loaded weight without packing it."""
         self._own = None
 
     def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
-        """The layer that holds its weight after loading: itself, or the embedding where the two are
-        tied."""
+        """The embedding object that holds the head's loaded weight: the head's own, or the model's
+        if the two are tied."""
         return embedding if self._own is None else self._own
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores [R, vocab_size] fp32 of hidden states [R, hidden]."""
+        """Hidden states [R, hidden] to fp32 logits [R, vocab_size]."""
         return self.gather(linear(hidden, self._packed, self._bias))
 
     def gather(self, local: torch.Tensor) -> torch.Tensor:
-        """The ranks' scores [R, local vocabulary] put together: fp32 [R, vocab_size]."""
+        """Gathers the ranks' logits [R, local vocabulary] to fp32 [R, vocab_size]."""
         if self._group.world_size > 1:
             local = self._group.all_gather_last_dim(local)[:, : self._vocab_size]
         return local.float()

@@ -1,12 +1,12 @@
-"""How linear layers hold their weights: as values of the model's type, or as codes with scales.
+"""Linear methods: formats in which linear layers hold their weights, as values or quantized.
 
     LinearMethod.allocate ──> LinearWeight ──slots──> (the loader fills them)
-                                   ├──pack──> PackedLinear, which multiplies
+                                   ├──pack──> PackedLinear, for `linear`
                                    ├──pack_experts──> ExpertWeights, for `fused_moe`
                                    └──dense──> the weight for the compiled CPU library
 
-A layer knows which part of which tensor it needs and nothing of formats. A mixture of experts has
-one weight whose parts are those of all experts, one after another. Quantized weights are in
+A layer says which part of which tensor it needs, and does not depend on the format. A mixture of
+experts has one weight with the parts of all experts, one after another. Quantized weights are in
 `quantized_linear.py`.
 """
 
@@ -22,18 +22,18 @@ from kernels import ExpertWeights, PackedLinear, pack_linear_weight
 from worker.models.tensor_parallel import TensorParallelGroup
 
 VALUE_TYPES = ("F64", "F32", "F16", "BF16")
-"""Types of tensors that hold values as they are, in the words of safetensors."""
+"""Data types of unquantized tensors, as safetensors names them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSlot:
-    """The slot of one tensor of the checkpoint: where it goes, and which slice of it this rank
+    """Slot for one tensor of the checkpoint: its destination, and the slice that this rank
     needs."""
 
     name: str
     """Name in the checkpoint."""
     destination: torch.Tensor
-    """A view into the layer's own tensor, of the slice's shape."""
+    """View of the layer's tensor, with the shape of the slice."""
     full_shape: tuple[int, ...]
     """Shape in the checkpoint."""
     dim: int = 0
@@ -41,56 +41,58 @@ class WeightSlot:
     start: int = 0
     """First index of the slice; its length is the destination's."""
     source_types: tuple[str, ...] = VALUE_TYPES
-    """Types that the checkpoint's tensor may have."""
+    """Data types that the checkpoint's tensor may have."""
     offset: float = 0.0
     """Number that is added to the checkpoint's values."""
     read_shape: tuple[int, ...] | None = None
-    """Shape of the slice as the file has it, where the destination has more dimensions."""
+    """Shape of the slice in the file, if the destination has more dimensions; else None."""
     may_lack_ones: bool = False
-    """Whether the checkpoint's tensor may lack the last dimensions where these are 1."""
+    """Whether the checkpoint's tensor may lack last dimensions of size 1."""
     draw: Callable[[torch.Tensor], object] | None = None
-    """Fills the destination where weights are random; None where they are drawn as of any layer."""
+    """Fills the destination with dummy weights; None for the loader's default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightPart:
-    """The part of a rank's weight [out, in] of one layer that one of the checkpoint's weights
-    fills."""
+    """Part of a layer's weight [out, in] on one rank that one weight of the checkpoint fills."""
 
     name: str
-    """Name in the checkpoint, from the layer's own name on and without ".weight"."""
+    """Name in the checkpoint, relative to the layer and without ".weight"."""
     full_shape: tuple[int, int]
     """Shape in the checkpoint."""
     rows: slice
-    """Its rows of the rank's weight."""
+    """Rows of the rank's weight that the part fills."""
     dim: int
-    """Dimension of the checkpoint's weight that the ranks share: 0 output, 1 input features."""
+    """Dimension of the checkpoint's weight that is divided among ranks: 0 output, 1 input
+    features."""
     start: int
-    """First index of this rank's share."""
+    """First index of this rank's slice of that dimension."""
 
 
 class LinearWeight(ABC):
-    """One layer's weight on one rank, until it is packed."""
+    """Weight of one layer on one rank, from allocation until it is packed."""
 
     @abstractmethod
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """The tensors that the checkpoint must hold; `prefix` stands before the parts' names."""
+        """Slots of the tensors that the checkpoint must hold; `prefix` precedes the parts'
+        names."""
 
     @abstractmethod
     def dense(self) -> torch.Tensor:
-        """The loaded weight [out, in] in the model's type."""
+        """The loaded weight [out, in], dequantized, in the model's data type."""
 
     @abstractmethod
     def reorder(self, rows: torch.Tensor) -> None:
-        """Puts the loaded rows into the order of `rows` [out], indices on the host."""
+        """Reorders the loaded rows to those with the indices `rows` [out], on the host."""
 
     @abstractmethod
     def pack(self) -> PackedLinear:
-        """The loaded weight in the form that it is multiplied in."""
+        """Converts the loaded weight to the form in which `linear` multiplies it."""
 
     @abstractmethod
     def pack_experts(self, num_experts: int) -> ExpertWeights:
-        """The loaded weight [num_experts * out, in] in the form that `fused_moe` reads."""
+        """Converts the loaded weight [num_experts * out, in] to the form that `fused_moe`
+        reads."""
 
 
 class LinearMethod(ABC):
@@ -100,22 +102,22 @@ class LinearMethod(ABC):
     def allocate(
         self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
     ) -> LinearWeight:
-        """A weight [out, in] to be filled.
+        """Allocates a weight [out, in] for the loader to fill.
 
         Args:
-            shape: of the rank's weight.
-            parts: what it consists of, from its first row to its last.
-            options: of the model's layers.
+            shape: shape of the rank's weight.
+            parts: parts of the weight, from its first row to its last.
+            options: options of the model's layers.
         """
 
 
 class UnquantizedMethod(LinearMethod):
-    """Values of the model's type."""
+    """Unquantized weights, in the model's data type."""
 
     def allocate(
         self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
     ) -> LinearWeight:
-        """One tensor, which all parts share."""
+        """Allocates one tensor for all parts."""
         return _UnquantizedWeight(shape, parts, options)
 
 
@@ -152,25 +154,36 @@ class _UnquantizedWeight(LinearWeight):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOptions:
-    """Options that all layers of a model on one rank have in common."""
+    """Options that all layers of a model on one rank share."""
 
     group: TensorParallelGroup
     dtype: torch.dtype
-    """Type of activations, and of weights that are not quantized."""
+    """Data type of activations, and of weights that are not quantized."""
     device: torch.device
     batch_invariant: bool
-    """Whether a token's result must not depend, in any bit, on what else the step computes."""
+    """Whether a token's result must be bitwise the same whatever else the step computes."""
     expert_parallel: bool = False
-    """Whether ranks hold experts whole, each some of them, and not a share of every one."""
+    """Whether each rank holds some experts whole, and not columns of all."""
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
-    """The format of linear weights."""
+    """Format of linear weights."""
 
 
 def check_words(
     name: str, start: int, count: int, full: int, size: int, options: LayerOptions
 ) -> None:
-    """Raises ValueError where `count` of `full` features of a module, from `start` on, do not begin
-    and end with words of `size` codes."""
+    """Checks that a rank's features are whole words of packed codes.
+
+    Args:
+        name: name of the weight, for the message.
+        start: first feature on this rank.
+        count: number of features on this rank.
+        full: number of features in the checkpoint.
+        size: number of codes per word.
+        options: options of the model's layers.
+
+    Raises:
+        ValueError: ranks would divide the weight within a word.
+    """
     if start % size or count % size or full % size:
         raise ValueError(
             f"--tensor-parallel-size {options.group.world_size} leaves a rank {count} of {full} "

@@ -1,4 +1,4 @@
-"""LLaDA 2 (huggingface.co/inclusionAI): Ling 2 whose tokens are decided block by block."""
+"""LLaDA 2 (huggingface.co/inclusionAI): Ling 2 as a block-diffusion model."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _NAMES = AttentionNames(
 
 
 class LLaDA2MoeModelLM(Qwen3MoeForCausalLM):
-    """Part of each head rotates; q, k and v are one tensor; experts are chosen from groups."""
+    """LLaDA 2: QK norm, rotary embedding of part of each head, q, k and v as one tensor, experts
+    chosen from groups."""
 
     embedding_name: ClassVar[str] = "model.word_embeddings"
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Qwen3-MoE's, by other names."""
+        """Builds a layer as Qwen3-MoE's, with other names in a checkpoint."""
         mlp = self.build_mlp(index)
         return LlamaLayer(
             self, index, mlp, attention_name="attention", traits=AttentionTraits(names=_NAMES)

@@ -1,4 +1,4 @@
-"""Llama's layers, which Mistral, Qwen2, Qwen3 and SDAR share: they differ in biases and norms."""
+"""Llama's layers, shared by Mistral, Qwen2, Qwen3 and SDAR, which differ in biases and QK norm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from worker.models.linear_method import WeightSlot
 
 
 class Mixer(Part, Protocol):
-    """The part of a layer by which positions know of others."""
+    """Sequence mixer of a layer: attention, or linear attention."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
-    """Specification of what it keeps of a token, or of a request."""
+    """Specification of the mixer's KV cache, or of its state per request."""
 
     def forward(
         self,
@@ -32,19 +32,18 @@ class Mixer(Part, Protocol):
 
 
 class PreNormLayer:
-    """A mixer of positions and feed-forward, each behind a norm and beside a residual:
-    x + mixer(norm(x)), then x + mlp(norm(x)).
+    """A pre-norm layer: x + mixer(norm(x)), then x + mlp(norm(x)).
 
     Args:
-        model: whose layer it is.
-        mixer: attention, or what stands in its place.
-        mlp: what follows it.
-        mixer_name: what a checkpoint calls the mixer of a layer.
-        mlp_name: what it calls what follows that.
+        model: the model that the layer belongs to.
+        mixer: attention, or linear attention.
+        mlp: feed-forward block.
+        mixer_name: name of the mixer in a checkpoint, within the layer.
+        mlp_name: name of the feed-forward block in a checkpoint, within the layer.
     """
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
-    """Names of its norms in a checkpoint, in the order in which they are applied."""
+    """Names of the layer's norms in a checkpoint, in the order in which they are applied."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class PreNormLayer:
             yield from norm.weight_slots(f"{prefix}{name}")
 
     def pack(self) -> None:
-        """Brings the loaded weights into the form they are used in."""
+        """Packs mixer and feed-forward block after loading."""
         self._mixer.pack()
         self.mlp.pack()
 
@@ -82,10 +81,8 @@ class PreNormLayer:
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The block's output and the residual that it is still to be added to.
-
-        Where no layer follows, `read` may name the tokens [S] that this is needed of.
-        """
+        """Output of the feed-forward block, and the residual to which it has yet to be added;
+        arguments and shapes as in DecoderLayer."""
         before = self.norms[0]
         if residual is None:
             residual, hidden = hidden, before.forward(hidden)
@@ -101,7 +98,7 @@ class PreNormLayer:
     def after_mixer(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `forward` returns, from the mixer's output and the residual, both [T, hidden]."""
+        """The rest of `forward`, from the mixer's output and the residual, both [T, hidden]."""
         post_attention_norm = self.norms[1]
         if not self._reads_wide:
             hidden, residual = post_attention_norm.forward_add(hidden, residual)
@@ -110,21 +107,21 @@ class PreNormLayer:
         return self.feed_forward(hidden, wide), residual
 
     def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """The part that follows attention: [T, hidden], normalised, to [T, hidden]; `wide` is the
-        same input in fp32, where anything reads it."""
+        """Feed-forward block: normalised [T, hidden] to [T, hidden]; `wide` is the same input in
+        fp32, for blocks that read it."""
         return self.mlp.forward(hidden, wide)
 
 
 class LlamaLayer(PreNormLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """A pre-norm layer with attention: x + attention(norm(x)), then x + mlp(norm(x)).
 
     Args:
-        model: whose layer it is.
-        index: of the layer, from 0.
-        mlp: what follows attention.
-        traits: how its attention differs from Llama's.
-        attention_name: what a checkpoint calls the attention block of a layer.
-        mlp_name: what it calls what follows that.
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+        mlp: feed-forward block.
+        traits: differences of its attention from Llama's.
+        attention_name: name of the attention block in a checkpoint, within the layer.
+        mlp_name: name of the feed-forward block in a checkpoint, within the layer.
     """
 
     def __init__(
@@ -148,11 +145,11 @@ class LlamaLayer(PreNormLayer):
 
 
 class LlamaForCausalLM(DecoderModel):
-    """Grouped-query attention and a SiLU-gated MLP; biases and the norms of q and k follow the
-    configuration."""
+    """Llama and families like it: grouped-query attention and an MLP gated by SiLU, with biases and
+    QK norm as configured."""
 
     runs_natively: ClassVar[bool] = True
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         return LlamaLayer(self, index, GatedMLP(self.config, self.options))

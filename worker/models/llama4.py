@@ -1,5 +1,5 @@
-"""Llama 4 (huggingface.co/meta-llama): layers that see their chunk and rotate, and layers that see
-everything and do not; experts that read what a router scales, beside one that every token takes."""
+"""Llama 4 (huggingface.co/meta-llama): layers of chunked attention with rotary embedding, and of
+full attention without; experts and a shared expert."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from worker.models.moe import MoeMLP, MoeNames, StackedNames
 
 
 class Llama4Moe(MoeMLP):
-    """An expert gets its tokens times the sigmoid of their scores, and what it yields counts fully.
+    """Experts whose inputs, not outputs, are multiplied by the router's weights: the sigmoids of
+    the scores.
 
     Args:
-        config: of the model.
-        options: of the rank.
+        config: the model's configuration.
+        options: options of the model's layers.
     """
 
     weighs_inputs: ClassVar[bool] = True
@@ -36,11 +37,11 @@ class Llama4Moe(MoeMLP):
 
 
 class Llama4ForCausalLM(DecoderModel):
-    """Heads of queries and keys are normalised after they rotate, by no weight. Queries of layers
-    where nothing rotates grow with their positions."""
+    """Llama 4. In layers with rotary embedding, heads of q and k are normalised after it, without a
+    weight; in layers without, queries are scaled by their positions."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer with rotation or without, with experts or a single MLP."""
+        """Builds a layer with rotary embedding or without, with experts or a single MLP."""
         assert self.config.rotating is not None, "its entry in the table of families tells"
         rotates = self.config.rotating[index]
         traits = AttentionTraits(
@@ -62,7 +63,8 @@ class Llama4ForCausalLM(DecoderModel):
 
     @cached_property
     def _query_scale(self) -> torch.Tensor | None:
-        """1 + scale * ln(1 + floor((position + 1) / length)), by position."""
+        """Factors of queries by position, fp32 [positions]:
+        1 + attn_scale * ln(1 + floor((position + 1) / floor_scale)); None for no factors."""
         if not self.own("attn_temperature_tuning"):
             return None
         positions = torch.arange(len(self.cos_sin), dtype=torch.float32)

@@ -1,6 +1,6 @@
-"""Builds a model and fills it from safetensors: each rank reads only its own slice of each tensor.
+"""Loader: builds a model and reads its weights from safetensors files, on each rank only its slice.
 
-Before any weight is read, the files' headers tell whether names, shapes and types are right.
+Names, shapes and types are checked in the files' headers before any weight is read.
 """
 
 from __future__ import annotations
@@ -35,25 +35,29 @@ _NAMES_SHOWN = 8
 _TIED_NAME = "lm_head.weight"
 _SEED = 0
 _SPREAD = 0.02
-"""Standard deviation of random matrices, as models are commonly initialised."""
+"""Standard deviation of dummy weights, with which models are commonly initialised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Contents:
-    """Which tensors a checkpoint's files hold, and which of them are wanted."""
+    """Tensors of a checkpoint that the model needs."""
 
     by_file: Mapping[Path, Sequence[tuple[str, str]]]
-    """Wanted tensors, by the file's name and the family's, in the order in which they lie in each
-    file, so that reading is sequential."""
+    """Tensors by file, each with its name in the file and the family's name for it. They are in the
+    order of the file, so that reading is sequential."""
     tied_file: Path | None
-    """File that holds a second copy of the embedding as the LM head's weight."""
+    """File with an LM head that must equal the embedding, since the two are tied; else None."""
     tied_name: str
-    """Name of that copy."""
+    """Name of the LM head's weight in that file."""
 
 
 def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
-    """A model with unset weights. Raises ValueError where the ranks cannot share it evenly, or are
-    to share experts that it lacks."""
+    """Builds a model, with unset weights.
+
+    Raises:
+        ValueError: the ranks cannot share the model evenly, or expert parallelism is on and it has
+            no experts.
+    """
     if options.expert_parallel and config.moe is None:
         raise ValueError(
             f"--enable-expert-parallel shares experts out, and {config.architecture} has none with "
@@ -75,16 +79,16 @@ def load_weights(
     show_progress: bool,
     native: NativeOptions | None = None,
 ) -> None:
-    """Reads every slot of the model from the checkpoint, then packs the weights; neither where the
-    compiled library finds them packed.
+    """Reads all slots of the model from the checkpoint, then packs the weights. If the compiled
+    library has them packed in a file, nothing is read.
 
-    At no time is more in memory than the model itself and some blocks on their way.
+    Memory never holds more than the model and some blocks that are being read.
 
     Args:
-        model: whose slots are filled.
-        config: its configuration.
-        show_progress: whether to draw a bar.
-        native: hands the weights to the compiled CPU library; None packs them for torch.
+        model: the model to load.
+        config: the model's configuration.
+        show_progress: whether to show a progress bar.
+        native: options for the compiled CPU library; None packs the weights for torch.
 
     Raises:
         ValueError: tensors are missing, unexpected, or of another shape or type; the message names
@@ -98,7 +102,8 @@ def load_weights(
 
 
 def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None:
-    """Fills every slot of a model. No slot outlives this: they keep what packing lets go of."""
+    """Fills all slots of a model. No slot outlives this call: slots reference memory that packing
+    frees."""
     slots: dict[str, list[WeightSlot]] = {}
     for slot in model.weight_slots():
         slots.setdefault(slot.name, []).append(slot)
@@ -117,8 +122,8 @@ def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None
 
 
 def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
-    """Random weights in place of a checkpoint's, for measuring speed, which does not depend on
-    them: fills every slot on its device, then packs the weights as `load_weights` does."""
+    """Fills all slots with dummy (random) weights on their device, for measurements of speed, then
+    packs the weights as `load_weights` does."""
     generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
         for slot in model.weight_slots():
@@ -132,7 +137,7 @@ def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> No
 
 
 def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
-    """Normally distributed values, of which torch draws none in FP8; of words any bits."""
+    """Draws normally distributed values, for FP8 by way of bfloat16; random bits for integers."""
     if not destination.is_floating_point():
         limits = torch.iinfo(destination.dtype)
         destination.random_(limits.min, limits.max, generator=generator)
@@ -143,7 +148,7 @@ def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> Iterator[Block]:
-    """The blocks that are read of each file, from its beginning to its end."""
+    """Blocks to read, file by file in the order of the file."""
     for path, names in contents.by_file.items():
         file = TensorFile(path)
         for name, own_name in names:
@@ -152,7 +157,11 @@ def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> I
 
 
 def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:
-    """Compares names, shapes and types of a checkpoint's tensors with those of the model."""
+    """Compares names, shapes and types of a checkpoint's tensors with the slots.
+
+    Raises:
+        ValueError: they differ; the message names the tensors.
+    """
     missing, tied_file = dict(slots), None
     unexpected, twice = list[str](), list[str]()
     by_file: dict[Path, list[tuple[str, str]]] = {}
@@ -207,7 +216,12 @@ def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
 
 
 def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
-    """A second copy must equal the embedding: transformers would use it in its stead."""
+    """Checks that the LM head of a checkpoint with tied embeddings equals the embedding, since
+    transformers would use it.
+
+    Raises:
+        ValueError: it does not.
+    """
     with safe_open(path, framework="pt", device="cpu") as file:
         is_alike = tuple(file.get_slice(name).get_shape()) == embedding.full_shape
     blocks = TensorFile(path).blocks(name, embedding) if is_alike else ()

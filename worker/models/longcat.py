@@ -1,4 +1,4 @@
-"""LongCat-Flash (huggingface.co/meituan-longcat): two layers at a time, beside which experts go."""
+"""LongCat-Flash (huggingface.co/meituan-longcat): pairs of layers with experts in parallel."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ _NAMES = MoeNames(router="router.classifier", bias="router.e_score_correction_bi
 
 
 class LongcatFlashForCausalLM(DecoderModel):
-    """LongCat-Flash: one layer of a checkpoint is two here, each with keys and values of its
-    own."""
+    """LongCat-Flash: one layer of a checkpoint is a pair of layers here, each with its own KV
+    cache."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """The first or the second of two."""
+        """Builds the first or the second layer of a pair."""
         if index % 2 == 0:
             self._first = FirstHalf(self, index)
             return self._first
         return SecondHalf(self, index, self._first)
 
     def layer_name(self, index: int) -> str:
-        """Name of a layer in a checkpoint."""
+        """Name of a layer's pair in a checkpoint."""
         return super().layer_name(index // 2)
 
 
 class ScaledLatentAttention(LatentAttention):
-    """Latent attention whose normalised latents are multiplied, so that they are as large as a
-    hidden state is for its width."""
+    """Latent attention that multiplies normalised latents by sqrt(hidden size / latent size)."""
 
     def __init__(self, model: DecoderModel, index: int) -> None:
         super().__init__(model, index)
         self._hidden_size = model.config.hidden_size
 
     def pack(self) -> None:
-        """Puts the factors into the norms' weights."""
+        """Packs the weights after loading, and folds the factors into the norms' weights."""
         super().pack()
         for norm in (self.q_norm, self.kv_norm):
             assert norm is not None, "the architecture has latents of queries"
@@ -52,8 +51,9 @@ class ScaledLatentAttention(LatentAttention):
 
 
 class FirstHalf(PreNormLayer):
-    """Its experts read what its MLP reads, and what they yield is added behind the second half:
-    they are chosen here and run there, where the sum of experts takes in that half's MLP."""
+    """First layer of a pair, which owns the experts. They read the same input as its MLP, and their
+    output is added after the second layer: the router chooses here, and the second layer runs them,
+    so that one all-reduce sums experts and that layer's MLP."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.0", "post_attention_layernorm.0")
 
@@ -64,26 +64,26 @@ class FirstHalf(PreNormLayer):
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
         self._reads_wide = self.experts.reads_wide
         self.chosen: tuple[torch.Tensor, ExpertChoice] | None = None
-        """Input of the experts [T, hidden] and who reads it, until the second half takes it."""
+        """Input [T, hidden] and choice of the experts, until the second layer takes them."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the layer; `prefix` ends with a dot."""
+        """Slots of the layer and of the experts; `prefix` ends with a dot."""
         yield from super().weight_slots(prefix)
         yield from self.experts.weight_slots(f"{prefix}mlp.")
 
     def pack(self) -> None:
-        """Brings the loaded weights into the form they are used in."""
+        """Packs the layer and the experts after loading."""
         super().pack()
         self.experts.pack()
 
     def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden], normalised, to [T, hidden]."""
+        """Chooses experts and runs the MLP: normalised [T, hidden] to [T, hidden]."""
         self.chosen = hidden, self.experts.choose(hidden, wide)
         return super().feed_forward(hidden)
 
 
 class SecondHalf(PreNormLayer):
-    """Its MLP, and the experts that the first half chose."""
+    """Second layer of a pair, which runs its MLP and the experts of the first layer."""
 
     norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.1", "post_attention_layernorm.1")
 
@@ -101,8 +101,8 @@ class SecondHalf(PreNormLayer):
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The block's output and the residual that it is still to be added to; where no layer
-        follows, those of the tokens `read` [S]."""
+        """Output of MLP and experts, and the residual to which it has yet to be added; arguments
+        and shapes as in DecoderLayer."""
         if read is not None:
             assert self._first.chosen is not None, "the first half went before"
             inputs, choice = self._first.chosen
@@ -111,7 +111,7 @@ class SecondHalf(PreNormLayer):
         return super().forward(hidden, residual, positions, ctx, read)
 
     def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden], normalised, to [T, hidden]."""
+        """Runs the MLP and the chosen experts: normalised [T, hidden] to [T, hidden]."""
         chosen, self._first.chosen = self._first.chosen, None
         assert chosen is not None, "the first half went before"
         return self._first.experts.run(*chosen, self._dense.forward_share(hidden))

@@ -11,10 +11,10 @@ _NAMES = MoeNames(gate="w1", up="w3", down="w2", bias="e_score_correction_bias")
 
 
 class MiniMaxM2ForCausalLM(DecoderModel):
-    """Queries and keys are normalised over all heads together; part of each head rotates."""
+    """MiniMax-M2: QK norm over all heads together, rotary embedding of part of each head."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = MoeMLP(self.config, self.options, _NAMES)
         traits = AttentionTraits(has_wide_norms=True)
         return LlamaLayer(self, index, mlp, traits=traits, mlp_name="block_sparse_moe")

@@ -1,4 +1,4 @@
-"""Ministral 3 and Devstral 2 (huggingface.co/mistralai): Llama whose queries grow."""
+"""Ministral 3 and Devstral 2 (huggingface.co/mistralai): Llama with queries scaled by position."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from worker.models.llama import LlamaLayer
 
 
 class Ministral3ForCausalLM(DecoderModel):
-    """Beyond the length that the model was first trained on, queries are multiplied by
-    1 + beta * ln(1 + floor(position / length)); beta is `llama_4_scaling_beta`."""
+    """Llama whose queries are multiplied by 1 + beta * ln(1 + floor(position / length)), where beta
+    is `llama_4_scaling_beta` and length that of the first training."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(query_scale=self.query_scale))

@@ -1,4 +1,4 @@
-"""Mixtral (huggingface.co/mistralai): Mistral with mixtures of experts in all layers."""
+"""Mixtral (huggingface.co/mistralai): Mistral with experts in all layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _NAMES = MoeNames(gate="w1", up="w3", down="w2")
 
 
 class MixtralForCausalLM(DecoderModel):
-    """Experts as Qwen3-MoE has them, by other names."""
+    """Mixtral: experts as in Qwen3-MoE, with other names in a checkpoint."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = MoeMLP(self.config, self.options, _NAMES)
         return LlamaLayer(self, index, mlp, mlp_name="block_sparse_moe")

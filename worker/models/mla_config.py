@@ -1,5 +1,5 @@
-"""The configuration of multi-head latent attention (arXiv 2405.04434), from config.json. No
-torch."""
+"""Configuration of multi-head latent attention (MLA, arXiv 2405.04434), from config.json. Imports
+no torch."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from worker.models.rope_config import RopeConfig, yarn_magnitude
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlaConfig:
-    """Sizes of an attention whose heads compute keys and values from one latent vector per token,
-    beside which all of them share a part of the key that rotates."""
+    """Sizes of multi-head latent attention: heads compute keys and values from one latent vector
+    per token, and share the part of the key with rotary embedding."""
 
     q_rank: int | None
-    """Size of what queries are computed from; None where it is the hidden state itself."""
+    """Size of the latent vector of queries; None if they are computed from the hidden state."""
     kv_rank: int
-    """Size of the latent vector."""
+    """Size of the latent vector of keys and values."""
     plain_dim: int
-    """Dimensions of a head's queries and keys that do not rotate."""
+    """Dimensions of a head's queries and keys without rotary embedding."""
     rotary_dim: int
-    """Dimensions that rotate, the same of all heads' keys."""
+    """Dimensions of a head's queries and keys with rotary embedding; for keys all heads share
+    them."""
     value_dim: int
     """Dimensions of a head's values."""
     is_interleaved: bool
-    """Whether neighbouring dimensions rotate together, not those of two halves."""
+    """Whether rotary embedding rotates neighbouring dimensions, and not those of two halves."""
     score_factor: float
-    """Factor on products of queries and keys besides."""
+    """Factor of attention scores besides query_dim ** -0.5."""
 
     @property
     def query_dim(self) -> int:
@@ -37,20 +38,22 @@ class MlaConfig:
 
     @property
     def cached_dim(self) -> int:
-        """Values that a layer keeps of a token: the latent vector, and what rotates."""
+        """Dimensions that a layer caches per token: the latent vector and the rotary part of the
+        key."""
         return self.kv_rank + self.rotary_dim
 
 
 def parse_mla(raw: RawConfig, rope: RopeConfig, *, whole_heads: bool) -> MlaConfig:
-    """Reads the sizes of a family that has such attention.
+    """Reads the sizes of multi-head latent attention.
 
     Args:
-        raw: config.json.
-        rope: its rotary embedding.
-        whole_heads: whether `head_dim` is of whole queries, and not of what rotates of them.
+        raw: config.json with the family's defaults.
+        rope: the rotary embedding.
+        whole_heads: whether the key `head_dim` counts all dimensions of a query, and not only those
+            with rotary embedding.
 
     Raises:
-        ValueError: a size is missing, or keys do not go together.
+        ValueError: a size is missing, or keys contradict each other.
     """
     plain_dim, rotary_dim, kv_rank, value_dim = (
         positive_integer(raw, key)
@@ -85,7 +88,7 @@ def parse_mla(raw: RawConfig, rope: RopeConfig, *, whole_heads: bool) -> MlaConf
 
 
 def _score_factor(raw: RawConfig, rope: RopeConfig) -> float:
-    """DeepSeek's yarn multiplies products where other models multiply cosines and sines."""
+    """Factor of scores that DeepSeek's YaRN has in place of one of cosines and sines."""
     table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     weight = table.get("mscale_all_dim")
     if rope.kind != "yarn" or not weight:

@@ -1,4 +1,5 @@
-"""Families whose attention goes by latents: a part of the table in `families.py`. No torch."""
+"""Families with multi-head latent attention: a part of the table in `families.py`. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ _DEEPSEEK_V3_DEFAULTS: dict[str, object] = {
 
 
 def with_half_layers(raw: RawConfig) -> RawConfig:
-    """LongCat-Flash's layers are two each here."""
+    """Translates LongCat-Flash's keys: each of its layers is two here."""
     count = raw.get("num_hidden_layers") or 2 * positive_integer(raw, "num_layers")
     size = positive_integer(raw, "ffn_hidden_size")
     if count % 2:

@@ -1,4 +1,4 @@
-"""A layer's experts, and the router that chooses among them."""
+"""Mixture of experts (MoE) of a layer: experts, and the router that chooses among them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from worker.models.moe_config import MoeConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedNames:
-    """Names in a checkpoint of the two tensors that hold all of a layer's experts, unquantized."""
+    """Names in a checkpoint of two tensors with all of a layer's experts, unquantized."""
 
     gate_up: str = "experts.gate_up_proj"
-    """Gates and ups [experts, 2 * size, hidden]."""
+    """Name of the gate and up projections [experts, 2 * size, hidden]."""
     down: str = "experts.down_proj"
-    """Downs [experts, hidden, size]."""
+    """Name of the down projections [experts, hidden, size]."""
     is_transposed: bool = False
-    """Whether the last two dimensions are the other way round."""
+    """Whether the last two dimensions are transposed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,23 +46,23 @@ class MoeNames:
 
     router: str = "gate"
     bias: str = "gate.expert_bias"
-    """The router's bias per expert."""
+    """Name of the router's bias per expert."""
     bias_is_matrix: bool = False
-    """Whether that is [1, experts]."""
+    """Whether the bias is [1, experts] in a checkpoint."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    """The three weights of an expert."""
     shared: str = "shared_experts"
-    """The MLP that every token takes."""
+    """Name of the shared expert."""
     shared_gate: str = ""
-    """Name of the gate that says how much it counts for a token; empty where it counts fully."""
+    """Name of the gate whose sigmoid multiplies the shared expert's output; empty for none."""
     stacked: StackedNames | None = None
-    """The experts' names where they are stacked; None where each has tensors of its own."""
+    """Names of tensors with all experts; None if each expert has tensors of its own."""
 
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
-    """The names of a checkpoint that may stack its experts, as the headers of its files tell."""
+    """The names for a checkpoint that may stack its experts in one tensor, as the headers of its
+    files tell."""
     assert config.moe is not None, "the architecture has experts"
     stacked = StackedNames()
     shape = find_shape(config.folder, f".{stacked.gate_up}")
@@ -73,17 +73,17 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 
 class RoutedExperts:
-    """A mixture of experts (MoE): gated MLPs, of which each token takes some. Each rank holds a
-    share of the columns of every one, or some of them whole (`ExpertShare`).
+    """Routed experts: gated MLPs, of which each token uses some. Each rank holds columns of every
+    expert, or some experts whole (`ExpertShare`).
 
     Args:
-        config: of the model.
-        moe: the experts.
-        options: of the rank.
-        names: what a checkpoint calls the parts.
-        num_shared: how many experts as large as these the one is that every token takes, where it
-            is held behind them.
-        activation: what gates and ups come to.
+        config: the model's configuration.
+        moe: the layer's experts.
+        options: options of the model's layers.
+        names: names of the parts in a checkpoint.
+        num_shared: number of further experts into which the shared expert is split and that every
+            token uses; 0 if there is none or it is computed apart.
+        activation: gated activation.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RoutedExperts:
         self._down: LinearWeight | None = method.allocate(
             (count * hidden_size, share.size), down_parts, options
         )
-        # Of experts that other ranks hold no row is read, and headers are compared all the same.
+        # Slots of other ranks' experts have no rows; with them, headers of all tensors are checked.
         elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
         others = _expert_parts(full, share, names, elsewhere, (0, 0))
         self._elsewhere = [
@@ -124,7 +124,7 @@ class RoutedExperts:
         self._experts: Experts
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of all experts; `prefix` is that of the block they are in, and ends with a dot."""
+        """Slots of all experts; `prefix` is the block's and ends with a dot."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         if self._names.stacked is not None:
@@ -138,7 +138,7 @@ class RoutedExperts:
             yield from self._shared_slots(f"{prefix}{self._names.shared}.")
 
     def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Slots of the expert that every token takes, cut into some as large as the others."""
+        """Slots of the shared expert, split into experts of the routed experts' size."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         names, share, hidden = self._names, self._share, self._hidden_size
@@ -163,7 +163,7 @@ class RoutedExperts:
             )
 
     def _stacked_slots(self, prefix: str, names: StackedNames) -> Iterator[WeightSlot]:
-        """Slots of a checkpoint that has all experts' gates and ups in one tensor."""
+        """Slots of a checkpoint with all experts in two tensors."""
         assert self._gate_up is not None, "slots exist until the weights are packed"
         assert self._down is not None, "slots exist until the weights are packed"
         full_size, hidden, share = self._moe.intermediate_size, self._hidden_size, self._share
@@ -180,7 +180,7 @@ class RoutedExperts:
                 name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
             )
 
-        # Columns of gates and of ups lie apart where ranks share them.
+        # A rank's columns of gate and of up are not contiguous in the checkpoint's tensor.
         for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
             yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
         yield slot(names.down, down, 2, full_size, share.start)
@@ -202,17 +202,17 @@ class RoutedExperts:
         beside: Beside = Beside(),  # noqa: B008  # a tuple
         weighs_inputs: bool = False,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], of all ranks.
+        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
 
         Args:
-            hidden: what experts read.
-            choice: each token's experts, and their weights.
-            beside: what is added to what they yield, a share of it on each rank.
-            weighs_inputs: whether the weights are those of what they read.
+            hidden: [T, hidden]: input of the experts.
+            choice: experts of each token, and their weights.
+            beside: further summands of the output, of which each rank has its part.
+            weighs_inputs: whether weights multiply the experts' inputs, and not their outputs.
         """
         group = self._options.group
         if group.rank:
-            beside = beside._replace(first_idle=None)  # what that adds is no rank's share
+            beside = beside._replace(first_idle=None)  # idle experts count once, on rank 0
         out = fused_moe(
             *(hidden, self._experts, choice),
             beside=beside,
@@ -227,17 +227,17 @@ class RoutedExperts:
 
 
 class MoeMLP:
-    """A router, the experts that it chooses from, and perhaps one that every token takes.
+    """Feed-forward block with a router, routed experts, and perhaps a shared expert.
 
     Args:
-        config: of the model, which has experts.
-        options: of the rank.
-        names: what a checkpoint calls the parts.
+        config: configuration of a model with experts.
+        options: options of the model's layers.
+        names: names of the parts in a checkpoint.
     """
 
     reads_wide: ClassVar[bool] = True
     weighs_inputs: ClassVar[bool] = False
-    """Whether a token's weights are those of what its experts read, not of what they yield."""
+    """Whether the router's weights multiply the experts' inputs, and not their outputs."""
 
     def __init__(
         self,
@@ -284,14 +284,15 @@ class MoeMLP:
             self._shared.pack()
 
     def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `wide`, the same in fp32."""
+        """[T, hidden] to [T, hidden]; the router reads `wide`, the same input in fp32."""
         choice, gate = self._choose(hidden, wide)
         if self._shared is None:
             return self.run(hidden, choice)
         return self.run(hidden, choice, self._shared.forward_share(hidden), gate)
 
     def choose(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> ExpertChoice:
-        """The experts of each token of [T, hidden]; the router reads `wide`, the same in fp32."""
+        """Experts of each token of [T, hidden], and their weights; the router reads `wide`, the
+        same input in fp32."""
         return self._choose(hidden, wide)[0]
 
     def run(
@@ -301,8 +302,14 @@ class MoeMLP:
         shared: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], the sum of what its experts yield and of `shared`, of which
-        each rank has a share, as far as its gate is open."""
+        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
+
+        Args:
+            hidden: [T, hidden]: input of the experts.
+            choice: experts of each token, and their weights.
+            shared: [T, hidden]: this rank's summand of the shared expert's output; None for none.
+            gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
+        """
         first_idle = self._moe.num_experts if self._moe.num_idle else None
         beside = Beside(shared=shared, gate=gate, first_idle=first_idle)
         return self._experts.forward(
@@ -312,7 +319,8 @@ class MoeMLP:
     def _choose(
         self, hidden: torch.Tensor, wide: torch.Tensor | None
     ) -> tuple[ExpertChoice, torch.Tensor | None]:
-        """Each token's experts, and the gate of what every token takes."""
+        """Experts of each token with their weights, and the shared expert's gate [T, 1], if
+        any."""
         scores = self._router.forward(hidden.float() if wide is None else wide)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
@@ -320,9 +328,9 @@ class MoeMLP:
 
 
 def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
-    """How many experts as large as the others the one is that every token takes, where it is to be
-    computed with them: on CUDA that saves the launches of an MLP. 0 where it is computed apart,
-    since it is of another size or format, or shared out otherwise."""
+    """Number of routed experts' sizes into which the shared expert is split to be computed with
+    them, which saves the launches of an MLP on CUDA. 0 if it is computed apart, since its size,
+    format or division among ranks differs."""
     if (
         not registry.uses_triton(options.device)
         or config.quantization is not None
@@ -342,14 +350,14 @@ def _expert_parts(
     experts: Sequence[int],
     local: tuple[int, int],
 ) -> tuple[list[WeightPart], list[WeightPart]]:
-    """Parts of a rank's weights of gates and ups, and of downs.
+    """Parts of a rank's weights: of gate and up projections, and of down projections.
 
     Args:
-        full: rows of an expert's gate and of its down, in the checkpoint.
-        share: of the rank.
-        names: what a checkpoint calls the parts.
-        experts: whose parts they are.
-        local: rows of each gate and each down on this rank.
+        full: shape of an expert's gate projection in the checkpoint, [size, hidden].
+        share: the rank's expert share.
+        names: names of the parts in a checkpoint.
+        experts: the experts whose parts are listed.
+        local: numbers of rows of each gate and of each down projection on this rank.
     """
     up_parts, down_parts = [], []
     for place, expert in enumerate(experts):
@@ -376,7 +384,7 @@ def _expert_parts(
 
 
 def routing_of(moe: MoeConfig) -> Routing:
-    """How tokens choose among a layer's experts."""
+    """Routing of a layer's experts for `choose_experts`."""
     return Routing(
         num_chosen=moe.num_chosen,
         scoring="sigmoid" if moe.sigmoid else "softmax",

@@ -1,4 +1,4 @@
-"""The configuration of a mixture of experts, from config.json. No torch."""
+"""Configuration of a mixture of experts (MoE), from config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from worker.models.checkpoint import positive_integer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeConfig:
-    """Which layers have experts, how many, and how tokens choose among them."""
+    """Experts of a model: number, size, layers that have them, and routing."""
 
     num_experts: int
     num_chosen: int
-    """Experts of each token."""
+    """Number of experts per token (top-k)."""
     intermediate_size: int
-    """Columns of an expert's gate."""
+    """Intermediate size of an expert."""
     dense_layers: frozenset[int]
-    """Layers with a single MLP; only ever asked for membership."""
+    """Layers with a single MLP; a set that is only tested for membership."""
     normalize: bool
-    """Whether a token's weights are scaled to sum to one."""
+    """Whether weights of a token's experts are normalised to sum to 1."""
     sigmoid: bool = False
-    """Scores by sigmoid; otherwise by softmax over all experts."""
+    """Whether scores are sigmoids, and not a softmax over all experts."""
     has_bias: bool = False
-    """Whether a bias per expert counts in the choice, and not in the weights."""
+    """Whether a bias per expert is added to scores for the choice, and not for the weights."""
     num_groups: int = 1
     num_chosen_groups: int = 1
-    """Experts are chosen from these groups only, those with the largest sums of best scores."""
+    """Number of groups that experts are chosen from: those with the largest sums of scores."""
     num_summed: int = 2
-    """How many best scores of a group make that sum."""
+    """Number of a group's largest scores that are summed."""
     scale: float = 1.0
     """Factor of the weights."""
     shared_size: int = 0
-    """Columns of the gate of an MLP that every token takes besides; 0 for none."""
+    """Intermediate size of the shared expert, which all tokens use; 0 for none."""
     num_idle: int = 0
-    """Experts behind the others that yield what they are given, and have no weights."""
+    """Number of zero-computation experts, which return their input; they come after the others."""
 
     @property
     def num_scored(self) -> int:
-        """Experts that a token chooses among."""
+        """Number of experts that the router scores."""
         return self.num_experts + self.num_idle
 
 
 def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Qwen3-MoE, whose keys SDAR-MoE shares; Qwen2-MoE has a shared one besides."""
+    """Experts of Qwen3-MoE and SDAR-MoE, and of Qwen2-MoE, which has a shared expert."""
     step = int(raw.get("decoder_sparse_step", 1))
     if step < 1:
         raise ValueError(f"decoder_sparse_step {step} in config.json must be positive: repair it")
@@ -66,12 +66,12 @@ def parse_qwen3_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_qwen3_5_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Qwen3.5, which stand in every layer, and whose weights always sum to one."""
+    """Experts of Qwen3.5, whose weights are always normalised; in all layers."""
     return parse_qwen3_moe({**raw, "norm_topk_prob": True})
 
 
 def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of LLaDA 2, whose router is that of Ling 2."""
+    """Experts of LLaDA 2, whose router is that of Ling 2."""
     meant = {
         "n_routed_experts": raw["num_experts"],
         "n_shared_experts": raw["num_shared_experts"] or 0,
@@ -81,7 +81,7 @@ def parse_llada2_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_deepseek_v2_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of DeepSeek V2, chosen from all or from the groups with the best ones."""
+    """Experts of DeepSeek V2, chosen from all, or from the groups with the best experts."""
     method, size = raw["topk_method"], positive_integer(raw, "moe_intermediate_size")
     if method not in ("greedy", "group_limited_greedy"):
         raise ValueError(
@@ -110,14 +110,14 @@ def parse_deepseek_v2_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_deepseek_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of DeepSeek's first, chosen from all by softmax."""
+    """Experts of the first DeepSeek MoE, chosen from all by softmax."""
     meant = {"topk_method": "greedy", "routed_scaling_factor": 1.0}
     meant["n_shared_experts"] = raw["n_shared_experts"] or 0
     return parse_deepseek_v2_moe({**raw, **meant})
 
 
 def parse_glm4_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of GLM-4.5, whose router is that of DeepSeek V3."""
+    """Experts of GLM-4.5 and DeepSeek V3, which have the same router."""
     size = int(raw["moe_intermediate_size"])
     return _checked(
         MoeConfig(
@@ -137,12 +137,12 @@ def parse_glm4_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_mistral4_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Mistral 4: those of GLM-4.5, scored by softmax and without bias."""
+    """Experts of Mistral 4: as of GLM-4.5, but scored by softmax and without bias."""
     return replace(parse_glm4_moe(raw), sigmoid=False, has_bias=False)
 
 
 def parse_hunyuan_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Hunyuan, which stand in every layer beside one that every token takes."""
+    """Experts of Hunyuan, with a shared expert, in all layers."""
     size = int(raw["intermediate_size"])
     if raw.get("moe_intermediate_size") not in (None, size):
         raise ValueError(
@@ -163,7 +163,7 @@ def parse_hunyuan_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_glm4_moe_lite(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of GLM-4.7-Flash, which transformers tells the layers of by a list."""
+    """Experts of GLM-4.7-Flash, whose layers transformers lists in `mlp_layer_types`."""
     num_layers, first = int(raw["num_hidden_layers"]), raw.get("first_k_dense_replace")
     dense = frozenset(range(min(num_layers, 1 if first is None else int(first))))
     kinds = raw.get("mlp_layer_types")
@@ -184,18 +184,18 @@ def parse_glm4_moe_lite(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_solar_open_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Solar Open: those of GLM-4.5, in every layer."""
+    """Experts of Solar Open: as of GLM-4.5, in all layers."""
     return parse_glm4_moe({**raw, "first_k_dense_replace": 0})
 
 
 def parse_olmo_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of FlexOlmo, which stand in every layer."""
+    """Experts of FlexOlmo, in all layers."""
     mixtral = parse_mixtral_moe({**raw, "num_local_experts": raw["num_experts"]})
     return replace(mixtral, normalize=bool(raw["norm_topk_prob"]))
 
 
 def parse_longcat_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of LongCat-Flash, which stand beside two layers at a time."""
+    """Experts of LongCat-Flash, in parallel with each pair of layers."""
     return _checked(
         MoeConfig(
             num_experts=positive_integer(raw, "n_routed_experts"),
@@ -212,7 +212,7 @@ def parse_longcat_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Mixtral, which stand in every layer."""
+    """Experts of Mixtral, in all layers."""
     return _checked(
         MoeConfig(
             num_experts=int(raw["num_local_experts"]),
@@ -225,7 +225,7 @@ def parse_mixtral_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_minicpm_moe(raw: dict[str, Any]) -> MoeConfig | None:
-    """The experts of MiniCPM-MoE, which are Mixtral's by other keys; most MiniCPMs have none."""
+    """Experts of MiniCPM-MoE: as of Mixtral, with other keys; None for a MiniCPM without."""
     if not raw.get("num_experts"):
         return None
     if raw.get("num_experts_per_tok") is None:
@@ -234,7 +234,7 @@ def parse_minicpm_moe(raw: dict[str, Any]) -> MoeConfig | None:
 
 
 def parse_ernie_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of ERNIE 4.5."""
+    """Experts of ERNIE 4.5, in every n-th layer of a range."""
     num_layers, size = int(raw["num_hidden_layers"]), int(raw["moe_intermediate_size"])
     first, last = int(raw["moe_layer_start_index"]), raw["moe_layer_end_index"]
     step = int(raw["moe_layer_interval"])
@@ -260,7 +260,7 @@ def parse_ernie_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_gemma4_moe(raw: dict[str, Any]) -> MoeConfig | None:
-    """The experts of Gemma 4, which stand in all layers or in none, beside the MLP."""
+    """Experts of Gemma 4, in parallel with the MLP, in all layers or in none."""
     if not raw["enable_moe_block"]:
         return None
     return _checked(
@@ -276,7 +276,7 @@ def parse_gemma4_moe(raw: dict[str, Any]) -> MoeConfig | None:
 
 
 def parse_llama4_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of Llama 4, in the layers of `moe_layers` or in every n-th, where n is
+    """Experts of Llama 4, in the layers that `moe_layers` lists, or in every n-th, where n is
     `interleave_moe_layer_step`."""
     num_layers, size = int(raw["num_hidden_layers"]), positive_integer(raw, "intermediate_size")
     sparse = raw["moe_layers"]
@@ -302,12 +302,16 @@ def parse_llama4_moe(raw: dict[str, Any]) -> MoeConfig:
 
 
 def parse_minimax_m2_moe(raw: dict[str, Any]) -> MoeConfig:
-    """The experts of MiniMax-M2, which stand in every layer."""
+    """Experts of MiniMax-M2, in all layers."""
     return replace(parse_mixtral_moe(raw), sigmoid=True, has_bias=True)
 
 
 def _checked(config: MoeConfig, chosen: str = "num_experts_per_tok") -> MoeConfig:
-    """The same, where its numbers go together; `chosen` is the key of how many a token takes."""
+    """Returns the configuration after checks of its numbers; `chosen` is the key of `num_chosen`.
+
+    Raises:
+        ValueError: groups do not divide the experts, or more are chosen than there are.
+    """
     if config.num_groups < 1 or config.num_experts % config.num_groups:
         raise ValueError(
             f"n_group {config.num_groups} in config.json does not divide num_experts "

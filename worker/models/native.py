@@ -1,4 +1,4 @@
-"""Hands a loaded model over to the compiled CPU library, where it can run it."""
+"""Handover of a loaded model to the compiled CPU library, if the library can run it."""
 
 from __future__ import annotations
 
@@ -39,30 +39,31 @@ _PACKING_SOURCES = (
     Path(__file__).parent,
     *(Path(kernels.__path__[0]) / name for name in ("linear", "native")),
 )
-"""Folders whose modules decide what is packed of a checkpoint's values, and in which order."""
+"""Folders with the code that packs weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeOptions:
-    """How the compiled library is to run a model."""
+    """Options of the compiled CPU library for a model."""
 
     page_size: int
     num_threads: int
     required: bool
-    """Whether not to fall back to torch."""
+    """Whether a model that the library cannot run is an error, instead of run by torch."""
     weight_cache: bool = False
-    """Whether packed weights are mapped from a file of the cache folder."""
+    """Whether packed weights are mapped from a file in the cache folder."""
 
 
 def weight_memory(
     model: DecoderModel, options: NativeOptions | None
 ) -> AbstractContextManager[WeightMemory]:
-    """Memory in which the weights of an unset model are to be packed; filled where a file has them,
-    so that nothing need be read. What is packed within the context others find afterwards.
+    """Memory for the packed weights of a model that is not loaded yet. If the cache folder has them
+    in a file, it is filled already, and no weights need be read; else it becomes such a file when
+    the context ends.
 
     Args:
-        model: of which only shapes and types are looked at.
-        options: of the compiled library; None where torch is to run the model.
+        model: the model, of which only shapes and types matter.
+        options: options of the compiled library; None if torch runs the model.
     """
     if options is None or not options.weight_cache or _problem(model, options):
         return nullcontext(WeightMemory())
@@ -77,13 +78,13 @@ def weight_memory(
 def pack_weights(
     model: DecoderModel, options: NativeOptions | None, memory: WeightMemory | None = None
 ) -> None:
-    """Brings the weights of a loaded model into the form they are used in.
+    """Converts the weights of a loaded model to the form in which they are used.
 
     Args:
-        model: whose weights are all there, or in `memory`.
-        options: of the compiled library, which gets them where it can run the model; None where
-            torch is to.
-        memory: where the library's go; None for this process's own.
+        model: a model whose weights are loaded, or in `memory`.
+        options: options of the compiled library, which takes the weights if it can run the model;
+            None if torch runs it.
+        memory: memory for the library's packed weights; None for memory of this process.
 
     Raises:
         ValueError: the library is required but cannot run the model.
@@ -96,7 +97,7 @@ def pack_weights(
 def build_native(
     model: DecoderModel, options: NativeOptions, memory: WeightMemory
 ) -> NativeDecoder | None:
-    """The model in the library's form; None where torch is to run it, with the reason logged.
+    """The model in the library's form; None if the library cannot run it, and the reason is logged.
 
     Raises:
         ValueError: the library is required but cannot run the model.
@@ -119,7 +120,7 @@ def build_native(
 
 
 def _problem(model: DecoderModel, options: NativeOptions) -> str:
-    """Why the library cannot run a model; empty where it can."""
+    """Reason why the library cannot run a model; empty if it can."""
     if any(model.windows):
         return (
             f"layers see {max(model.windows)} positions at a time: --max-model-len "
@@ -136,7 +137,7 @@ def _problem(model: DecoderModel, options: NativeOptions) -> str:
 
 @cache
 def _packing_digest() -> str:
-    """Digest of the code that packs: a file that another version wrote is not this one's."""
+    """Digest of the code that packs weights, so that files of other versions are not used."""
     digest = hashlib.sha256(torch.__version__.encode())
     for folder in _PACKING_SOURCES:
         for source in sorted(folder.glob("*.py")):
@@ -145,7 +146,7 @@ def _packing_digest() -> str:
 
 
 def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
-    """Sums a buffer over the ranks, in place."""
+    """A function that sums a buffer over the ranks, in place."""
 
     def reduce(values: torch.Tensor) -> None:
         total = options.group.all_reduce(values, fixed_order=options.batch_invariant)
@@ -156,7 +157,8 @@ def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
 
 
 def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> ModelTensors:
-    """The model as it goes into `memory`; None where only shapes and types are asked for."""
+    """The model's tensors for the library. With `memory`, packing them also drops the layers'
+    weights; None for shapes and types alone."""
     first = _llama_layer(model.layers[0])
     return ModelTensors(
         num_heads=first.attention.num_heads,
@@ -177,7 +179,8 @@ def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> M
 
 
 def _layers(model: DecoderModel, memory: WeightMemory | None) -> Iterator[LayerTensors]:
-    """Drops each layer's weights once they are packed: no second copy of the model is in memory."""
+    """Yields each layer's tensors, and drops its weights once the library has packed them, so that
+    memory never holds the model twice."""
     is_loaded = memory is not None and not memory.is_filled
     for layer in map(_llama_layer, model.layers):
         yield _layer_tensors(layer, model.options.group.rank, is_loaded)
@@ -196,7 +199,7 @@ def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensor
 
     return LayerTensors(
         qkv=tensors(attention.qkv, True),
-        # A product that the ranks' results are summed up of gets its bias on rank 0 only.
+        # Outputs of row-parallel layers are summed over ranks, so only rank 0 adds the bias.
         output=tensors(attention.output, rank == 0),
         gate_up=tensors(mlp.gate_up, True),
         down=tensors(mlp.down, rank == 0),

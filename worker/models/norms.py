@@ -1,4 +1,4 @@
-"""Norms of hidden states and of heads."""
+"""Norms of hidden states and of attention heads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from worker.models.linear_method import LayerOptions, WeightSlot
 
 
 class HiddenNorm(ABC):
-    """A norm over the last dimension, alone or of a block's output and the residual together.
+    """A norm over the last dimension, of one tensor or of the sum of a block's output and the
+    residual.
 
     Args:
-        weight: of that dimension, unset.
-        eps: added to the mean square.
-        offset: what is added to the checkpoint's weight.
-        block_scale: factor of a block's output before it goes to the residual.
+        weight: [size], unset.
+        eps: number that is added to the mean square, or to the variance.
+        offset: number that is added to the checkpoint's weight.
+        block_scale: factor of a block's output where it is added to the residual.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class HiddenNorm(ABC):
     ) -> None:
         self.weight = weight
         self.eps = eps
-        """Added to the mean square."""
+        """Number that is added to the mean square, or to the variance."""
         self._offset, self._block_scale = offset, block_scale
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
@@ -40,7 +41,8 @@ class HiddenNorm(ABC):
 
     @abstractmethod
     def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm of a sum, with a result in fp32 or in the type of its rows."""
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+        input."""
 
     @abstractmethod
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,15 +51,16 @@ class HiddenNorm(ABC):
     def forward_add(
         self, x: torch.Tensor, residual: torch.Tensor, after_block: HiddenNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm of x + residual, x + residual), where a block's output x [T, size] passes a norm of
-        its own before, if there is one."""
+        """(norm of the sum, sum) of a block's output x and the residual, [T, size] each. With
+        `after_block`, x is normalised by it before it is added."""
         (normed,), total = self._add(x, residual, (self.norm(),), after_block)
         return normed, total
 
     def forward_add_wide(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same, and behind it the norm in fp32, as routers read it."""
+        """(norm of the sum, sum, norm of the sum in fp32) of a block's output x and the residual,
+        [T, size] each; routers read the last one."""
         if x.dtype == torch.float32:
             normed, total = self.forward_add(x, residual)
             return normed, total, normed
@@ -78,14 +81,14 @@ class HiddenNorm(ABC):
 
 
 class RMSNorm(HiddenNorm):
-    """Normalisation by the root of the mean square.
+    """Normalisation by the root mean square.
 
     Args:
-        size: of the last dimension.
-        eps: added to the mean square.
-        options: of the layer.
-        offset: what is added to the checkpoint's weight; the sum is kept in fp32.
-        block_scale: factor of a block's output before it goes to the residual.
+        size: size of the last dimension.
+        eps: number that is added to the mean square.
+        options: options of the model's layers.
+        offset: number that is added to the checkpoint's weight; the sum is kept in fp32.
+        block_scale: factor of a block's output where it is added to the residual.
     """
 
     def __init__(
@@ -102,11 +105,12 @@ class RMSNorm(HiddenNorm):
         super().__init__(weight, eps, offset, block_scale)
 
     def multiply(self, factor: torch.Tensor) -> None:
-        """Scales what it yields by a loaded factor [1] from now on, by way of its weight."""
+        """Multiplies the loaded weight by a loaded factor [1]."""
         self.weight = self.weight.float() * factor.float()
 
     def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm of a sum, with a result in fp32 or in the type of its rows."""
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+        input."""
         return Norm(self.weight, is_wide=is_wide)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -119,14 +123,14 @@ class RMSNorm(HiddenNorm):
 
 
 class LayerNorm(HiddenNorm):
-    """Normalisation of the differences from the mean.
+    """Normalisation by mean and variance.
 
     Args:
-        size: of the last dimension.
-        eps: added to the variance.
-        options: of the layer.
-        has_bias: whether a bias is added to what comes of it.
-        offset: what is added to the checkpoint's weight.
+        size: size of the last dimension.
+        eps: number that is added to the variance.
+        options: options of the model's layers.
+        has_bias: whether the norm has a bias.
+        offset: number that is added to the checkpoint's weight.
     """
 
     def __init__(
@@ -143,14 +147,15 @@ class LayerNorm(HiddenNorm):
         self.bias = torch.empty_like(weight) if has_bias else None
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slots of `name`.weight and of its bias, whole on every rank."""
+        """Slots of `name`.weight and `name`.bias, whole on every rank."""
         yield from super().weight_slots(name)
         if self.bias is not None:
             shape = tuple(self.bias.shape)
             yield WeightSlot(name=f"{name}.bias", destination=self.bias, full_shape=shape)
 
     def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm of a sum, with a result in fp32 or in the type of its rows."""
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+        input."""
         return Norm(self.weight, self.bias, subtracts_mean=True, is_wide=is_wide)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

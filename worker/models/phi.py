@@ -1,5 +1,5 @@
 """Phi 1 to 2 (huggingface.co/microsoft), Falcon 7B (huggingface.co/tiiuae): attention and an MLP
-without a gate beside each other, behind one norm that subtracts the mean."""
+without a gate as parallel blocks behind one LayerNorm."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ _FALCON_NAMES = AttentionNames(
 
 
 class PhiForCausalLM(StableLmForCausalLM):
-    """Part of each head rotates; everything has a bias, scores too."""
+    """Phi 1 to 2: rotary embedding of part of each head; all projections and the LM head have
+    biases."""
 
     norm_name: ClassVar[str] = "model.final_layernorm"
     head_has_bias: ClassVar[bool] = True
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = MLP(self.config, self.options, gelu_tanh, up_name="fc1", down_name="fc2")
         return ParallelLayer(self, index, mlp, traits=AttentionTraits(names=_PHI_NAMES))
 
 
 class FalconForCausalLM(StableLmForCausalLM):
-    """All heads share one key and one value, which a checkpoint has behind the queries."""
+    """Falcon 7B: multi-query attention, with q, k and v as one tensor in a checkpoint."""
 
     embedding_name: ClassVar[str] = "transformer.word_embeddings"
     layers_name: ClassVar[str] = "transformer.h"
     norm_name: ClassVar[str] = "transformer.ln_f"
 
     def build_layer(self, index: int) -> ParallelLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         names = {"up_name": "dense_h_to_4h", "down_name": "dense_4h_to_h"}
         mlp = MLP(self.config, self.options, torch.nn.functional.gelu, **names)
         traits = AttentionTraits(names=_FALCON_NAMES)

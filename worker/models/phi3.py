@@ -1,4 +1,5 @@
-"""Phi-3 and Phi-4 (huggingface.co/microsoft): Llama by other names, part of whose heads rotates."""
+"""Phi-3 and Phi-4 (huggingface.co/microsoft): Llama with fused projections in a checkpoint, and
+rotary embedding of part of each head."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ _NAMES = AttentionNames(q="qkv_proj", k="qkv_proj", v="qkv_proj", is_fused=True)
 
 
 class Phi3ForCausalLM(DecoderModel):
-    """q, k and v are one tensor of a checkpoint, and so are gate and up."""
+    """Llama with q, k and v as one tensor in a checkpoint, and gate and up as another."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         mlp = GatedMLP(self.config, self.options, is_fused=True)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(names=_NAMES))

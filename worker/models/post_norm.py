@@ -1,5 +1,5 @@
 """OLMo 2 and 3, FlexOlmo (huggingface.co/allenai), EXAONE 4 (huggingface.co/LGAI-EXAONE): norms
-stand behind the blocks, none before them."""
+after the blocks, and none before them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
 class PostNormLayer(LlamaLayer):
-    """x + norm(attention(x)), then x + norm(mlp(x))."""
+    """A post-norm layer: x + norm(attention(x)), then x + norm(mlp(x))."""
 
     norm_names: ClassVar[tuple[str, ...]] = (
         "post_attention_layernorm",
@@ -31,8 +31,8 @@ class PostNormLayer(LlamaLayer):
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The sum, to which nothing is left to be added; where no layer follows, that of the tokens
-        `read` [S]."""
+        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens `read`
+        [S], and None, since nothing has yet to be added."""
         assert residual is None, "as the layer before leaves it"
         after_attention, after_mlp = self.norms
         assert isinstance(after_attention, RMSNorm), "what build_norm makes"
@@ -47,11 +47,11 @@ class PostNormLayer(LlamaLayer):
 
 
 class Olmo2ForCausalLM(DecoderModel):
-    """Queries and keys are normalised over all heads together. OLMo 3 is OLMo 2 with windows, and
-    layers that have one rotate by a table of their own."""
+    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, and a rotary
+    embedding of their own for these layers."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Every layer is alike, windows and tables apart."""
+        """Builds a layer; they differ in windows and rotary tables alone."""
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
 
@@ -60,16 +60,16 @@ class FlexOlmoForCausalLM(Qwen3MoeForCausalLM):
     """OLMo 2 with experts in all layers."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Every layer is alike."""
+        """Builds a layer; all are alike."""
         traits = AttentionTraits(has_wide_norms=True)
         return PostNormLayer(self, index, self.build_mlp(index), traits=traits)
 
 
 class Exaone4ForCausalLM(DecoderModel):
-    """EXAONE 4: where there is a window, nothing rotates in layers that see everything."""
+    """EXAONE 4: models with sliding windows have no rotary embedding in full-attention layers."""
 
     def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer with a window and rotation, or without both."""
+        """Builds a layer with rotary embedding, or, if others have windows, perhaps without."""
         rotates = self.own("sliding_window") is None or self.config.windows[index] is not None
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(rotates=rotates))

@@ -1,11 +1,11 @@
-"""The formats of a checkpoint's linear weights, as config.json has them. No torch.
+"""Quantization formats of linear weights. Imports no torch.
 
-It says so in config.json's `quantization_config`, or in a file beside it: ModelOpt's
-hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
+A checkpoint has its format in config.json's `quantization_config`, or in a file beside it:
+ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
 
-Weights alone are quantized here: each is multiplied as what its code stands for, rounded to the
-model's type, with activations as they are. Scales of activations, static or dynamic, and those of
-keys and values are therefore not needed, and the result is the more exact one.
+Quantization is weight-only here: weights are dequantized to the model's data type and multiplied
+with unquantized activations. Scales of activations, static or dynamic, and of keys and values are
+ignored; results are more exact without them.
 """
 
 from __future__ import annotations
@@ -19,48 +19,49 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaledConfig:
-    """Weights of one byte, each the value of its code times its block's scale."""
+    """FP8 or INT8 weights with a scale per block."""
 
     code: Literal["e4m3", "int8"] = "e4m3"
     block_shape: tuple[int, int]
-    """Output and input features that share a scale; 0 where all do."""
+    """Numbers of output and of input features that share a scale; 0 for all."""
     scale: str = "weight_scale"
-    """Name of the scales in a checkpoint, behind the module's name."""
+    """Name of the scales in a checkpoint, within the module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedIntConfig:
-    """Whole numbers of 4 or 8 bits in words of 32, with a scale per group of input features."""
+    """Integers of 4 or 8 bits, packed in 32-bit words, with a scale per group of input features."""
 
     layout: Literal["awq", "gptq", "compressed-tensors"]
     bits: int = 4
     group_size: int
-    """Input features of an output feature that share a scale; 0 where all do."""
+    """Number of input features that share a scale, per output feature; 0 for all."""
     has_zeros: bool = True
-    """Whether groups have zero points; else the middle code is zero."""
+    """Whether groups have zero points; else the middle code stands for 0."""
     zeros_less_one: bool = False
-    """Whether those are stored less one, as GPTQ's first version has them."""
+    """Whether zero points are stored less 1, as in GPTQ's first format."""
     has_index: bool = False
-    """Whether an index tells which features are a group, and not that they are neighbours."""
+    """Whether an index tells the group of each feature (desc_act), and groups are not of
+    consecutive features."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp4Config:
-    """4-bit floats (e2m1) with a scale per group of input features. NVFP4's is FP8, beside one of
-    the whole weight; MXFP4's is a power of two."""
+    """4-bit floats (e2m1) with a scale per group of input features. NVFP4 has FP8 scales, and one
+    scale of the whole weight; MXFP4 has powers of two."""
 
     layout: Literal["modelopt", "nvfp4", "mxfp4"]
-    """ModelOpt's NVFP4, or one of compressed-tensors' two."""
+    """Layout in a checkpoint: ModelOpt's NVFP4, or compressed-tensors' NVFP4 or MXFP4."""
 
     @property
     def group_size(self) -> int:
-        """Input features that share a scale."""
+        """Number of input features that share a scale."""
         return 32 if self.layout == "mxfp4" else 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GptOssMxfp4Config:
-    """Experts of 4-bit floats, of which 32 share a power of two, as gpt-oss is published."""
+    """MXFP4 experts in the layout in which gpt-oss is published."""
 
 
 WeightConfig = ScaledConfig | GroupedIntConfig | Fp4Config | GptOssMxfp4Config
@@ -68,24 +69,24 @@ WeightConfig = ScaledConfig | GroupedIntConfig | Fp4Config | GptOssMxfp4Config
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizationConfig:
-    """The format of a checkpoint's linear weights, and which of them have it."""
+    """Quantization format of a checkpoint's linear weights, and the modules that have it."""
 
     weights: WeightConfig | None
-    """None where modules have formats of their own."""
+    """Format of all quantized modules; None if they have different ones (`by_module`)."""
     by_module: Mapping[str, WeightConfig] = field(default_factory=dict)
-    """Formats of modules, by name, and of those within them."""
+    """Formats by name of a module, which hold for all modules within it."""
     left_out: tuple[str, ...] = ()
     """Patterns of modules that are not quantized."""
     targets: tuple[str, ...] = ()
-    """Patterns of those that alone are; empty where all others are."""
+    """Patterns of the only modules that are quantized; empty for all that are not left out."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """Ends of tensors' names, and what they are called here."""
+    """Suffixes of tensors' names in the checkpoint, and the suffixes that are expected here."""
     skipped_ends: tuple[str, ...] = ()
-    """Ends of names of tensors that are not needed."""
+    """Suffixes of names of tensors that are not loaded."""
 
     def format_of(self, names: Sequence[str]) -> WeightConfig | None:
-        """How a linear module is held, None where it is not quantized; `names` are all that it may
-        be called by."""
+        """Format of a linear module, None if it is not quantized; `names` are all names that the
+        checkpoint may have for it."""
         if _is_named(names, self.left_out):
             return None
         if self.weights is None:
@@ -94,8 +95,8 @@ class QuantizationConfig:
         return self.weights if not self.targets or _is_named(names, self.targets) else None
 
     def _own_format(self, name: str) -> WeightConfig | None:
-        """Format of a module that may be within one that is named: not by comparison with all of
-        them, who are tens of thousands where there are experts."""
+        """Format of a module in `by_module`, by its name or by that of a module around it. A search
+        by prefix would be slow: with experts, tens of thousands are named."""
         while name and name not in self.by_module:
             name = name.rpartition(".")[0]
         return self.by_module.get(name)
@@ -106,8 +107,9 @@ def _is_named(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Regular expressions fit a name's beginning, wildcards a name; others name a module, or one
-    within which it is, by any number of its parts: "gate" is not in "gate_proj"."""
+    """Whether a pattern matches a module's name: a regular expression ("re:...") at its beginning,
+    a pattern with "*" as a whole, any other as consecutive parts between dots, so that "gate" does
+    not match "gate_proj"."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     if "*" in pattern:

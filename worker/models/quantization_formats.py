@@ -1,7 +1,7 @@
-"""Reads the formats of quantized weights: fp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ,
-and gpt-oss' mxfp4. No torch.
+"""Parsers of quantization formats: fp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ and
+gpt-oss' mxfp4. Imports no torch.
 
-Every key that is neither read nor without effect on weights is refused by name.
+A key that is not read is refused by name, unless it has no effect on weights.
 """
 
 from __future__ import annotations
@@ -26,33 +26,43 @@ _PLAIN_MODULES = (
     *("lm_head", "norm", "embed_tokens", "word_embeddings", "gate", "router", "conv1d"),
     "e_score_correction_bias",
 )
-"""Ends of the names of modules that are never quantized here: to name them says nothing."""
+"""Suffixes of names of modules that are never quantized here; patterns with them are ignored."""
 _BESIDE_EXPERTS = ("self_attn", "mlp.router", "embed_tokens", "lm_head")
 _NOT_OF_WEIGHTS = (
     *(".input_scale", ".activation_scale", ".input_scale_ub", ".input_global_scale"),
     *(".input_zero_point", ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".weight_shape"),
 )
-"""Ends of names of scales of activations, keys and values, and of what shapes say anyway."""
+"""Suffixes of names of tensors that are not needed: scales of activations, keys and values, and
+shapes."""
 _NEUTRAL_VALUES: tuple[object, ...] = (None, False, "", [], {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
-    """The part of a checkpoint's files that tells its format."""
+    """An object in a checkpoint's files that describes its quantization."""
 
     where: str
+    """Name of the object, for messages."""
     said: Mapping[str, Any]
+    """Content of the object."""
 
     def unsupported(self, what: str) -> ValueError:
-        """An error to be raised for something that the format has."""
+        """The error for a property of the format that is not supported."""
         return ValueError(
             f"{self.where} has {what}, which is not supported: use the checkpoint's unquantized "
             "version, or one in FP8, INT8, NVFP4, AWQ, GPTQ or compressed-tensors' int4"
         )
 
     def check(self, known: frozenset[str], must: Mapping[str, tuple[object, ...]]) -> None:
-        """Raises ValueError for a key that is neither known nor has one of the values that it must
-        have; null, false and what is empty says nothing."""
+        """Checks all keys of the object; null, false and empty values are ignored.
+
+        Args:
+            known: keys with any value.
+            must: keys with the values that are supported.
+
+        Raises:
+            ValueError: a key is in neither, or its value is not supported.
+        """
         for key, value in self.said.items():
             if key in must:
                 if value is not None and value not in must[key]:
@@ -62,7 +72,8 @@ class _Source:
                 raise self.unsupported(f"the key {key}")
 
     def modules(self, *keys: str) -> tuple[str, ...]:
-        """Patterns in the lists of some keys, without those of modules that are plain anyway."""
+        """Patterns of modules in the lists of these keys, without modules that are never
+        quantized."""
         named = []
         for key in keys:
             patterns = self.said.get(key) or []
@@ -72,7 +83,7 @@ class _Source:
         return tuple(one for one in named if not one.endswith(_PLAIN_MODULES))
 
     def sizes(self, key: str, value: object) -> tuple[int, int]:
-        """Sizes of a block."""
+        """Shape of a block: two positive integers. Raises ValueError for anything else."""
         if isinstance(value, list) and len(value) == 2:
             first, second = value
             if type(first) is int and type(second) is int and min(first, second) > 0:
@@ -80,7 +91,7 @@ class _Source:
         raise self.unsupported(f"{key} {value!r:.80} (it must be two positive integers)")
 
     def group_size(self, value: object) -> int:
-        """Size of groups of input features; 0 where all are one."""
+        """Number of input features per group; 0 for all. Raises ValueError for anything else."""
         if value in (None, -1):
             return 0
         if type(value) is not int or value < 1:
@@ -91,15 +102,15 @@ class _Source:
 def read_quantization(
     raw: Mapping[str, Any], folder: Path, *, mxfp4: bool = False
 ) -> QuantizationConfig | None:
-    """The format of a checkpoint's linear weights; None where they are not quantized.
+    """Quantization of a checkpoint; None if its weights are not quantized.
 
     Args:
         raw: the content of config.json.
-        folder: of the checkpoint, which may hold another file that tells it.
-        mxfp4: whether the family's experts may be MXFP4 as gpt-oss has them.
+        folder: folder of the checkpoint, in which another file may describe the format.
+        mxfp4: whether the family's experts may be MXFP4 in gpt-oss' layout.
 
     Raises:
-        ValueError: it is a format, or has a property, that is not supported; the message names it.
+        ValueError: a format, or a property of it, is not supported; the message names it.
     """
     found = _find(raw, folder)
     if found is None:
@@ -114,7 +125,7 @@ def read_quantization(
 
 
 def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None:
-    """The place where the format is told, and its name."""
+    """The object that describes the format, and its `quant_method`; None without any."""
     for key in ("quantization_config", "compression_config"):
         if said := raw.get(key):
             source = _Source(where=f"{key} in config.json", said=said)
@@ -132,7 +143,7 @@ def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None
 
 
 def _parse_fp8(source: _Source) -> QuantizationConfig:
-    """DeepSeek's and transformers' with a scale per block, or one per tensor."""
+    """FP8 of DeepSeek and transformers, with a scale per block or per tensor."""
     source.check(
         words("quant_method weight_block_size modules_to_not_convert ignored_layers")
         | words("kv_cache_scheme"),
@@ -140,7 +151,7 @@ def _parse_fp8(source: _Source) -> QuantizationConfig:
             "fmt": ("e4m3", "float8_e4m3fn"),
             "activation_scheme": ("dynamic", "static"),
             "dequantize": (False,),
-            # Powers of two, which as FP32 are what they are.
+            # ue8m0: scales are powers of two, but stored as FP32, so nothing changes.
             "scale_fmt": ("ue8m0", "float"),
         },
     )
@@ -157,7 +168,7 @@ def _parse_fp8(source: _Source) -> QuantizationConfig:
 
 
 def _parse_fbgemm(source: _Source) -> QuantizationConfig:
-    """Meta's FP8, with a scale per output feature."""
+    """FP8 of Meta's FBGEMM, with a scale per output feature."""
     source.check(words("quant_method modules_to_not_convert activation_scale_ub"), {})
     return QuantizationConfig(
         weights=ScaledConfig(block_shape=(1, 0)),
@@ -167,7 +178,7 @@ def _parse_fbgemm(source: _Source) -> QuantizationConfig:
 
 
 def _parse_modelopt(source: _Source) -> QuantizationConfig:
-    """NVIDIA's FP8 and NVFP4, or a mixture of them."""
+    """FP8 and NVFP4 of NVIDIA's ModelOpt, or a mixture of both."""
     source.check(
         words("quant_method quant_algo producer config_groups ignore exclude_modules")
         | words("kv_cache_scheme kv_cache_quant_algo quantized_layers"),
@@ -183,7 +194,7 @@ def _parse_modelopt(source: _Source) -> QuantizationConfig:
 
 
 def _modelopt_weights(source: _Source) -> WeightConfig:
-    """Weights that an algorithm of ModelOpt's leaves."""
+    """Format of the weights by ModelOpt's `quant_algo`."""
     formats: dict[object, WeightConfig] = {
         "FP8": ScaledConfig(block_shape=(0, 0)),
         "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
@@ -196,7 +207,7 @@ def _modelopt_weights(source: _Source) -> WeightConfig:
 
 
 def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
-    """Formats by module; modules that are not named are not quantized."""
+    """Formats by module in ModelOpt's `quantized_layers`; other modules are not quantized."""
     layers = source.said.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
         raise source.unsupported("quant_algo 'MIXED_PRECISION' without quantized_layers")
@@ -211,7 +222,7 @@ def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
 
 
 def _parse_compressed(source: _Source) -> QuantizationConfig:
-    """One group of modules, which is quantized in one way."""
+    """compressed-tensors, with one group of modules that have the same format."""
     source.check(
         words("quant_method config_groups format ignore kv_cache_scheme quantization_status")
         | words("global_compression_ratio version"),
@@ -236,11 +247,11 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
 
 
 def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
-    """How compressed-tensors holds weights.
+    """Format of the weights of a group in compressed-tensors.
 
     Args:
-        source: what it says of the weights of a group.
-        kind: how they are packed.
+        source: the group's `weights` object.
+        kind: the group's `format`, which tells how codes are packed.
     """
     source.check(
         words("num_bits type strategy group_size symmetric block_structure observer")
@@ -278,7 +289,7 @@ def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
 
 
 def _parse_awq(source: _Source) -> QuantizationConfig:
-    """AutoAWQ's layout for its matrix products."""
+    """AutoAWQ's GEMM layout."""
     said = {_AWQ_NAMES.get(key, key): value for key, value in source.said.items()}
     source = _Source(where=source.where, said=said)
     source.check(
@@ -296,7 +307,8 @@ def _parse_awq(source: _Source) -> QuantizationConfig:
 
 
 def _parse_gptq(source: _Source) -> QuantizationConfig:
-    """AutoGPTQ's and GPTQModel's, whose groups are of neighbouring features but with desc_act."""
+    """AutoGPTQ's and GPTQModel's layout; groups are of consecutive features unless `desc_act` is
+    set."""
     source.check(
         _GPTQ_HARMLESS | words("quant_method bits group_size modules_in_block_to_quantize"),
         {
@@ -324,7 +336,7 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
 
 
 def _parse_gpt_oss(source: _Source) -> QuantizationConfig:
-    """All but experts must be left out of it."""
+    """MXFP4 of gpt-oss; all modules except the experts must be left out."""
     modules = source.said.get("modules_to_not_convert")
     names = [str(name) for name in modules] if isinstance(modules, list) else []
     for plain in _BESIDE_EXPERTS:
@@ -348,7 +360,7 @@ _PARSERS: Mapping[str, Callable[[_Source], QuantizationConfig]] = {
 }
 """Parsers by `quant_method`."""
 _AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
-"""Names of config.json for the keys of quant_config.json."""
+"""Keys of quant_config.json that have another name in config.json."""
 _GPTQ_HARMLESS = words(
     """
     batch_size block_name_to_quantize cache_block_outputs damp_percent damp_auto_increment dataset
@@ -357,4 +369,4 @@ _GPTQ_HARMLESS = words(
     use_cuda_fp16 use_exllama quantizer mse
     """
 )
-"""Keys that tell how it was quantized."""
+"""Keys about the process of quantization, without effect on the weights' format."""

@@ -1,10 +1,10 @@
-"""Linear weights that are quantized: the layouts of checkpoints, and the one that is computed with.
+"""Quantized linear weights: layouts of checkpoints are converted to one layout of codes.
 
-Whatever the layout, what is loaded comes to codes [out, in] with scales, and zero points, per block
-of input features of each row (`kernels.BlockScales`). On CUDA they stay codes in memory and are
-dequantized tile by tile; on CPU they are dequantized once, when they are packed.
+Whatever the layout, loaded weights become codes [out, in] with scales, and perhaps zero points, per
+block of input features of each row (`kernels.BlockScales`). On CUDA, codes stay in memory and are
+dequantized tile by tile; on CPU, weights are dequantized when they are packed.
 
-To add a layout, derive from `_PartCodes` and name it in `_PARTS`.
+To add a layout, derive from `_PartCodes` and name the class in `_PARTS`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from worker.models.wrappers import TensorNames
 def create_linear_method(
     config: QuantizationConfig | None, tensors: TensorNames | None
 ) -> LinearMethod:
-    """The format of a checkpoint.
+    """The linear method for a checkpoint.
 
     Args:
-        config: as `read_quantization` gives it.
-        tensors: how the checkpoint calls its tensors, where otherwise than the family.
+        config: quantization of the checkpoint; None for none.
+        tensors: other names of tensors in the checkpoint; None for the family's.
     """
     if config is None or isinstance(config.weights, GptOssMxfp4Config):
         return UnquantizedMethod()
@@ -63,12 +63,12 @@ def create_linear_method(
 
 
 class QuantizedMethod(LinearMethod):
-    """Weights of one format, or each module's of its own, but for those of modules that the
-    checkpoint leaves out.
+    """Quantized weights, with one format for all modules or one per module; unquantized weights for
+    modules that the checkpoint leaves out.
 
     Args:
-        config: as `read_quantization` gives it.
-        tensors: how the checkpoint calls its tensors.
+        config: quantization of the checkpoint.
+        tensors: other names of tensors in the checkpoint.
     """
 
     def __init__(self, config: QuantizationConfig, tensors: TensorNames) -> None:
@@ -78,8 +78,8 @@ class QuantizedMethod(LinearMethod):
     def allocate(
         self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
     ) -> LinearWeight:
-        """A weight that takes its form, and memory, when it is asked for its slots: then it is
-        known what its modules are called."""
+        """Returns a weight that is allocated when its slots are asked for: only then are the names
+        of its modules known, from which the format follows."""
         return _NamedWeight(self, shape, parts, options)
 
     def create(
@@ -89,8 +89,8 @@ class QuantizedMethod(LinearMethod):
         options: LayerOptions,
         prefix: str,
     ) -> LinearWeight:
-        """A weight [out, in] in the form that its modules, called `prefix` and the parts' names,
-        have in the checkpoint."""
+        """Allocates a weight [out, in] in the format of its modules, whose names are `prefix` and
+        the parts' names."""
         config = self._config
         formats = [
             config.format_of(self._tensors.checkpoint_names(prefix + part.name)) for part in parts
@@ -110,7 +110,7 @@ class QuantizedMethod(LinearMethod):
 
 
 def _alone(part: WeightPart, columns: int) -> tuple[tuple[int, int], list[WeightPart]]:
-    """Shape and parts of a weight that is one part of another."""
+    """Shape and parts of a weight that consists of one part of a fused weight."""
     count = part.rows.stop - part.rows.start
     return (count, columns), [replace(part, rows=slice(0, count))]
 
@@ -153,7 +153,7 @@ class _NamedWeight(LinearWeight):
 
 
 class _Loaded(Protocol):
-    """A weight that can be dequantized."""
+    """A weight that loads and is dequantized."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
 
@@ -161,19 +161,19 @@ class _Loaded(Protocol):
 
 
 class _JoinedWeight(LinearWeight):
-    """Parts that a checkpoint holds in different forms, or in one that no kernel reads: they are
-    dequantized when they are packed.
+    """Fused weight whose parts have different formats, or one that no kernel reads; it is
+    dequantized when it is packed.
 
     Args:
-        own: the parts' weights, from the first row to the last.
-        options: of the model's layers.
+        own: weights of the parts, from the first row to the last.
+        options: options of the model's layers.
     """
 
     def __init__(self, own: Sequence[_Loaded], options: LayerOptions) -> None:
         self._own = own
         self._options = options
         self._order: torch.Tensor | None = None
-        """Which of the loaded rows each row was; None where they are in their order."""
+        """[out]: index of each row among the loaded rows; None if they are not reordered."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for weight in self._own:
@@ -214,7 +214,7 @@ class _QuantizedWeight(LinearWeight):
             create(part, self._codes[part.rows], columns, config, options) for part in parts
         ]
         self._scaling: BlockScales | None = None
-        """Scales of the codes, once they are loaded."""
+        """Scales and zero points of the codes, once they are loaded."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, part in zip(self._names, self._parts, strict=True):
@@ -249,8 +249,8 @@ class _QuantizedWeight(LinearWeight):
         return pack_quantized_experts(weights, self._options.dtype)
 
     def _loaded(self) -> BlockScales:
-        """Each row has its own scales, since the parts' blocks, or this rank's, may begin within
-        one."""
+        """Scales and zero points of the loaded codes. They are per row, since parts, or ranks, may
+        begin within a block of rows."""
         if self._scaling is None:
             first = self._parts[0]
             scales, zeros = zip(*(part.finish() for part in self._parts), strict=True)
@@ -261,19 +261,20 @@ class _QuantizedWeight(LinearWeight):
                 first.code,
                 None if zeros[0] is None else torch.cat(zeros),
             )
-            self._parts = []  # words of other layouts among them
+            self._parts = []  # frees words in the checkpoint's layout
         return self._scaling
 
 
 class _PartCodes(ABC):
-    """Codes of one of a checkpoint's weights on one rank, as it is loaded.
+    """Codes of one weight of a checkpoint on one rank, while it is loaded.
 
     Args:
-        part: which part of it.
-        codes: uint8 [rows, columns] of the rank's codes, or half as many columns, to be filled.
-        columns: this rank's input features.
-        block_shape: output and input features that share a scale; 0 where all do.
-        options: of the model's layers.
+        part: part of the rank's weight that the checkpoint's fills.
+        codes: uint8 [rows, columns], or [rows, columns / 2] for 4 bits: the rank's codes, to be
+            filled.
+        columns: number of input features on this rank.
+        block_shape: numbers of output and of input features that share a scale; 0 for all.
+        options: options of the model's layers.
     """
 
     code: WeightCode
@@ -297,21 +298,25 @@ class _PartCodes(ABC):
         self._starts = (starts[0], starts[1])
         self._row_offset = starts[0] % self.block[0]
         self.offset = starts[1] % self.block[1]
-        """Input features of the first block that stand before this rank's."""
+        """Number of input features of the first block that are before this rank's."""
         self._scales = self._empty(
             -(-(self._row_offset + self._shape[0]) // self.block[0]),
             -(-(self.offset + columns) // self.block[1]),
         )
-        """Scales of this rank's blocks, by rows and columns."""
+        """[blocks of rows, blocks of columns]: scales of this rank's blocks."""
 
     @abstractmethod
     def slots(self, name: str) -> Iterator[WeightSlot]:
-        """The tensors that the checkpoint must hold of the module `name`."""
+        """Slots of the tensors that the checkpoint must hold for module `name`."""
 
     @abstractmethod
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Puts what was loaded into the codes. Returns each row's scales [rows, blocks] fp32 and
-        zero points, uint8, None where there are none."""
+        """Fills the codes from the loaded tensors.
+
+        Returns:
+            Scales of each row, fp32 [rows, blocks], and zero points, uint8 [rows, blocks]; None for
+            no zero points.
+        """
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self._options.device)
@@ -325,13 +330,13 @@ class _PartCodes(ABC):
         is_transposed: bool = False,
         **own: Any,
     ) -> WeightSlot:
-        """The slot of a tensor that has one element for so many output and input features.
+        """Slot of a tensor with one element per block of output and input features.
 
         Args:
-            name: in the checkpoint.
-            destination: this rank's elements, by output and input features.
-            per_cell: how many features an element is of.
-            is_transposed: whether the checkpoint's tensor is by input and output features.
+            name: name in the checkpoint.
+            destination: this rank's elements, output features first.
+            per_cell: numbers of output and of input features per element.
+            is_transposed: whether input features come first in the checkpoint's tensor.
             own: further fields of the slot.
         """
         dim = self._part.dim
@@ -348,19 +353,19 @@ class _PartCodes(ABC):
         )
 
     def _rows(self, grid: torch.Tensor) -> torch.Tensor:
-        """A grid of blocks as one of rows."""
+        """Values per block of rows [blocks, n] to values per row [rows, n]."""
         rows = grid.repeat_interleave(self.block[0], 0) if self.block[0] > 1 else grid
         return rows[self._row_offset : self._row_offset + self._shape[0]]
 
     def _check_words(self, dim: int, size: int) -> None:
-        """Raises ValueError where this rank's features do not begin and end with words of `size`
-        codes."""
+        """Checks that this rank's features are whole words of `size` codes. Raises ValueError if
+        not."""
         count, full = self._shape[dim], self._part.full_shape[dim]
         check_words(self._part.name, self._starts[dim], count, full, size, self._options)
 
 
 class _ScaledCodes(_PartCodes):
-    """FP8 (e4m3) or int8, a byte each."""
+    """FP8 (e4m3) or INT8 codes, of one byte each."""
 
     def __init__(
         self,
@@ -394,7 +399,7 @@ class _ScaledCodes(_PartCodes):
 
 
 class _IntCodes(_PartCodes):
-    """Whole numbers in words of 32 bits, along input features, or, AWQ's, output features."""
+    """Integer codes, packed in 32-bit words along input features, in AWQ along output features."""
 
     def __init__(
         self,
@@ -421,7 +426,7 @@ class _IntCodes(_PartCodes):
             self._words = codes.view(torch.int32)
         inputs = torch.arange(columns, dtype=torch.int32, device=options.device)
         self._groups = (inputs + self._starts[1]) // self.block[1]
-        """Groups of the input features: what GPTQ's must be."""
+        """Group of each input feature, which GPTQ's index must equal."""
         self._loaded_groups = self._groups.clone()
 
     def slots(self, name: str) -> Iterator[WeightSlot]:
@@ -469,7 +474,7 @@ class _IntCodes(_PartCodes):
         return self._scales, zeros
 
     def _unpacked_zeros(self) -> torch.Tensor:
-        """[rows, groups] uint8."""
+        """Zero points, uint8 [rows, groups]."""
         bits, per_word = self._config.bits, self._per_word
         largest = 2**bits - 1
         zeros = self._empty(self._shape[0], self._zeros.shape[1], dtype=torch.uint8)
@@ -483,7 +488,7 @@ class _IntCodes(_PartCodes):
 
 
 class _Fp4Codes(_PartCodes):
-    """4-bit floats, two in a byte."""
+    """4-bit float codes, two per byte."""
 
     code: WeightCode = "e2m1"
 
@@ -499,7 +504,7 @@ class _Fp4Codes(_PartCodes):
         self._layout = config.layout
         self._check_words(1, 2)
         self._global = self._empty(1)
-        """One scale of the whole weight."""
+        """Scale of the whole weight (NVFP4)."""
 
     def slots(self, name: str) -> Iterator[WeightSlot]:
         is_modelopt, is_mxfp4 = self._layout == "modelopt", self._layout == "mxfp4"
@@ -532,7 +537,7 @@ class _Fp4Codes(_PartCodes):
 
 
 def _constant(value: float) -> Callable[[torch.Tensor], object]:
-    """Fills a tensor."""
+    """A function that fills a tensor with a value."""
     return lambda tensor: tensor.fill_(value)
 
 
@@ -541,18 +546,19 @@ _PARTS: Mapping[type, Callable[..., _PartCodes]] = {
     GroupedIntConfig: _IntCodes,
     Fp4Config: _Fp4Codes,
 }
-"""Classes by the format's configuration."""
+"""Classes of codes by class of the format's configuration."""
 _INT_CODES: Mapping[tuple[int, bool], WeightCode] = {
     (4, False): "uint4b8",
     (4, True): "uint4",
     (8, False): "uint8b128",
     (8, True): "uint8",
 }
-"""Codes by bits, and whether there are zero points."""
+"""Kinds of codes by number of bits, and whether there are zero points."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Order of the fields of a word in which the neighbouring features of AWQ's layout are."""
+"""Index of the 4-bit field that holds each of 8 consecutive output features in a word of AWQ's
+layout."""
 _SPREAD = 0.02
-"""Standard deviation of the weights that random codes come to."""
+"""Standard deviation of dummy weights after dequantization."""
 _INT_SPREADS = {4: 4.6, 8: 73.9}
 _INT8_SPREAD, _E2M1_SPREAD = 73.9, 2.9
 """Standard deviations of random codes before they are scaled."""

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3 with mixtures of experts, and SDAR with them."""
+"""Qwen2, Qwen3 and SDAR with mixtures of experts (huggingface.co/Qwen, huggingface.co/JetLM)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from worker.models.moe import MoeMLP, MoeNames, as_stored
 
 
 class Qwen3MoeForCausalLM(DecoderModel):
-    """Llama's layers, most of which have experts in place of the MLP."""
+    """Llama's layers with experts in place of the MLP in most of them."""
 
     moe_names: ClassVar[MoeNames] = MoeNames()
     """Names of the experts' parts in a checkpoint."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Experts, or a single MLP in the layers that config.json names."""
+        """Builds a layer with experts, or with a single MLP, as config.json says."""
         return LlamaLayer(self, index, self.build_mlp(index))
 
     def build_mlp(self, index: int) -> FeedForward:
-        """Builds the part of a layer that follows attention."""
+        """Builds the feed-forward block of a layer."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
         if index in moe.dense_layers:
@@ -31,12 +31,12 @@ class Qwen3MoeForCausalLM(DecoderModel):
 
     @cached_property
     def _stored_names(self) -> MoeNames:
-        """Experts may be stacked, too."""
+        """Names of the experts' parts, also for a checkpoint that stacks its experts."""
         return as_stored(self.moe_names, self.config)
 
 
 class Qwen2MoeForCausalLM(Qwen3MoeForCausalLM):
-    """Every token takes one more MLP, as much as a gate says."""
+    """Qwen2-MoE: experts and a shared expert with a gate."""
 
     moe_names: ClassVar[MoeNames] = MoeNames(
         shared="shared_expert", shared_gate="shared_expert_gate"

@@ -1,5 +1,5 @@
-"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three layers of four keep a state in place of
-keys and values (gated delta net, arXiv 2412.06464); the attention of the others has a gate."""
+"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three of four layers are linear attention
+(gated delta net, arXiv 2412.06464), the others gated attention."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen2MoeForCausalLM
 
 _NORM_EPS = 1e-6
-"""Epsilon of the lengths of keys and queries."""
+"""Epsilon in the normalisation of queries and keys to length 1."""
 
 
 class GatedDeltaNet:
-    """Linear attention: a short convolution over queries, keys and values, then the delta rule.
+    """Gated delta net, a linear attention: a short convolution over queries, keys and values, then
+    the delta rule.
 
-    Each rank computes its share of the key heads, and of the value heads that go with them.
+    Each rank computes its share of the key heads, and the value heads that use them.
 
     Args:
-        model: whose layer it is.
-        index: of the layer, from 0.
-        is_fused: whether all projections are two tensors, their rows by key head.
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+        is_fused: whether a checkpoint has all projections in two tensors, with the rows of each key
+            head together.
 
     Raises:
         ValueError: the ranks cannot share the heads evenly, or value heads the key heads.
@@ -65,13 +67,13 @@ class GatedDeltaNet:
         self._is_fused = is_fused
         keys, values = self._key_heads * self._key_dim, self._value_heads * self._value_dim
         self._widths = [keys, keys, values, values, self._value_heads, self._value_heads]
-        """Widths of q, k, v, z, b and a, which follow each other in what is projected."""
+        """Widths of q, k, v, z, b and a on this rank, in the order of the projection's output."""
         self.kv_cache_spec: KVCacheSpec | StateSpec = StateSpec(
             conv_shape=(self._num_taps - 1, 2 * keys + values),
             recurrent_shape=(self._value_heads, self._key_dim, self._value_dim),
             dtype=options.dtype,
         )
-        """Specification of what it keeps of a request."""
+        """Specification of the layer's state per request."""
         self._projection = ColumnParallelLinear(
             config.hidden_size, self._parts(), bias=False, options=options
         )
@@ -112,7 +114,7 @@ class GatedDeltaNet:
             )
 
     def pack(self) -> None:
-        """Packs the projections after loading."""
+        """Packs the projections after loading; fused ones are reordered."""
         if self._is_fused:
             self._projection.reorder(self._by_kind())
         self._projection.pack()
@@ -125,8 +127,8 @@ class GatedDeltaNet:
         ctx: ForwardContext,
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; brings the states of
-        all rows to their ends."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; updates the states of
+        all rows."""
         projected = self._projection.forward(hidden)
         mixed, z, b, a = projected.split([sum(self._widths[:3]), *self._widths[3:]], dim=1)
         decay = -self._decay.exp() * torch.nn.functional.softplus(a.float() + self._step_bias)
@@ -139,8 +141,17 @@ class GatedDeltaNet:
     def _mix(
         self, mixed: torch.Tensor, decay: torch.Tensor, share: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """Outputs [T, value heads, value dim] of q, k and v before their convolution, side by side
-        in `mixed`."""
+        """Convolution and delta rule of all rows, which updates and stores their states.
+
+        Args:
+            mixed: [T, widths of q, k and v]: projections before the convolution.
+            decay: [T, value heads] fp32: logarithms of the decay.
+            share: [T, value heads] fp32: step sizes of the delta rule (beta).
+            ctx: state caches and rows of the step.
+
+        Returns:
+            [T, value heads, value dim] fp32.
+        """
         cache, rows = ctx.states[self._layer_index], ctx.state_rows
         assert rows is not None, "a step of a model that keeps states"
         border = ctx.num_decode_tokens
@@ -180,7 +191,7 @@ class GatedDeltaNet:
         *,
         is_first: bool,
     ) -> torch.Tensor:
-        """Outputs of some positions of one row, whose state goes on with them."""
+        """Outputs of consecutive positions of one row; updates the state of its slot."""
         before, state = cache.conv[slot], cache.recurrent[slot]
         if is_first:
             before, state = torch.zeros_like(before), torch.zeros_like(state)
@@ -194,7 +205,7 @@ class GatedDeltaNet:
     def _inputs(
         self, convolved: torch.Tensor, decay: torch.Tensor, share: torch.Tensor
     ) -> DeltaInputs:
-        """q, k and v by value heads; neighbours share a key head."""
+        """Inputs of the delta rule by value head; consecutive value heads share a key head."""
         q, k, v = convolved.split(self._widths[:3], dim=1)
         q, k = (
             unit_length(x.view(len(x), self._key_heads, self._key_dim)).repeat_interleave(
@@ -206,7 +217,7 @@ class GatedDeltaNet:
         return DeltaInputs(q * self._key_dim**-0.5, k, v, decay, share)
 
     def _parts(self) -> list[ColumnPart]:
-        """This rank's columns of all projections."""
+        """This rank's output features of all projections."""
         world_size, rank = self._options.group.world_size, self._options.group.rank
         q, k, v, z, b, a = self._widths
 
@@ -227,8 +238,8 @@ class GatedDeltaNet:
         return own + parts("in_proj_b", b) + parts("in_proj_a", a)
 
     def _by_kind(self) -> torch.Tensor:
-        """Rows of q of all key heads, then of k, v, z, b and a. A checkpoint has q, k, v and z of
-        each key head together, then b and a of each."""
+        """Order of the projection's rows by kind: q of all key heads, then k, v, z, b and a. A
+        fused checkpoint has q, k, v and z of each key head together, then b and a of each."""
         num_heads = self._key_heads
         per_head = [width // num_heads for width in self._widths]
         wide, narrow = sum(per_head[:4]), sum(per_head[4:])
@@ -239,19 +250,20 @@ class GatedDeltaNet:
 
 
 def unit_length(x: torch.Tensor) -> torch.Tensor:
-    """[..., D] fp32, divided by its length."""
+    """x [..., D], fp32, divided by its Euclidean length over the last dimension."""
     return x * (x.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
 
 
 class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
-    """Weights of norms count from 1."""
+    """Qwen3-Next: linear and gated attention, experts with a shared expert; norms multiply by
+    1 + weight."""
 
     norm_offset: ClassVar[float] = 1.0
     is_fused: ClassVar[bool] = True
-    """Whether all projections of a linear layer are two tensors."""
+    """Whether a checkpoint has the projections of a linear-attention layer in two tensors."""
 
     def build_layer(self, index: int) -> PreNormLayer:
-        """Linear attention, or attention with a gate."""
+        """Builds a layer with linear attention, or with gated attention."""
         mlp, linear = self.build_mlp(index), self.config.linear_layers
         if linear is not None and index in linear:
             mixer = GatedDeltaNet(self, index, is_fused=self.is_fused)
@@ -261,13 +273,13 @@ class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
 
 
 class Qwen35ForCausalLM(Qwen3NextForCausalLM):
-    """Each projection of a linear layer has a tensor. Dense, or with experts, each by itself or all
-    stacked, as they are released."""
+    """Qwen3.5 and 3.6: projections of linear-attention layers are not fused as in Qwen3-Next.
+    Dense, or with experts."""
 
     is_fused: ClassVar[bool] = False
 
     def build_mlp(self, index: int) -> FeedForward:
-        """Builds the part of a layer that follows attention."""
+        """Builds the feed-forward block of a layer: an MLP in a dense model, else experts."""
         if self.config.moe is None:
             return GatedMLP(self.config, self.options)
         return super().build_mlp(index)

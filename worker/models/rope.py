@@ -1,4 +1,4 @@
-"""The table of cosines and sines of every position."""
+"""Rotary embedding (RoPE): tables of cosines and sines by position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from worker.models.rope_config import RopeConfig
 def cos_sin_table(
     rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
 ) -> torch.Tensor:
-    """[num_positions, head_dim] fp32: cosines in the first half of a row, sines in the second."""
+    """Rotary table, fp32 [num_positions, head_dim]: cosines in the first half of each row, sines in
+    the second."""
     angles = torch.outer(
         torch.arange(num_positions, dtype=torch.float32), inverse_frequencies(rope, head_dim)
     )
@@ -21,7 +22,7 @@ def cos_sin_table(
 
 
 def query_scales(rope: RopeConfig, num_positions: int, device: torch.device) -> torch.Tensor | None:
-    """Factors of the queries by position [num_positions] fp32; None for 1."""
+    """Factors of queries by position, fp32 [num_positions]; None for no factors."""
     if not rope.query_beta:
         return None
     positions = torch.arange(num_positions, dtype=torch.float32)
@@ -30,7 +31,7 @@ def query_scales(rope: RopeConfig, num_positions: int, device: torch.device) -> 
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] fp32 radians per position, after the scaling."""
+    """Inverse frequencies after scaling, fp32 [head_dim / 2]: radians per position."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     wavelengths = rope.theta**exponents
     plain = 1.0 / wavelengths
@@ -51,7 +52,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: long waves are stretched, short ones kept, those between blended."""
+    """Llama 3.1's scaling: long wavelengths are stretched, short ones kept, others interpolated."""
     original = rope.original_max_position_embeddings
     waves = 2 * math.pi / plain
     stretched = torch.where(waves > original / rope.low_freq_factor, plain / rope.factor, plain)
@@ -65,7 +66,8 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, wavelengths: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """YaRN (arXiv 2309.00071): a linear ramp over dimensions from kept to stretched."""
+    """YaRN (arXiv 2309.00071): frequencies from kept to stretched, by a linear ramp over
+    dimensions."""
 
     def dimension_of(rotations: float) -> float:
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)

@@ -1,4 +1,4 @@
-"""Rotary position embedding as a checkpoint's configuration describes it."""
+"""Configuration of the rotary embedding (RoPE), from config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,42 +25,47 @@ _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     "longrope": _ANY_KIND | {"short_factor", "long_factor", "attention_factor"},
     "proportional": _ANY_KIND | {"partial_rotary_factor"},
 }
-"""Keys, by kind, that are read or have no effect; any other is refused."""
+"""Keys by kind that are read, or have no effect; others are refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Base frequency and scaling of the rotary embedding."""
+    """Base and scaling of the rotary embedding."""
 
     kind: RopeKind = "default"
-    """dynamic stretches only beyond the trained length, which this engine does not go to."""
+    """Kind of scaling. `dynamic` scales only beyond the trained length, which the engine does not
+    serve, so it has no effect."""
     theta: float = 10000.0
     """Base of the wavelengths."""
     factor: float = 1.0
-    """How many times the context was stretched (linear, llama3, yarn), or waves (proportional)."""
+    """Factor by which the context (linear, llama3, yarn) or wavelengths (proportional) are
+    stretched."""
     original_max_position_embeddings: int = 0
-    """Length before the stretching (llama3, yarn, longrope)."""
+    """Context length before it was stretched (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    """Wavelengths of llama3 between original/high and original/low are blended."""
+    """Ends of the range that llama3 interpolates, with the one above: wavelengths from original
+    length / high_freq_factor to original length / low_freq_factor."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """Rotations over the original length between which yarn blends."""
+    """Ends of the range that yarn interpolates, with the one above: numbers of rotations over the
+    original length."""
     truncate: bool = True
-    """Whether yarn rounds the borders of its blend to whole dimensions."""
+    """Whether yarn rounds the ends of its ramp to whole dimensions."""
     attention_factor: float = 1.0
-    """Multiplies cosines and sines (yarn, longrope)."""
+    """Factor of cosines and sines (yarn, longrope)."""
     short_factors: tuple[float, ...] | None = None
-    """Factors on wavelengths, by pair of dimensions, in sequences within the original length
-    (longrope). Beyond, all keys would rotate otherwise, those in the cache too."""
+    """Factors of wavelengths, by pair of dimensions, in sequences within the original length
+    (longrope). Longer sequences would need other factors, for cached keys too."""
     rotating_share: float | None = None
-    """Share of the pairs of a head's dimensions that rotate, the first; waves are those of a head
-    that rotates whole (proportional)."""
+    """Share of a head's pairs of dimensions, the first ones, that have rotary embedding; with the
+    wavelengths of a head that has it whole (proportional)."""
     query_beta: float | None = None
-    """Queries grow with the logarithm of the position over the original length, times this."""
+    """Factor beta of the scaling of queries, 1 + beta * ln(1 + floor(position / original length));
+    None for no scaling."""
 
     def scaled_length(self, max_position_embeddings: int) -> int:
-        """The context length that the scaling was made for."""
+        """Longest sequence that this rotary embedding supports."""
         if self.kind == "linear":
             return int(max_position_embeddings * self.factor)
         if self.kind == "yarn":
@@ -77,16 +82,17 @@ def parse_rope(
     query_beta: bool = False,
     by_layer: bool = False,
 ) -> RopeConfig:
-    """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+    """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
     Args:
         raw: config.json.
-        max_position_embeddings: its key.
-        query_beta: whether the family knows of `llama_4_scaling_beta` beside yarn.
-        by_layer: whether layers with a window have a table of their own; this is that of the rest.
+        max_position_embeddings: value of this key in config.json.
+        query_beta: whether the family may have `llama_4_scaling_beta` with yarn.
+        by_layer: whether sliding-window layers have parameters of their own; this then reads those
+            of full-attention layers.
 
     Raises:
-        ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
+        ValueError: a kind of scaling is not supported, or one of its numbers is missing.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     parameters = dict(raw.get(key) or {})
@@ -100,15 +106,15 @@ def parse_rope(
 def parse_window_rope(
     raw: dict[str, Any], max_position_embeddings: int, theta_key: str
 ) -> RopeConfig:
-    """The rotary embedding of layers with a window, of which `rope_scaling` says nothing.
+    """Reads the rotary embedding of sliding-window layers, to which `rope_scaling` does not apply.
 
     Args:
         raw: config.json.
-        max_position_embeddings: its key.
-        theta_key: of the base where `rope_parameters` does not say it.
+        max_position_embeddings: value of this key in config.json.
+        theta_key: key of the base, used if `rope_parameters` lacks it.
 
     Raises:
-        ValueError: a kind of scaling that is not supported, or one of its numbers is missing.
+        ValueError: a kind of scaling is not supported, or one of its numbers is missing.
     """
     key = "rope_parameters"
     table = _table_of("sliding_attention", dict(raw.get(key) or {}))
@@ -117,7 +123,7 @@ def parse_window_rope(
 
 
 def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The table that `rope_parameters` gives one kind of layers."""
+    """Parameters for one type of layers in `rope_parameters`; empty if it has none."""
     tables = {"full_attention", "sliding_attention"}
     if not parameters.keys() <= tables or not all(
         isinstance(table, dict) for table in parameters.values() if table is not None
@@ -137,7 +143,7 @@ def _parse_table(
     *,
     query_beta: bool = False,
 ) -> RopeConfig:
-    """One table of parameters, which `key` of config.json has."""
+    """Reads one object of parameters, which `key` of config.json holds."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # as Phi-3 called it at first
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
@@ -189,8 +195,7 @@ def _parse_table(
 
 
 def _query_beta(parameters: dict[str, Any], key: str) -> float | None:
-    """Factor by which queries grow with positions, as in Ministral 3; taken out of the
-    parameters."""
+    """Removes `llama_4_scaling_beta` from the parameters and returns it; None without it."""
     parameters.pop("max_position_embeddings", None)  # transformers writes it twice
     if parameters.get("llama_4_scaling_beta") is None:
         parameters.pop("llama_4_scaling_beta", None)
@@ -201,7 +206,7 @@ def _query_beta(parameters: dict[str, Any], key: str) -> float | None:
 
 
 def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeConfig:
-    """Two keys, each of which may be missing."""
+    """Reads proportional scaling (Gemma 4), whose two keys are 1 by default."""
     share, factor = (
         1.0 if parameters.get(name) is None else _number(parameters, name, key)
         for name in ("partial_rotary_factor", "factor")
@@ -215,7 +220,7 @@ def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeCon
 
 
 def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
-    """Unfolds a table by layer type, where all its entries say the same."""
+    """Parameters for all layers, also from an object with equal parameters per type of layers."""
     if "full_attention" not in parameters and "sliding_attention" not in parameters:
         return parameters
     tables = [table for table in parameters.values() if isinstance(table, dict)]
@@ -230,7 +235,12 @@ def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
 def _refuse_unknown(
     raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind, key: str
 ) -> None:
-    """A partial rotation beside the table must be that of config.json itself."""
+    """Checks the keys of the parameters. `partial_rotary_factor` may be among them if config.json
+    has the same value itself.
+
+    Raises:
+        ValueError: a key is not known for this kind, or is no number.
+    """
     for name, value in parameters.items():
         if value is not None and name in _KNOWN_KEYS[kind] - _NO_NUMBERS:
             _number(parameters, name, key)
@@ -250,7 +260,8 @@ def _number(parameters: dict[str, Any], name: str, key: str) -> float:
 
 
 def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
-    """Temperature correction of YaRN (arXiv 2309.00071, section 3.4), `attn_factor` times it."""
+    """Factor of cosines and sines by which YaRN corrects the temperature (arXiv 2309.00071, section
+    3.4), times `attn_factor`."""
     given, further = parameters.get("attention_factor"), parameters.get("attn_factor")
     if given is not None and further is not None:
         raise ValueError(
@@ -267,12 +278,13 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """Factor by which queries and keys grow where a context is `factor` times as long."""
+    """YaRN's `mscale` for a context that is `factor` times as long: the factor of queries and of
+    keys."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _longrope_attention_factor(parameters: dict[str, Any], factor: float, original: int) -> float:
-    """Temperature correction of LongRoPE (arXiv 2402.13753)."""
+    """Factor of cosines and sines by which LongRoPE corrects the temperature (arXiv 2402.13753)."""
     given = parameters.get("attention_factor")
     if given is not None:
         return float(given)

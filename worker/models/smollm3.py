@@ -1,4 +1,4 @@
-"""SmolLM3 (huggingface.co/HuggingFaceTB): Llama, in some of whose layers nothing rotates."""
+"""SmolLM3 (huggingface.co/HuggingFaceTB): Llama with layers without rotary embedding (NoPE)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from worker.models.llama import LlamaLayer
 
 
 class SmolLM3ForCausalLM(DecoderModel):
-    """`no_rope_layers` says 1 of a layer that rotates, 0 of one that does not; where it is missing,
-    each `no_rope_layer_interval`-th does not."""
+    """SmolLM3. `no_rope_layers` has a 1 for layers with rotary embedding and a 0 for others; if it
+    is missing, every `no_rope_layer_interval`-th layer has none."""
 
     def build_layer(self, index: int) -> LlamaLayer:
-        """Builds a layer with rotation or without."""
+        """Builds a layer with rotary embedding, or without."""
         assert self.config.rotating is not None, "its entry in the table of families tells"
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(

@@ -1,9 +1,9 @@
-"""Small sums over the ranks of one node, each by one kernel that reads its peers' memory.
+"""Symmetric memory: small all-reduces among the GPUs of one node, by kernels that read peer memory.
 
-NCCL's latency is a large part of a decode step: two sums per layer, of a few KiB each. Where GPUs
-reach each other's memory, each rank puts its part where all can read it, and one kernel adds them
-up: through the switch where it can (multimem), else by reading all parts (one-shot). Both end with
-a barrier, so that the next sum may use the same memory.
+NCCL's latency is a large part of a decode step, which has two all-reduces of a few KiB per layer.
+Where GPUs can read each other's memory, each rank writes its input to a shared buffer, and one
+kernel sums them: in the switch if it can (multimem), else by reading all inputs (one-shot). Both
+end with a barrier, so that the next all-reduce may reuse the buffer.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 256 << 10
-"""Most bytes of a sum; NCCL's bandwidth counts beyond."""
+"""Most bytes of an all-reduce; for larger ones bandwidth matters, and NCCL is faster."""
 _ALIGNMENT = 16
-"""Bytes that a thread of the kernels loads at once."""
+"""Number of bytes that a thread of the kernels loads at once."""
 _WORLD_SIZES = (2, 4, 8)
-"""Numbers of ranks for which the one-shot kernel adds in the order of ranks, so that all have the
-same bits."""
+"""Numbers of ranks for which the one-shot kernel adds in the order of ranks, so that results are
+bitwise equal on all ranks."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MULTIMEM_DTYPES = (torch.bfloat16, torch.float32)
 _TEST_VALUES = (8, 1000 * 8, MOST_BYTES // 4)
-"""Lengths of the sums that are compared with NCCL's."""
+"""Sizes, in units of 4 bytes, of the all-reduces that are compared with NCCL's."""
 
 
 class SymmetricMemory:
-    """The buffer that all ranks of a group can read, and sums in it.
+    """A buffer that all ranks of a group can read, and all-reduces in it.
 
     Args:
-        group: over NCCL.
-        device: of this rank.
+        group: NCCL process group.
+        device: this rank's device.
 
     Raises:
-        RuntimeError: the driver or the GPUs cannot do it.
+        RuntimeError: the driver or the GPUs do not support it.
     """
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
@@ -49,11 +49,11 @@ class SymmetricMemory:
         self._group_name = group.group_name
         self._buffer = symm_mem.empty(MOST_BYTES, dtype=torch.uint8, device=device)
         self._handle = symm_mem.rendezvous(self._buffer, self._group_name)
-        """Keeps the peers' memory mapped."""
+        """Handle that keeps the peers' memory mapped."""
         self.has_multicast = bool(self._handle.multicast_ptr)
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether `all_reduce` can sum it."""
+        """Whether `all_reduce` supports a tensor of this size, type and layout."""
         return (
             0 < tensor.nbytes <= MOST_BYTES
             and tensor.nbytes % _ALIGNMENT == 0
@@ -62,7 +62,7 @@ class SymmetricMemory:
         )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in the input's memory, equal on all to the bit."""
+        """Sums over all ranks in place; the result is bitwise equal on all ranks."""
         part = self._buffer[: tensor.nbytes].view(tensor.dtype)
         part.copy_(tensor.view(-1))
         if self.has_multicast and tensor.dtype in _MULTIMEM_DTYPES:
@@ -76,12 +76,12 @@ class SymmetricMemory:
 
 
 def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> SymmetricMemory | None:
-    """The memory, once its sums were found to be NCCL's; None where NCCL has to do, with the reason
-    in the log of rank 0. All ranks have to call, and all get the same.
+    """Symmetric memory for a group, after its all-reduces were compared with NCCL's; None if it
+    cannot be used, and rank 0 logs why. All ranks have to call, and all get one or none does.
 
     Args:
-        group: over NCCL, all of whose ranks are on one node.
-        device: of this rank.
+        group: NCCL process group whose ranks are on one node.
+        device: this rank's device.
     """
     if group.size() not in _WORLD_SIZES:
         logger.info("sums over %d ranks go through NCCL: no kernel is for so many", group.size())
@@ -92,7 +92,7 @@ def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> Symmet
         memory = SymmetricMemory(group, device)
     except (RuntimeError, ImportError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-    # A rank that failed must not leave its peers alone in a kernel that waits for it.
+    # If any rank failed, none may launch a kernel that waits for its peers.
     if not _agree(group, device, memory is not None):
         _tell_fallback(group, reason or "another rank cannot")
         return None
@@ -107,7 +107,8 @@ def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> Symmet
 
 
 def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device) -> bool:
-    """Whether sums agree with NCCL's but for rounding; every sum is made on every rank."""
+    """Whether all-reduces agree with NCCL's within rounding. Every rank runs all of them, even
+    after one that does not agree."""
     is_right = True
     for dtype in _DTYPES:
         for count in _TEST_VALUES:
@@ -122,7 +123,7 @@ def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device
 
 
 def _agree(group: ProcessGroup, device: torch.device, vote: bool) -> bool:
-    """Whether all ranks say so."""
+    """Whether all ranks vote true."""
     votes = torch.full((1,), float(vote), device=device)
     dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
     return bool(votes.item())

@@ -1,4 +1,4 @@
-"""The tensor-parallel group: collectives among the ranks that share one copy of a model."""
+"""Tensor-parallel group: collectives among the ranks that share one copy of a model."""
 
 from __future__ import annotations
 
@@ -24,20 +24,25 @@ _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
 _ARRIVAL_POLL_S = 0.02
 _CLOSE_TIMEOUT_S = 5.0
-"""Seconds for a group to end; what does not end by then never does."""
+"""Seconds to wait for a group to end; one that has not ended by then hangs."""
 
 
 class TensorParallelGroup:
-    """Collectives over NCCL (CUDA) or Gloo (CPU); nothing at all with one rank.
+    """Collectives over NCCL (CUDA) or Gloo (CPU); without any with one rank.
 
-    NCCL wants a GPU per rank: where ranks share one, all collectives go through host memory and
-    Gloo, which is slow but runs. All ranks call the same collectives in the same order. Ranks of
-    one node meet through a file in a directory that they share, and nothing listens beyond the
-    loopback interface; those of several nodes meet over the network.
+    NCCL needs a GPU per rank: where ranks share one, all collectives go through host memory and
+    Gloo, which is slow but works. All ranks call the same collectives in the same order. Ranks of
+    one node rendezvous through a file in a directory that they share, and listen on the loopback
+    interface only; those of several nodes rendezvous over the network.
 
     Args:
-        device_names: of the ranks' devices, in order; equal names are one device. None for CPU.
-        symmetric_memory: for small sums among GPUs that reach each other's memory.
+        rank: index of this rank.
+        world_size: number of ranks.
+        device: this rank's device.
+        process_group: torch's process group; None with one rank.
+        device_names: names of the ranks' devices, in order; equal names are one device. None on
+            CPU.
+        symmetric_memory: symmetric memory for small all-reduces; None without.
     """
 
     def __init__(
@@ -57,7 +62,8 @@ class TensorParallelGroup:
         self._device_names = device_names
         self._symmetric_memory = symmetric_memory
         self.is_through_host = device_names is not None and not _all_differ(device_names)
-        """Whether collectives of a CUDA device wait for the host."""
+        """Whether collectives of a CUDA device go through host memory, and so wait for the
+        device."""
 
     @classmethod
     def create(
@@ -71,20 +77,20 @@ class TensorParallelGroup:
         while_waiting: Callable[[], None] | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> TensorParallelGroup:
-        """Joins the group; returns when all ranks have. The directory must be fresh per group.
+        """Joins the group; returns when all ranks have.
 
         Args:
-            rank: this process's place in the group.
+            rank: index of this rank.
             world_size: number of ranks.
-            device: of this rank.
-            directory: that all ranks share.
-            timeout_s: for which the others are waited for.
-            while_waiting: called again and again until all others are there; may raise, where one
-                will never come. The library itself waits without a look at anything.
-            rendezvous: takes the directory's place where the ranks are on several nodes.
+            device: this rank's device.
+            directory: directory that all ranks share, a new one for each group.
+            timeout_s: most seconds to wait for the other ranks.
+            while_waiting: called repeatedly until all ranks have arrived; may raise, since torch's
+                own wait does not notice that a rank has died.
+            rendezvous: used in place of the directory where the ranks are on several nodes.
 
         Raises:
-            torch.distributed.DistError: the other ranks did not come within the timeout.
+            torch.distributed.DistError: not all ranks arrived within the timeout.
         """
         assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
         if world_size == 1:
@@ -122,14 +128,15 @@ class TensorParallelGroup:
 
     @classmethod
     def alone(cls, device: torch.device) -> TensorParallelGroup:
-        """A group of one rank; it never touches torch.distributed."""
+        """A group of one rank, which does not use torch.distributed."""
         return cls(rank=0, world_size=1, device=device, process_group=None)
 
     def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
-        """The sum over all ranks, [*tensor.shape] on each; may reuse the input's memory.
+        """The sum over all ranks, of the tensor's shape, on each rank; may reuse the tensor's
+        memory.
 
-        With `fixed_order` an element's sum does not depend on its place in the message. The
-        libraries' order does from three ranks on; of two ranks either order gives the same.
+        With `fixed_order` ranks are added in order, so that an element's sum does not depend on its
+        place in the tensor; in NCCL and Gloo it does with three ranks or more.
         """
         if self.world_size == 1:
             return tensor
@@ -146,20 +153,22 @@ class TensorParallelGroup:
         return total.to(tensor.device)
 
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' [..., n] side by side, in the order of ranks: [..., world_size * n]."""
+        """Concatenates all ranks' tensors [..., n] to [..., world_size * n], in the order of
+        ranks."""
         if self.world_size == 1:
             return tensor
         own = tensor.cpu() if self.is_through_host else tensor
-        # Gloo takes them one after another, along the first dimension, alone.
+        # Gloo only gathers along the first dimension.
         parts = own.new_empty((self.world_size * own.shape[0], *own.shape[1:]))
         self._gather_into(parts, own.contiguous())
         parts = parts.view(self.world_size, *own.shape)
         return parts.movedim(0, -2).reshape(*own.shape[:-1], -1).to(tensor.device)
 
     def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
-        """The values of every rank on this rank's device; this rank's own where it has one alone.
+        """The values of every rank on this rank's device; only this rank's if it does not share the
+        device.
 
-        Where ranks share devices, none returns before all have called. Of no meaning on CPU.
+        Where ranks share devices, this is a barrier. Only for CUDA.
         """
         if not self.is_through_host:
             return [list(values)]
@@ -170,22 +179,26 @@ class TensorParallelGroup:
         return [part.tolist() for name, part in pairs if name == mine]
 
     def close(self) -> bool:
-        """Leaves the group. Safe to call twice.
+        """Ends the group. Safe to call twice.
 
-        NCCL may wait for peers that will never come and for graphs that hold its collectives, so
-        it is given a few seconds. Returns whether the group has ended in them.
+        NCCL may wait for ever, for peers that have died or for graphs with its collectives, so it
+        is given a few seconds.
+
+        Returns:
+            Whether the group has ended.
         """
         if self._process_group is None:
             return True
         self._process_group = self._symmetric_memory = None
-        # A daemon: where it never returns, the process can still end.
+        # A daemon thread: if the call never returns, the process can still exit.
         ending = threading.Thread(target=dist.destroy_process_group, daemon=True)
         ending.start()
         ending.join(_CLOSE_TIMEOUT_S)
         return not ending.is_alive()
 
     def _gather_into(self, parts: torch.Tensor, own: torch.Tensor) -> None:
-        """Fills [world_size * own.shape[0], ...] with all ranks' parts, one after another."""
+        """Fills `parts` [world_size * n, ...] with all ranks' tensors [n, ...], in the order of
+        ranks."""
         dist.all_gather_into_tensor(parts, own, group=self._process_group)
 
     def _gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -213,8 +226,8 @@ def _open_store(
     world_size: int,
     timeout: timedelta,
 ) -> Store:
-    """The store in which ranks leave words for each other; rank 0 keeps it if they are on several
-    nodes."""
+    """The key-value store of the rendezvous: a file on one node; for ranks on several nodes, rank 0
+    serves it."""
     store: Store
     if rendezvous is None:
         store_file = str(Path(directory).resolve() / _STORE_FILE)
@@ -233,13 +246,14 @@ def _open_store(
 
 
 def _exchange(store: Store, word: str, rank: int, world_size: int) -> tuple[str, ...]:
-    """Every rank's word, in the order of ranks. Raises DistError after the store's timeout."""
+    """Exchanges a string through the store; returns all ranks' strings in order. Raises DistError
+    after the store's timeout."""
     store.set(f"device_of_rank_{rank}", word)
     return tuple(store.get(f"device_of_rank_{other}").decode() for other in range(world_size))
 
 
 def _device_name(device: torch.device) -> str:
-    """The hardware's own name: an index means another GPU wherever other ones are visible."""
+    """UUID of a GPU: unlike its index, it does not depend on which GPUs a process sees."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
@@ -248,7 +262,8 @@ def _all_differ(names: Sequence[str]) -> bool:
 
 
 def _choose_interface(rendezvous: Rendezvous | None) -> None:
-    """Has collectives listen on the interface towards the other ranks alone, unless it is set."""
+    """Has collectives use only the network interface towards the other ranks, unless the
+    environment sets one."""
     interface = _loopback_interface() if rendezvous is None else interface_towards(rendezvous.host)
     if interface is not None:
         for library in ("GLOO", "NCCL"):

@@ -1,9 +1,9 @@
-"""Reads parts of tensors from safetensors files, several at a time, straight to where they go.
+"""Tensor reader: reads slices of tensors from safetensors files, in parallel and in place.
 
-Files are mapped. A block whose values are of the destination's type on this machine is copied there
-by a reading thread; any other is copied out, and converted or sent to its device by the caller's
-thread, which has torch's own. Pages that were read are let go of: a process never holds more than
-what it loads and the blocks that are on their way.
+Files are memory-mapped. If a block's destination is on CPU and has the file's data type, a reader
+thread copies the block there. Other blocks a reader thread copies to memory, and the caller's
+thread, which may use torch's threads, converts them or sends them to a device. Mapped pages are
+released after reading: a process never holds more than it has loaded and some blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.progress import Advance
 
 _BLOCK_BYTES = 4 << 20
 _MOST_READERS = 8
-"""Most blocks that a drive or a file server is asked for at a time; one for each reader."""
+"""Most reader threads, and so blocks that are requested from a drive or file server at a time."""
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -42,15 +42,15 @@ _TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Types by their names in headers."""
+"""Data types by their names in headers."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types that numpy knows, too, by size: values are copied without a look at them."""
+"""Integer types by size in bytes, as which values are copied: numpy does not know all types."""
 
 Words = npt.NDArray[Any]
 
 
 class TensorFile:
-    """A safetensors file whose header is known to be right."""
+    """A memory-mapped safetensors file, whose header the loader has checked."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -60,7 +60,8 @@ class TensorFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def blocks(self, name: str, slot: WeightSlot) -> Iterator[Block]:
-        """The slot's part of a tensor, in blocks of rows where it has rows as the file has."""
+        """Blocks of the slot's slice of a tensor: some rows each if slice and destination have the
+        same shape, else one block."""
         tensor = self._header[name]
         shape, dtype = tuple(tensor["shape"]), _TYPES[tensor["dtype"]]
         begin = self._begin + tensor["data_offsets"][0]
@@ -85,14 +86,14 @@ class TensorFile:
 
 
 class Block:
-    """Values on their way from a file.
+    """A block of values to read from a file.
 
     Args:
-        values: in the mapped file, as integers.
-        destination: where they go.
-        dtype: what they are.
-        offset: what is added to them there.
-        source: the file and where in it they lie, between others' perhaps.
+        values: the values in the mapped file, as integers of their size.
+        destination: view of the layer's tensor that they are written to.
+        dtype: data type of the values in the file.
+        offset: number that is added to the values.
+        source: the mapped file, and the range of bytes that contains the values.
     """
 
     def __init__(
@@ -114,11 +115,12 @@ class Block:
 
     @property
     def num_bytes(self) -> int:
-        """Read from the file."""
+        """Number of bytes that are read from the file."""
         return self._values.nbytes
 
     def read(self) -> torch.Tensor | None:
-        """Copies the values to where they go, and returns None, or returns a copy."""
+        """Copies the values to the destination and returns None, or, if that needs torch, returns
+        a copy for `store`. Runs in a reader thread."""
         if self._place is None:
             return self.read_copy()
         self._advise("MADV_WILLNEED")
@@ -127,24 +129,25 @@ class Block:
         return None
 
     def read_copy(self) -> torch.Tensor:
-        """A copy of the values in their own type, in the destination's shape."""
+        """A copy of the values in the file's data type and the destination's shape."""
         self._advise("MADV_WILLNEED")
         copy = torch.from_numpy(self._values.reshape(self._destination.shape).copy())
         self._advise("MADV_DONTNEED")
         return copy.view(self._dtype)
 
     def store(self, copy: torch.Tensor) -> None:
-        """Converts what `read` has returned."""
+        """Writes the copy that `read` returned to the destination, and adds the offset."""
         self._destination.copy_(copy)
         if self._offset:
             self._destination.add_(self._offset)
 
     def equals(self, copy: torch.Tensor) -> bool:
-        """Whether the destination holds the same."""
+        """Whether the destination holds the values of a copy."""
         return torch.equal(copy.to(self._destination), self._destination)
 
     def _advise(self, advice: str) -> None:
-        """Has the system read pages at once, or let go of them; where it can be told."""
+        """Advises the kernel to read the block's pages ahead, or to release them, where the system
+        supports it."""
         file, begin, end = self._source
         if (number := getattr(mmap, advice, None)) is not None:
             begin -= begin % mmap.PAGESIZE
@@ -152,7 +155,7 @@ class Block:
 
 
 def own_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
-    """Which part of a tensor of so many dimensions goes into the slot."""
+    """Index of the slot's slice in a tensor with `num_dims` dimensions."""
     index = [slice(None)] * len(slot.full_shape)
     shape = slot.destination.shape if slot.read_shape is None else slot.read_shape
     index[slot.dim] = slice(slot.start, slot.start + shape[slot.dim])
@@ -160,8 +163,8 @@ def own_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
 
 
 def read_blocks(blocks: Iterable[Block], advance: Advance) -> None:
-    """Brings all blocks to their destinations, in the order of files and about as many at a time
-    as there are processors."""
+    """Reads all blocks to their destinations, in order, with as many threads as processors, at most
+    8; calls `advance` with the bytes of each block."""
     num_readers = min(_MOST_READERS, os.cpu_count() or 1)
     pending = deque[tuple[Block, "Future[torch.Tensor | None]"]]()
 

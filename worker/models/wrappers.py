@@ -1,5 +1,5 @@
-"""Checkpoints that hold more than a language model: which part of config.json, and which tensors,
-are the text's. Imports no torch."""
+"""Wrappers: checkpoints with more than a language model, such as a vision encoder. The parts of
+config.json and the tensors of the text model are taken from them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from worker.models.quantization import QuantizationConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """How the tensors of a checkpoint are called, where not as in a checkpoint of the family."""
+    """Differences between tensors' names in a checkpoint and those of the family."""
 
     renamed: tuple[tuple[str, str], ...] = ()
-    """Beginnings of names, and what the family has in their place; the first that fits counts."""
+    """Prefixes of names in the checkpoint, and the family's; the first that matches is used."""
     renamed_ends: tuple[tuple[str, str], ...] = ()
-    """The same of ends."""
+    """Suffixes of names in the checkpoint, and the family's; all that match are used in turn."""
     skipped: tuple[str, ...] = ()
-    """Beginnings of names of tensors that the text does not need."""
+    """Prefixes of names of tensors that are not loaded."""
     skipped_ends: tuple[str, ...] = ()
-    """Ends of such names."""
+    """Suffixes of names of tensors that are not loaded."""
 
     def own_name(self, name: str) -> str | None:
-        """The family's name of a tensor; None for one that is not needed."""
+        """The family's name of a checkpoint's tensor; None for one that is not loaded."""
         if name.startswith(self.skipped) or name.endswith(self.skipped_ends):
             return None
         for end, own in self.renamed_ends:
@@ -37,7 +37,8 @@ class TensorNames:
         return name
 
     def checkpoint_names(self, own_name: str) -> list[str]:
-        """Names that a checkpoint may have for a module: the family's, and others."""
+        """Names that a checkpoint may have for a module: the family's, and those with other
+        prefixes."""
         return [own_name] + [
             prefix + own_name.removeprefix(own)
             for prefix, own in self.renamed
@@ -47,28 +48,29 @@ class TensorNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wrapper:
-    """A model that takes more than text."""
+    """A multimodal architecture whose text model is served."""
 
     model_type: str
     texts: Mapping[str, str]
-    """Families that compute the text, by the `model_type` of its text_config."""
+    """Families of the text model, by `model_type` of text_config."""
     keys: frozenset[str]
-    """Keys beside text_config that say nothing of the text."""
+    """Keys beside text_config that do not concern the text model."""
     tensors: TensorNames
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of missing keys of the text, where not as in the family."""
+    """Values of missing keys of the text model, where they differ from the family's."""
     of_whole: tuple[str, ...] = ()
-    """Keys of which text_config says what nobody reads."""
+    """Keys of text_config that are ignored, as transformers ignores them there."""
     text_kind: str = ""
-    """The text's `model_type` where there may be no text_config, its keys among the others; empty
-    where there is one."""
+    """`model_type` of the text model for checkpoints without text_config, whose keys are then
+    among the others; empty if text_config is required."""
 
 
 _BOOKKEEPING = words("model_type transformers_version auto_map")
 
 
 def _text_and(*parts: str) -> TensorNames:
-    """Names where the text stands beside these parts, perhaps with all of them in `model`."""
+    """Names for a text model in `language_model`, with these other parts, perhaps all within
+    `model`."""
     return TensorNames(
         renamed=(("language_model.", ""), ("model.language_model.", "model.")),
         skipped=tuple(f"{before}{part}." for before in ("", "model.") for part in parts),
@@ -239,14 +241,15 @@ TEXTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     name: (wrapper.model_type, tuple(dict.fromkeys(wrapper.texts.values())))
     for name, wrapper in _WRAPPERS.items()
 }
-"""The `model_type` and the families of which the text may be, by value of `architectures`."""
+"""`model_type`, and possible families of the text model, by value of `architectures`."""
 
 
 def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
-    """The configuration of the text's family, and how the checkpoint calls its tensors.
+    """The text model's config.json, and the names of its tensors in the checkpoint; for a
+    checkpoint that is no wrapper, `raw` itself and None.
 
     Raises:
-        ValueError: the text is of no family that is known here, or a key may concern it.
+        ValueError: text_config is malformed, or its family is not supported.
     """
     names = raw.get("architectures") or []
     wrapper = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
@@ -274,9 +277,9 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
         if key in wrapper.keys or key in _BOOKKEEPING or key == "text_config":
             continue
         if value is not None and key != "architectures":
-            own[key] = value  # the family refuses it where it does not know it
+            own[key] = value  # the family refuses keys that it does not know
     if "tie_word_embeddings" in text:
-        # Beside it transformers writes what its class of the whole model takes for granted.
+        # At the top level transformers then writes the default of the whole model's class.
         own.pop("tie_word_embeddings", None)
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(table := {**text, **own}.get(key), dict):
@@ -286,8 +289,8 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
 
 
 def _of_text(rope: RawConfig) -> RawConfig:
-    """A rotary embedding without what images and videos need: the dimensions that turn by a row, a
-    column or a time, which of text are the same number."""
+    """Rope parameters without multimodal rotary embedding (mrope): dimensions that rotate by row,
+    column or time of an image or video, which are all the position in text."""
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
     return {key: "default" if value == "mrope" else value for key, value in kept.items()}
 
@@ -298,8 +301,8 @@ def with_skipped_tensors(
     num_layers: int,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
-    """The names, and those of what the family skips, layers behind the last among them, or the
-    weights' format does without."""
+    """Adds to the names of tensors that are not loaded: those that the family skips, layers for
+    multi-token prediction, and those that the quantization format skips or renames."""
     skipped = family.skipped
     if family.skips_next_layers:
         skipped = (*skipped, f"model.layers.{num_layers}.")
