@@ -1,6 +1,6 @@
-"""The op registry: which implementation of an op runs on which tensor.
+"""Op registry: selects the implementation of an op by the device of its tensors.
 
-An op is a torch reference, which runs anywhere, and optionally a Triton kernel. Triton is
+An op has a torch reference, which runs on every device, and perhaps a Triton kernel. Triton is
 imported when a kernel is first selected, so a process without a GPU never loads it.
 """
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Op(Generic[P, R]):
-    """One op: its name, its reference and where its Triton kernel lies."""
+    """One op: its name, its torch reference and the path of its Triton kernel."""
 
     def __init__(
         self, registry: OpRegistry, name: str, reference: Callable[P, R], triton: str | None
@@ -38,7 +38,7 @@ class Op(Generic[P, R]):
         return self._triton_path is not None
 
     def select(self, tensor: torch.Tensor) -> Callable[P, R]:
-        """The implementation for `tensor`: Triton where it is on CUDA, unless a backend is set."""
+        """The implementation for `tensor`: Triton if it is on CUDA, unless a backend is set."""
         backend = self._registry.backend
         if backend == "torch" or (backend == "auto" and not tensor.is_cuda):
             return self.reference
@@ -63,7 +63,7 @@ class OpRegistry:
     def register(
         self, name: str, reference: Callable[P, R], *, triton: str | None = None
     ) -> Op[P, R]:
-        """Add an op; `triton` is "module:function", imported when first selected."""
+        """Adds an op; `triton` is "module:function", imported when first selected."""
         assert name not in self._ops, f"op {name} is registered twice"
         op = Op(self, name, reference, triton)
         self._ops[name] = cast("Op[..., object]", op)
@@ -80,14 +80,14 @@ class OpRegistry:
         return self.backend == "triton" or (self.backend == "auto" and device.type == "cuda")
 
     def set_backend(self, backend: Backend) -> None:
-        """Select "auto" (Triton on CUDA), "torch" or "triton" for every op of the process."""
+        """Selects "auto" (Triton on CUDA), "torch" or "triton" for all ops of the process."""
         if backend not in BACKENDS:
             raise ValueError(f"unknown kernel backend {backend!r}; choose one of {BACKENDS}")
         self.backend = backend
 
     @contextmanager
     def using(self, backend: Backend) -> Iterator[None]:
-        """Select a backend inside a `with` block."""
+        """Selects a backend within a `with` block."""
         before = self.backend
         self.set_backend(backend)
         try:

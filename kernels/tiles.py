@@ -1,27 +1,27 @@
-"""Sizes of what programs of a Triton kernel compute, and how many there are.
+"""Sizes of the grid and of the tiles of Triton kernels.
 
-Plain functions: Triton's own of these names are made for kernels, too, and take 2 us a call on the
-host, a quarter of a launch. A step that is launched kernel by kernel makes a dozen such calls per
-layer, and the device waits for them where layers are small.
+Plain functions: Triton's functions of the same names also work in kernels, and so take 2 us per
+call on the host, a quarter of a launch. An eager step makes a dozen such calls per layer, and with
+small layers the device waits for them.
 """
 
 from __future__ import annotations
 
 
 def cdiv(size: int, block: int) -> int:
-    """Programs that cover `size` elements in blocks of `block`."""
+    """Number of programs that cover `size` elements in blocks of `block`."""
     return -(-size // block)
 
 
 def next_power_of_2(size: int) -> int:
-    """The least power of 2 that is no less than `size`, which is 1 at least: what Triton's ranges
-    and tiles are as wide as."""
+    """The least power of 2 that is at least `size`: a width that Triton's tiles may have."""
     assert size > 0, "nothing is computed"
     return 1 << (size - 1).bit_length()
 
 
 def count_warps(width: int) -> int:
-    """Warps of a program whose row is so wide: 16 elements for each thread, or fewer."""
+    """Number of warps of a program that holds a row of `width` elements: 16 elements per thread or
+    fewer, up to 4,096."""
     if width <= 512:
         return 1
     return 4 if width <= 2048 else 8

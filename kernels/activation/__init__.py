@@ -1,4 +1,4 @@
-"""Activations of MLPs without a gate that torch computes in several steps; one launch on CUDA."""
+"""Activations of MLPs without a gate, in one launch on CUDA where torch has several."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _XIELU = registry.register(
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """The square of each positive element of [T, I], 0 for the others."""
+    """Squared ReLU of x [T, I], in the type of x."""
     return _SQUARED_RELU.select(x)(x)
 
 
 def xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """xIELU (arXiv 2411.13010) of each element of [T, I]: p x² + b x of what is positive, and
-    n (exp(min(x, e)) - 1 - x) + b x of the rest; computed in fp32, rounded to x.dtype.
+    """xIELU (arXiv 2411.13010): p x² + b x for positive elements, and
+    n (exp(min(x, e)) - 1 - x) + b x for others; computed in fp32, rounded to the type of x.
 
     Args:
-        x: inputs.
-        numbers: fp32 [4]: p, n, b, e.
+        x: [T, I].
+        numbers: fp32 [4]: the parameters p, n, b and e.
     """
     return _XIELU.select(x)(x, numbers)
 

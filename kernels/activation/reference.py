@@ -6,12 +6,12 @@ import torch
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """Squared ReLU in the type of x: what is positive is exact, and its square is rounded once."""
+    """Squared ReLU in the type of x, which rounds once: the ReLU itself is exact."""
     return torch.relu(x).square()
 
 
 def xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Both branches of every element, of which one is taken."""
+    """xIELU, which computes both branches of every element and selects one."""
     positive, negative, slope, limit = numbers.unbind()
     wide = x.float()
     falling = negative * (torch.expm1(torch.minimum(wide, limit)) - wide)

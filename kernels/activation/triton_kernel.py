@@ -1,4 +1,4 @@
-"""Triton activations without a gate: one kernel, which is compiled for each of them."""
+"""Triton activations without a gate: one kernel, compiled for each activation."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -11,22 +11,22 @@ from kernels.tiles import cdiv
 
 _BLOCK = 1024
 _SERIES_FROM = tl.constexpr(-0.25)
-"""Least x for which exp(x) - 1 is computed by its series: from here up to 0 the difference would
+"""Least x for which exp(x) - 1 is computed by its series: between it and 0, the difference would
 lose digits, and seven terms lose none."""
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """Launch over (tokens, blocks of columns)."""
+    """Launches a grid of (tokens, blocks of columns)."""
     return _activate(x, None)
 
 
 def xielu(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Launch over (tokens, blocks of columns)."""
+    """Launches a grid of (tokens, blocks of columns)."""
     return _activate(x, numbers)
 
 
 def _activate(x: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
-    """xIELU where there are numbers."""
+    """Launches xIELU with `numbers`, or squared ReLU without."""
     num_tokens, width = x.shape
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:

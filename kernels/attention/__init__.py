@@ -1,6 +1,6 @@
-"""Paged attention with grouped query heads: one query per row (decode) or many (extend).
+"""Grouped-query attention with a paged KV cache, for rows of one query (decode) or many (extend).
 
-A backend plans each step once; what it returns attends in every layer.
+A backend plans each step once; all layers of the step use that plan.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ WHY = {
     "prompts or without; libraries do so without prompts alone",
     "torch": "ops run on torch and the compiled library here",
 }
-"""Why `--attention-backend auto` takes the backend that the ops run on: libraries are for those who
-name them, none was measured here."""
+"""Reasons for the backend that `--attention-backend auto` takes, by its name, for the log. It takes
+no library's, since none was measured here."""
 
 
 def create_attention_backend(name: str, settings: AttentionSettings) -> AttentionBackend:
-    """The backend that `create` of `kernels/attention/{name}_backend.py` makes.
+    """Creates an attention backend, by `create` of `kernels/attention/{name}_backend.py`.
 
     Args:
-        name: value of `--attention-backend`; for auto see `WHY`.
-        settings: what it is to serve.
+        name: value of `--attention-backend`; "auto" takes the backend that ops run on.
+        settings: properties of the model and of the engine.
 
     Raises:
-        ValueError: it cannot work here; the message says what would help.
+        ValueError: the backend does not suit the settings; the message says what would help.
     """
     if name == "auto":
         name = "triton" if registry.uses_triton(settings.device) else "torch"

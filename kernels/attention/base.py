@@ -1,5 +1,4 @@
-"""The interface of attention: what it takes and what a backend offers. The one place that writes
-the signatures down.
+"""Interface of attention backends. Their arguments are described here alone.
 
 eager     plan ──> AttentionStep.forward, layer by layer
 captured  prepare_for_capture ──> forward, layer by layer, once for each number of rows
@@ -22,38 +21,42 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSettings:
-    """Settings that a backend is created with."""
+    """Properties of a model and an engine that backends depend on."""
 
     device: torch.device
     """Device of the caches."""
     dtype: torch.dtype
-    """Type of queries and caches."""
+    """Data type of queries and caches."""
     page_size: int
-    """Tokens of a page."""
+    """Tokens per page."""
     batch_invariant: bool = False
-    """Whether a query's bits may depend on its own keys and nothing else."""
+    """Whether a query's result must be bitwise the same whatever else is in the batch."""
     block_size: int = 1
-    """Positions of one block see each other; 1 is causal."""
+    """Number of consecutive positions that attend to each other; 1 for causal attention."""
     window: int = 0
-    """Positions that the layer sees which sees fewest; 0 where all see all."""
+    """Smallest sliding window of any layer; 0 if all layers have full attention."""
     cap: float = 0.0
-    """A product s of query and key, scaled, counts as cap * tanh(s / cap); as s itself where 0."""
+    """Soft cap of scores: a scaled score s becomes cap * tanh(s / cap); 0 for none."""
     has_sinks: bool = False
     """Whether layers have attention sinks."""
     has_latents: bool = False
-    """Whether values are the leading dimensions of keys, which all heads share."""
+    """Whether attention is over latents (MLA): all heads share the keys, whose leading dimensions
+    are the values."""
     most_decodes: int = 0
-    """Rows of a decode, at most; where there are latents."""
+    """Most rows of a decode; only for latents."""
     num_heads: int = 0
-    """Heads of a query, at most; where there are latents."""
+    """Most query heads on a rank; only for latents."""
     head_dims: tuple[int, ...] = ()
-    """Dimensions of keys: more than one number where layers differ."""
+    """Head dimensions of all layers, without repeats."""
 
     def check_library(self, name: str) -> None:
-        """Raises ValueError where causal attention kernels of a library for CUDA do not serve.
+        """Checks that a library's causal attention kernels for CUDA suit these settings.
 
         Args:
-            name: of the backend.
+            name: name of the backend.
+
+        Raises:
+            ValueError: they do not; the message says what to use.
         """
         option = f"--attention-backend {name}"
         if self.batch_invariant:
@@ -87,36 +90,38 @@ class AttentionSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionMetadata:
-    """B rows of one step: decodes, which have one query each, or extends, which have any number.
+    """B rows of one step: decodes, with one query each, or extends, with any number.
 
-    Query i of a row stands at position `seq_len - query_len + i` and sees all positions up to the
-    end of its block; blocks are counted from 0. With a window it sees the last positions up to its
-    own, or those of its chunk: pages of positions that no query of a row sees are not read, but for
-    those in one split of keys with such as are seen. The lengths on the host repeat those on the
-    device (planning never waits for it).
+    Query i of a row is at position `seq_len - query_len + i` and attends to all positions up to the
+    end of its block; blocks are counted from position 0. With a window it attends to the last
+    `window` positions up to its own, or to its chunk up to itself. Pages without any visible
+    position of a row are not read, except within a split of keys that has some.
     """
 
     page_table: torch.Tensor
-    """[B, P] int32: pages in the order of positions; entries past a row's end are valid pages."""
+    """[B, P] int32: page ids in the order of positions; entries past a row's end are valid ids."""
     seq_lens: torch.Tensor
-    """[B] int32: tokens in the cache, the new ones included. 0 is padding."""
+    """[B] int32: tokens in the cache, the new ones included; 0 for padding."""
     seq_lens_host: Sequence[int]
-    """[B]. Upper bounds where `AttentionBackend.needs_exact_lengths` is false."""
+    """[B]: the same on the host, since planning never waits for the device; may be upper bounds if
+    the backend's `needs_exact_lengths` is false."""
     query_start: torch.Tensor | None = None
-    """[B + 1] int32: where each row's queries begin among all; None of decodes."""
+    """[B + 1] int32: offsets of the rows' queries among all queries; None for decodes."""
     query_lens_host: Sequence[int] = ()
-    """[B]; empty of decodes, and with `num_queries`."""
+    """[B]: number of queries per row; empty for decodes, and with `num_queries`."""
     num_queries: int = 0
-    """Queries of all extends together, where the device alone knows how many each row has, which
-    may then be none; else 0."""
+    """Number of queries of all extends together, if only the device knows how many each row has
+    (it may have none); else 0."""
     page_size: int
-    """Tokens of a page."""
+    """Tokens per page."""
     block_size: int = 1
-    """Positions of one block see each other; 1 is causal. Extends begin and end where blocks do."""
+    """Number of consecutive positions that attend to each other; 1 for causal attention. Extends
+    consist of whole blocks."""
     window: int = 0
-    """Positions that a query sees, its own included; 0 for all."""
+    """Sliding window: number of positions that a query attends to, its own included; 0 for full
+    attention."""
     is_chunked: bool = False
-    """Whether a window begins at a multiple of its length: queries see their chunk."""
+    """Whether attention is chunked: windows begin at multiples of their length."""
 
     def __post_init__(self) -> None:
         assert not (self.window and self.block_size > 1), "windows are of causal rows"
@@ -137,11 +142,11 @@ class AttentionMetadata:
 
     @property
     def max_seq_len(self) -> int:
-        """The longest row, or a bound of it."""
+        """Length of the longest row, or an upper bound."""
         return max(self.seq_lens_host, default=0)
 
     def first_visible(self, position: int) -> int:
-        """The first position that a query at `position` sees."""
+        """First position that a query at `position` attends to."""
         return max(0, window_start(position, self.window, self.is_chunked)) if self.window else 0
 
 
@@ -149,12 +154,13 @@ _Positions = TypeVar("_Positions", int, torch.Tensor)
 
 
 def window_start(positions: _Positions, window: int, is_chunked: bool) -> _Positions:
-    """Begins of the windows of queries at `positions`; below 0 where these see all before."""
+    """First positions of the windows of queries at `positions`; below 0 if a window would begin
+    before position 0."""
     return positions // window * window if is_chunked else positions + 1 - window
 
 
 class AttentionStep(Protocol):
-    """A step's planned attention, which all of its layers share."""
+    """Planned attention of a step, which all layers share."""
 
     def forward(
         self,
@@ -167,65 +173,65 @@ class AttentionStep(Protocol):
     ) -> torch.Tensor:
         """Attends with each query over the pages of its row.
 
-        Query head h reads kv head h // (Hq // Hkv). A row of length 0 yields finite numbers
-        without meaning.
+        Query head h reads KV head h // (Hq // Hkv). Results of rows of length 0 are finite, but
+        meaningless.
 
         Args:
-            q: [T, Hq, D], rows one after another; heads side by side, rows may be strided.
-            k_cache: [num_pages, page_size, Hkv, D], the new tokens' keys included. The caches must
-                hold finite numbers everywhere, unused slots too: allocate them with zeros.
-            v_cache: values, of the same shape; or, of one kv head, the leading dimensions of the
-                keys themselves: a view k_cache[..., :Dv].
-            scale: factor of the products of queries and keys.
-            sinks: [Hq] fp32; a score of each head that takes its share of the weights as a key's
-                would, and gives nothing for it.
+            q: [T, Hq, D], rows one after another; heads are contiguous, rows may be strided.
+            k_cache: [num_pages, page_size, Hkv, D], with the new tokens' keys. The caches must hold
+                finite numbers everywhere, in unused slots too: allocate them with zeros.
+            v_cache: values [num_pages, page_size, Hkv, D]; or, for latents with one KV head, the
+                leading dimensions of the keys, a view k_cache[..., :Dv].
+            scale: factor of scores.
+            sinks: fp32 [Hq]: for each head a score that enters the softmax like that of a key with
+                value 0; None for none.
 
         Returns:
-            [T, Hq, Dv], where Dv is D but for such a view.
+            [T, Hq, Dv]; Dv is D except for latents.
         """
         ...
 
 
 class AttentionBackend(ABC):
-    """An implementation of paged attention with grouped query heads."""
+    """An implementation of grouped-query attention with a paged KV cache."""
 
     needs_exact_lengths: ClassVar[bool] = True
-    """Whether it plans by the lengths on the host; else it reads them on the device, where they
-    may follow from what is still being computed."""
+    """Whether it plans with exact lengths on the host. If not, it reads them on the device, where
+    they may depend on a step in flight."""
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        """Prepares the attention of a step's rows, before its first layer."""
+        """Plans the attention of a step's rows, before its first layer."""
 
 
 class CapturableBackend(AttentionBackend):
     """A backend whose steps may be captured in CUDA graphs."""
 
     captures_ragged: bool = False
-    """Whether it captures extends of which the device alone knows how many queries each row has.
-    Such steps are replayed as they are, without `prepare_for_replay`."""
+    """Whether it captures extends with `num_queries`, whose rows' lengths only the device knows.
+    Such steps are replayed without `prepare_for_replay`."""
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:
-        """A step of dummy rows to be captured.
+        """Plans a step of dummy rows for a capture.
 
-        What it launches reads buffers that stay where they are. Launch it once before the capture:
-        kernels are compiled, and some backends plan, when a layer first attends. Any step may be
-        captured where a backend says nothing else.
+        Its launches read static buffers. They have to run once before the capture: kernels are
+        compiled, and some backends plan, when a layer first attends. By default any planned step
+        may be captured.
 
         Args:
-            metadata: as wide a page table as any step to come has, and bounds of its lengths.
+            metadata: a page table as wide as that of any later step, and upper bounds of lengths.
         """
         return self.plan(metadata)
 
     def prepare_for_replay(
         self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
     ) -> None:
-        """Plans the captured step of B rows anew, outside its graph.
+        """Updates the plan of the captured step of B rows, before its graph is replayed.
 
-        Where a backend says nothing else, the graph reads all that there is to know on the device.
+        By default there is nothing to do: the graph reads all inputs on the device.
 
         Args:
-            page_table: [all slots, P] int32, as wide as that of the captured step.
-            slots: [B] int64: its rows in this step, padding included.
-            seq_lens: [B], on the host, exact.
+            page_table: [slots, P] int32, as wide as that of the captured step.
+            slots: [B] int64: rows of the page table in this step, padding included.
+            seq_lens: [B], exact lengths on the host.
         """

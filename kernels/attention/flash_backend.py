@@ -1,6 +1,6 @@
-"""FlashAttention over paged caches: version 3 where it is installed, else version 2.
+"""FlashAttention backend: version 3 if it is installed, else version 2.
 
-Both read the page table as it is. Version 2 wants pages of a multiple of 256 tokens.
+Both take the page table as it is. Version 2 needs pages of a multiple of 256 tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PAGE_MULTIPLE = 256
 
 
 def create(settings: AttentionSettings) -> FlashAttention:
-    """The newest version that is installed.
+    """The backend, with the newest version that is installed.
 
     Raises:
-        ValueError: none is, or what is there does not suit the settings.
+        ValueError: none is installed, or it does not suit the settings.
     """
     settings.check_library("flash")
     if importlib.util.find_spec("flash_attn_interface") is not None:
@@ -42,12 +42,13 @@ def create(settings: AttentionSettings) -> FlashAttention:
 
 
 class FlashAttention(CapturableBackend):
-    """Calls that take lengths and pages from the device: of decodes, a graph repeats them as they
-    are. Those of extends take the longest one's queries from the host.
+    """Attention by calls of the library. Calls for decodes read lengths and pages on the device
+    alone, so graphs replay them without an update; those for extends also take the most queries of
+    a row from the host.
 
     Args:
         module: `flash_attn_interface` (version 3) or `flash_attn` (version 2).
-        version: which of them.
+        version: 3 or 2.
     """
 
     def __init__(self, module: Any, *, version: int) -> None:
@@ -55,7 +56,7 @@ class FlashAttention(CapturableBackend):
         self._version = version
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
-        """Nothing but arguments."""
+        """Binds the arguments of the library's call."""
         rows = metadata
         pages = "page_table" if self._version == 3 else "block_table"
         options = {pages: rows.page_table, "causal": True}
@@ -87,7 +88,7 @@ class FlashAttention(CapturableBackend):
         return _Step(call, is_decode=False)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
-        """A captured step is any other."""
+        """Plans a decode for a capture; extends are not captured."""
         assert metadata.query_start is None, "its steps for graphs are of decodes"
         return self.plan(metadata)
 

@@ -1,7 +1,7 @@
-"""FlashInfer's paged attention (docs.flashinfer.ai: BatchDecode-/BatchPrefillWithPagedKVCache).
+"""FlashInfer backend (docs.flashinfer.ai: BatchDecode-/BatchPrefillWithPagedKVCacheWrapper).
 
-Its planner wants row lengths on the host and page numbers on the device, both without padding. For
-CUDA graphs there is a wrapper for each number of rows, whose own buffers the plans go into.
+Its planner takes row lengths on the host and page ids on the device, both without padding. For CUDA
+graphs there is one wrapper per number of rows, with static buffers for its plans.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ import torch
 from kernels.attention.base import AttentionMetadata, AttentionSettings, CapturableBackend
 
 _WORKSPACE_BYTES = 128 << 20
-"""Bytes of the workspace: what FlashInfer's documentation recommends for the partial results of
-split rows."""
+"""Bytes of the workspace for partial results of split rows, as FlashInfer's documentation
+recommends."""
 _PLANS_UNDER_WAY = 4
-"""A step plans its decodes and its extends, and so does the one that is launched ahead of it."""
+"""Most plans in flight: decodes and extends of two steps."""
 
 
 def create(settings: AttentionSettings) -> FlashInferAttention:
-    """The backend. Raises ValueError where FlashInfer is not installed or does not suit."""
+    """The backend.
+
+    Raises:
+        ValueError: FlashInfer is not installed, or does not suit the settings.
+    """
     settings.check_library("flashinfer")
     if importlib.util.find_spec("flashinfer") is None:
         raise ValueError(
@@ -38,12 +42,12 @@ def create(settings: AttentionSettings) -> FlashInferAttention:
 
 
 class FlashInferAttention(CapturableBackend):
-    """One wrapper for eager decodes and one for extends, since a mixed step plans both, and one for
-    each number of rows that is captured.
+    """Attention by FlashInfer's wrappers: one for eager decodes and one for extends, since a mixed
+    step plans both, and one for each captured number of rows.
 
     Args:
         flashinfer: the imported package.
-        device: where the caches lie.
+        device: device of the caches.
     """
 
     def __init__(self, flashinfer: Any, device: torch.device) -> None:
@@ -61,7 +65,8 @@ class FlashInferAttention(CapturableBackend):
         """Captured steps by number of rows."""
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
-        """Planned by the first layer, which knows the heads."""
+        """Collects the rows' pages; FlashInfer itself plans when the first layer attends, which
+        knows the heads."""
         page_size = metadata.page_size
         lengths = torch.tensor(metadata.seq_lens_host, dtype=torch.int32)
         rows = _PagedRows.of(metadata.page_table, lengths, page_size)
@@ -71,7 +76,8 @@ class FlashInferAttention(CapturableBackend):
         return _Step(self._planner, self._extend, queries, rows, page_size)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _CapturedStep:
-        """Steps run one after another, so that all wrappers share one workspace."""
+        """Makes the wrapper for this number of rows. Steps run one after another, so all wrappers
+        share one workspace."""
         assert metadata.query_start is None, "its wrappers for graphs are of decodes"
         page_table, page_size = metadata.page_table, metadata.page_size
         num_rows, width = page_table.shape
@@ -99,31 +105,31 @@ class FlashInferAttention(CapturableBackend):
     def prepare_for_replay(
         self, page_table: torch.Tensor, slots: torch.Tensor, seq_lens: npt.NDArray[np.int64]
     ) -> None:
-        """Its planner copies the rows into the wrapper's buffers."""
+        """Plans the rows anew, which copies them to the wrapper's static buffers."""
         step = self._captured[len(slots)]
         lengths = torch.from_numpy(seq_lens).int()
         step.plan_again(_PagedRows.of(page_table.index_select(0, slots), lengths, step.page_size))
 
 
 class _Planner:
-    """Gives each plan pinned memory to wait in until it has been copied to the device.
+    """Lends each plan a pinned buffer until the plan has been copied to the device.
 
-    HAZARD(stream): a wrapper's `plan` writes into its own pinned memory and launches a copy, which
-    happens when all that was launched before is done. It asks nobody whether the plan before has
-    left: that of a step that is launched ahead would take its place (sgl-project/mini-sglang#103:
-    illegal memory accesses). So all wrappers take turns at a few such places of ours.
+    HAZARD(stream): a wrapper's `plan` writes to its pinned buffer and launches a copy, which runs
+    after all earlier launches. It does not check that the previous plan has been copied: a step
+    that is launched ahead would overwrite it (sgl-project/mini-sglang#103: illegal memory
+    accesses). So all wrappers take turns at a few buffers of this class.
 
     Args:
-        device: where the copies go.
+        device: device that plans are copied to.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._places = deque[tuple[torch.Tensor, torch.cuda.Event | None]]()
-        """The one used the longest ago first; each with the end of its copy."""
+        """Pinned buffers, least recently used first, each with the event after its copy."""
 
     def plan(self, wrapper: Any, *rows: Any, **options: Any) -> None:
-        """Calls `wrapper.plan`. Waits only where more plans are under way than two steps have."""
+        """Calls `wrapper.plan`. Waits only if more plans are in flight than two steps have."""
         place = self._free_place(wrapper)
         wrapper._pin_memory_int_workspace_buffer = place
         wrapper.plan(*rows, **options)
@@ -145,19 +151,20 @@ class _Planner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PagedRows:
-    """Rows of pages one after another, without padding."""
+    """Pages of B rows in FlashInfer's form (CSR), without padding."""
 
     indptr: torch.Tensor
-    """[B + 1] int32, host."""
+    """[B + 1] int32 on the host: offsets of the rows' pages in `indices`."""
     indices: torch.Tensor
-    """[all pages] int32, device."""
+    """[all pages] int32 on the device: page ids."""
     last_page_len: torch.Tensor
-    """[B] int32, host."""
+    """[B] int32 on the host: number of tokens in each row's last page."""
 
     @staticmethod
     def of(page_table: torch.Tensor, seq_lens: torch.Tensor, page_size: int) -> _PagedRows:
-        """Rows of page_table [B, P] on the device, with lengths [B] int32 on the host."""
-        # A row of length 0 (padding) reads one position, as elsewhere.
+        """Pages of the rows of page_table [B, P] on the device, with lengths [B] int32 on the
+        host."""
+        # A row of length 0 (padding) reads one position, as in other backends.
         lengths = seq_lens.clamp(min=1)
         pages = (lengths + page_size - 1) // page_size
         indptr = torch.zeros(len(lengths) + 1, dtype=torch.int32)
@@ -190,7 +197,8 @@ class _Step:
         self.page_size = page_size
         self._is_planned = False
         self._plan_arguments: tuple[tuple[int, ...], Mapping[str, Any]] | None = None
-        """Shape and options, once a layer has attended."""
+        """Heads, head dimension and page size, and options of the plan, once a layer has
+        attended."""
 
     def forward(
         self,
@@ -221,10 +229,10 @@ class _Step:
 
 
 class _CapturedStep(_Step):
-    """A decode step whose launches are captured; remembers what layers look like."""
+    """A captured decode step, which can be planned again for other rows."""
 
     def plan_again(self, rows: _PagedRows) -> None:
-        """Plans other rows, as many as there were."""
+        """Plans the step for other rows, of the same number, and the same layers."""
         assert self._plan_arguments is not None, "a step attends before it is replayed"
         self._rows = rows
         self._plan(*self._plan_arguments)

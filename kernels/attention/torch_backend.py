@@ -1,5 +1,5 @@
-"""Torch paged attention: gather whole pages, then scaled dot product attention. It serves CPUs; on
-CUDA it is there to compare with."""
+"""Torch backend: gathers whole pages, then calls scaled dot product attention. For CPU; on CUDA it
+is a reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from kernels.attention.torch_plan import (
 
 
 def create(settings: AttentionSettings) -> TorchAttention:
-    """The backend. Raises ValueError where it is to be batch-invariant on CUDA or with a cap."""
+    """The backend.
+
+    Raises:
+        ValueError: batch-invariant attention is asked for on CUDA, or with a soft cap.
+    """
     if settings.batch_invariant and settings.device.type != "cpu":
         raise ValueError("--attention-backend torch is not batch-invariant; use auto or triton")
     if settings.batch_invariant and settings.cap:
@@ -38,18 +42,18 @@ def create(settings: AttentionSettings) -> TorchAttention:
 
 
 class TorchAttention(AttentionBackend):
-    """Decodes in groups of rows of similar length, extends row by row.
+    """Attention by torch: decodes in groups of rows of similar length, extends row by row.
 
     Args:
-        batch_invariant: whether to cut keys and queries at fixed positions instead.
-        cap: of scores, as `AttentionSettings` has it.
+        batch_invariant: whether keys and queries are split at fixed positions instead.
+        cap: soft cap of scores, as in AttentionSettings.
     """
 
     def __init__(self, *, batch_invariant: bool = False, cap: float = 0.0) -> None:
         self._batch_invariant, self._cap = batch_invariant, cap
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        """Which pages to gather, which rows to compute together, which positions to mask."""
+        """Plans the pages to gather, the rows to compute together, and the positions to mask."""
         if metadata.query_start is None:
             if self._batch_invariant:
                 return InvariantStep(plan_invariant_decode(metadata))
@@ -61,7 +65,7 @@ class TorchAttention(AttentionBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Treatment of the products of queries and keys: scale, cap and sinks."""
+    """Parameters of scores: scale, soft cap and sinks."""
 
     scale: float
     cap: float
@@ -69,13 +73,13 @@ class _Scores:
 
     @property
     def are_special(self) -> bool:
-        """Whether torch's own attention does not know such scores."""
+        """Whether torch's attention does not support these scores."""
         return self.cap > 0 or self.sinks is not None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One attention call per group of rows."""
+    """Planned decodes: one attention call per group of rows."""
 
     groups: tuple[DecodeGroup, ...]
     cap: float
@@ -89,7 +93,7 @@ class DecodeStep:
         scale: float,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One query per row."""
+        """Attends with one query per row; arguments as in AttentionStep."""
         scores = _Scores(scale, self.cap, sinks)
         if len(self.groups) == 1 and self.groups[0].rows is None:
             return _decode_group(q, k_cache, v_cache, self.groups[0], scores)
@@ -113,7 +117,7 @@ def _decode_group(
     k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
     if v_cache.shape[3] != k_cache.shape[3]:
-        # What all heads share is read once where they are rows of one product.
+        # Latents: with heads as rows of one product, the keys that they share are read once.
         found = scaled_dot_product_attention(
             q.unsqueeze(1), k, k, attn_mask=mask, scale=scores.scale
         )
@@ -134,7 +138,7 @@ def _decode_group(
 
 @dataclass(frozen=True, slots=True)
 class ExtendStep:
-    """One attention call per row, or per piece of a long one."""
+    """Planned extends: one attention call per row, or per piece of a long row."""
 
     pieces: tuple[ExtendPiece, ...]
     cap: float
@@ -148,7 +152,7 @@ class ExtendStep:
         scale: float,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Many queries per row."""
+        """Attends with any number of queries per row; arguments as in AttentionStep."""
         scores = _Scores(scale, self.cap, sinks)
         parts = [_extend_piece(q, k_cache, v_cache, piece, scores) for piece in self.pieces]
         if len(parts) == 1:
@@ -194,8 +198,8 @@ def _attend_by_hand(
     mask: torch.Tensor | None,
     how: _Scores,
 ) -> torch.Tensor:
-    """q [B, Hq, n, D] over k and v [B, Hkv, L, D], of which the mask [..., n or 1, L] is added:
-    [B, Hq, n, D]."""
+    """Attention of q [B, Hq, n, D] over k and v [B, Hkv, L, D], with soft cap and sinks: [B, Hq, n,
+    D]. The mask [..., n or 1, L] is added to scores."""
     group = q.shape[1] // k.shape[1]
     rows = q.unflatten(1, (-1, group)).flatten(2, 3)
     scores = (rows @ k.transpose(2, 3)).float().mul_(how.scale).unflatten(2, (group, -1))
@@ -212,7 +216,7 @@ def _attend_by_hand(
 
 
 def _gather_pages(cache: torch.Tensor, pages: torch.Tensor, rows: int) -> torch.Tensor:
-    """Copy pages [rows * n] out of a cache: [rows, Hkv, n * page_size, D] (a strided view)."""
+    """Copies pages [rows * n] out of a cache: [rows, Hkv, n * page_size, D] (a strided view)."""
     num_pages, _, num_kv_heads, head_dim = cache.shape
     flat = cache.view(num_pages, -1).index_select(0, pages)
     return flat.view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Batch-invariant torch attention: a query's bits depend on its own keys and nothing else."""
+"""Batch-invariant torch attention: a query's result depends, bitwise, on its own keys alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.attention.torch_invariant_plan import (
 
 @dataclass(frozen=True, slots=True)
 class InvariantStep:
-    """Decodes and extends alike, as their plan has laid out the queries."""
+    """Planned attention of decodes or extends, whose queries the plan lays out in tiles."""
 
     plan: InvariantPlan
 
@@ -29,11 +29,11 @@ class InvariantStep:
         scale: float,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Tiles of queries over splits of keys."""
+        """Attends with tiles of queries over splits of keys; arguments as in AttentionStep."""
         num_q_heads, head_dim = q.shape[1:]
         num_kv_heads, value_dim = v_cache.shape[2:]
         if value_dim < head_dim:
-            v_cache = k_cache  # of latents, which lead the keys; the flash kernel knows one width
+            v_cache = k_cache  # latents: the flash kernel needs values as wide as keys
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for block in self.plan.blocks:
             rows = block.num_tiles * TILE_QUERIES
@@ -50,7 +50,7 @@ class InvariantStep:
                 self.plan.has_window,
             )
             if sinks is not None:
-                # The sum of exponentials that a sink joins is the last thing to be known.
+                # The sink joins the sum of exponentials of all splits, so it comes last.
                 own = sinks.view(num_kv_heads, 1, -1)
                 share = 1.0 / (1.0 + (own - lse.view(folded.shape[:-1])).exp())
                 folded = (folded * share.unsqueeze(-1)).to(q.dtype)
@@ -68,8 +68,11 @@ def _fold(
     scale: float,
     has_window: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fold a block's splits in order; `tiles` and the result are [tiles, Hkv, Q, G, D], and beside
-    it are the logarithms of the sums of exponentials, [tiles, Hkv, Q * G]."""
+    """Attends over a block's splits, and merges them in order.
+
+    Returns:
+        Output [tiles, Hkv, Q, G, D], of the shape of `tiles`, and log-sum-exp [tiles, Hkv, Q * G].
+    """
     queries = tiles.flatten(2, 3)
     out, lse = queries, queries[..., 0]
     if has_window:
@@ -78,7 +81,7 @@ def _fold(
     for index, part in enumerate(block.splits):
         part_out, part_lse = _attend_split(queries, k_cache, v_cache, part, split, scale)
         if index == 0 and not has_window:
-            # Every tile sees position 0, hence some of the first split.
+            # Without a window, every tile attends to position 0, hence to the first split.
             out, lse = part_out.contiguous(), part_lse.contiguous()
         else:
             window = slice(part.first, part.stop)
@@ -94,10 +97,10 @@ def _attend_split(
     split: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over one split: (out [n, Hkv, Q * G, D], log of the sum of exponentials).
+    """Attention over one split: output [n, Hkv, Q * G, D] and log-sum-exp [n, Hkv, Q * G].
 
-    HAZARD(invariance): the flash kernel computes each (tile, kv head) by one product of the fixed
-    shape Q * G x split x D. Nothing here may let that shape depend on the batch.
+    HAZARD(invariance): the flash kernel computes each (tile, KV head) by one product of the fixed
+    shape Q * G x split x D, which must not depend on the batch.
     """
     queries = queries[part.first : part.stop]
     count, num_kv_heads, rows, head_dim = queries.shape
@@ -106,7 +109,7 @@ def _attend_split(
     v = v_cache.view(v_cache.shape[0], -1).index_select(0, part.pages).view(shape).transpose(1, 2)
     mask = part.mask.to(queries.dtype).expand(-1, -1, -1, rows // TILE_QUERIES, -1)
     mask = mask.reshape(count, 1, rows, split)
-    # A single product would run outside the thread pool, where the library may split it up.
+    # A single product would not run in the thread pool, and the library might then split it.
     padded = max(count, 2) if num_kv_heads == 1 else count
     queries, mask = queries.expand(padded, -1, -1, -1), mask.expand(padded, -1, -1, -1)
     k, v = k.expand(padded, -1, -1, -1), v.expand(padded, -1, -1, -1)
@@ -119,7 +122,7 @@ def _attend_split(
 def _merge(
     out: torch.Tensor, lse: torch.Tensor, part_out: torch.Tensor, part_lse: torch.Tensor
 ) -> None:
-    """Fold a partial result into `out` and `lse` in place."""
+    """Merges a partial output and its log-sum-exp into `out` and `lse`, in place."""
     highest = torch.maximum(lse, part_lse)
     weight, part_weight = (lse - highest).exp_(), (part_lse - highest).exp_()
     total = weight + part_weight

@@ -1,10 +1,10 @@
-"""Per-step plans of the batch-invariant torch path.
+"""Plans of batch-invariant torch attention, one per step.
 
-A query's keys are cut into splits at fixed positions (0, S, 2S, ...), whatever the batch, the
-chunk or the prefix; the last split is padded to S and masked. Queries are cut into tiles at fixed
-positions too (0, Q, 2Q, ...): a query always sits in row `position % Q` of its tile, and rows of
-absent queries hold zeros. Every (tile, kv head, split) is one product of one shape, whose rows do
-not read each other, and a tile's splits are folded in order.
+Keys are divided into splits at fixed positions (0, S, 2S, ...), whatever the batch, the chunk or
+the prefix; the last split is padded to S and masked. Queries are divided into tiles at fixed
+positions, too (0, Q, 2Q, ...): a query is always row `position % Q` of its tile, and rows without a
+query are zeros. Each (tile, KV head, split) is one product of the same shape, in which rows do not
+affect each other, and a tile's splits are merged in order.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ from kernels.attention.base import AttentionMetadata, window_start
 from kernels.attention.torch_plan import causal_mask, visible_length
 
 SPLIT_TOKENS = 128
-"""Keys of one split (one page where pages are larger)."""
+"""Number of keys per split (one page if pages are larger)."""
 TILE_QUERIES = 4
-"""Queries of one tile: more would speed up long extends and slow down decoding."""
-# Queries of one block, which bounds the scratch memory of a long chunk.
+"""Number of queries per tile: more would speed up long extends and slow down decoding."""
+# Most queries of a block, which bounds the scratch memory for a long chunk.
 _MAX_QUERIES = 1024
 _HIDDEN = 1e30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvariantSplit:
-    """One split of keys and the tiles that see any of it."""
+    """One split of keys, and the tiles of a block that attend to any of it."""
 
     first: int
     stop: int
-    """The block's tiles `first` to `stop`."""
+    """Tiles from `first` up to, not including, `stop` attend to the split."""
     pages: torch.Tensor
-    """int64: pages of one split per tile (decode), or of one split for all tiles (extend)."""
+    """int64: page ids of the split, for each tile (decode) or for all tiles together (extend)."""
     mask: torch.Tensor
-    """[tiles, 1, Q, 1, S] fp32, 0 or -inf (-1e30 with a window: all of a query's keys in a split
-    may be hidden, and what it has of that weighs nothing beside any other split). Never left out:
-    its absence takes another path."""
+    """fp32 [tiles, 1, Q, 1, S]: 0, or -inf for masked keys. With a window these are -1e30: all keys
+    of a query in a split may be masked, and its result then has no weight beside other splits.
+    There always is a mask, since without one the library would take another kernel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvariantBlock:
-    """Queries `start` to `stop` of [T], laid out in tiles and folded together."""
+    """Queries from `start` up to, not including, `stop`, laid out in tiles."""
 
     start: int
     stop: int
     num_tiles: int
     places: torch.Tensor
-    """[stop - start] int64: tile * Q + row of each query."""
+    """[stop - start] int64: tile * Q + row within the tile, of each query."""
     splits: tuple[InvariantSplit, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvariantPlan:
-    """All queries of a step."""
+    """Plan for all queries of a step."""
 
     split: int
+    """Number of keys per split."""
     blocks: tuple[InvariantBlock, ...]
     has_window: bool
-    """Whether tiles may see nothing of the first split."""
+    """Whether there is a window, so that a tile may not attend to the first split."""
 
 
 def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
-    """One tile per row, by falling length, so that the tiles that reach a split are a prefix."""
+    """Plans decodes: one tile per row, in descending order of length, so that the tiles that reach
+    a split are consecutive."""
     page_table, page_size = metadata.page_table, metadata.page_size
     seq_lens_host = metadata.seq_lens_host
     split = max(SPLIT_TOKENS, page_size)
@@ -100,7 +102,7 @@ def plan_invariant_decode(metadata: AttentionMetadata) -> InvariantPlan:
 
 
 def plan_invariant_extend(metadata: AttentionMetadata) -> InvariantPlan:
-    """One block per row, cut where it has very many queries."""
+    """Plans extends: one block per row, or several if it has very many queries."""
     page_table, page_size = metadata.page_table, metadata.page_size
     split = max(SPLIT_TOKENS, page_size)
     blocks = []
@@ -139,11 +141,11 @@ def _extend_block(
     splits = []
     begin = metadata.first_visible(origin) // split * split
     for position in range(begin, visible_length(positions[1] - 1, block_size), split):
-        # A split starts where a block and a tile start: of the tiles from there on, and of those
-        # that share a block with one, every row sees some of it; of those before, none does.
+        # Splits begin where blocks and tiles begin. All queries of the tiles from there on, and of
+        # tiles in the same block as one of these, attend to some of the split; earlier ones do not.
         first = max(0, position // block_size * block_size // TILE_QUERIES - first_tile)
         stop = num_tiles
-        if window:  # tiles whose first query sees nothing of it see nothing
+        if window:  # if a tile's first query is past the split, so are the others
             blind = position + split + window - 1
             if metadata.is_chunked:
                 blind = -(-(position + split) // window) * window
@@ -161,7 +163,7 @@ def _extend_block(
 
 
 def _split_pages(table: torch.Tensor, position: int, split: int, page_size: int) -> torch.Tensor:
-    """Pages of positions [position, position + split) for each row; page 0 past the table."""
+    """Page ids of positions [position, position + split) for each row; 0 past the table's end."""
     columns = split // page_size
     start = position // page_size
     part = table[:, start : start + columns]

@@ -1,4 +1,4 @@
-"""Per-step plans of the torch path: pages to gather, rows to batch, positions to mask."""
+"""Plans of torch attention, one per step: pages to gather, rows to batch, positions to mask."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 from kernels.attention.base import AttentionMetadata, window_start
 
-# Rows share a group while padding them to its longest row at most doubles their pages.
+# Rows form a group if padding to its longest row at most doubles their pages.
 _MAX_PADDING = 2
-# Tokens gathered at once: a group's keys and values should stay in the last-level cache.
+# Most tokens of a group: its keys and values should stay in the last-level cache.
 _MAX_GROUP_TOKENS = 8192
-# Elements of one materialised causal mask; longer extends are cut into pieces of queries.
+# Most elements of a causal mask; longer extends are split into pieces of queries.
 _MAX_MASK_ELEMENTS = 1 << 20
 
 
@@ -21,14 +21,14 @@ class DecodeGroup:
     """Decode rows of similar length, computed in one call."""
 
     rows: torch.Tensor | None
-    """[n] indices of the rows in the batch; None where the group is the whole batch in order."""
+    """[n] indices of the rows in the batch; None if the group is the whole batch in order."""
     num_rows: int
     pages: torch.Tensor
-    """[n * pages_per_row] int64."""
+    """[n * pages per row] int64: page ids."""
     length: int
     """Length of the longest row."""
     mask: torch.Tensor | None
-    """[n, 1, 1, length] fp32, 0 or -inf; None where all rows are equally long."""
+    """fp32 [n, 1, 1, length], 0 or -inf; None if no position is masked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,19 +38,20 @@ class ExtendPiece:
     query_start: int
     query_stop: int
     pages: torch.Tensor
-    """[ceil(length / page_size)] int64."""
+    """[ceil(length / page_size)] int64: page ids."""
     length: int
-    """Positions on these pages up to the last that a query of the piece sees."""
+    """Number of positions on these pages up to the last one that a query attends to."""
     is_causal: bool
-    """Whether queries and keys start together, so that no mask tensor is needed."""
+    """Whether queries and keys begin at the same position, so that no mask tensor is needed."""
     mask: torch.Tensor | None
-    """[queries, length] fp32, 0 or -inf."""
+    """fp32 [queries, length], 0 or -inf; None if `is_causal`, or if no position is masked."""
 
 
 def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
-    """Group rows by length. A row of length 0 reads one position, so that it stays finite.
+    """Plans decodes in groups by length. A row of length 0 reads one position, so that its result
+    is finite.
 
-    With a window rows are cut: they begin with the page of the first position that they see.
+    With a window, rows begin with the page of the first position that they attend to.
     """
     page_table, page_size = metadata.page_table, metadata.page_size
     seq_lens = metadata.seq_lens
@@ -93,7 +94,8 @@ def plan_decode_groups(metadata: AttentionMetadata) -> tuple[DecodeGroup, ...]:
 
 
 def _cut_rows(page_table: torch.Tensor, first_pages: list[int], width: int) -> torch.Tensor:
-    """`width` pages of each row from its first on; the table's last page again past its end."""
+    """`width` page ids of each row from its entry of `first_pages` on; past the table's end its
+    last column is repeated."""
     first = torch.tensor(first_pages, device=page_table.device).view(-1, 1)
     columns = first + torch.arange(width, device=page_table.device)
     return page_table.gather(1, columns.clamp_(max=page_table.shape[1] - 1))
@@ -119,9 +121,10 @@ def _group_by_length(lengths: list[int], page_size: int) -> list[list[int]]:
 
 
 def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
-    """One piece per row; more where a row's mask would grow large.
+    """Plans extends: one piece per row, or more if a row's mask would be large.
 
-    With a window a piece begins with the page of the first position that any of it sees.
+    With a window, a piece begins with the page of the first position that any of its queries
+    attends to.
     """
     page_table, page_size = metadata.page_table, metadata.page_size
     block_size, window = metadata.block_size, metadata.window
@@ -165,11 +168,12 @@ def plan_extend_pieces(metadata: AttentionMetadata) -> tuple[ExtendPiece, ...]:
 
 
 def visible_length(position: int, block_size: int) -> int:
-    """How many positions a query sees: up to the end of its block; blocks of 1 are causal."""
+    """Number of positions that a query at `position` attends to: all up to the end of its block."""
     return (position // block_size + 1) * block_size
 
 
 def causal_mask(positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """0 where a position is below its row's number of visible positions, else -inf (fp32)."""
+    """Mask in fp32: 0 where a position is below its row's number of visible positions, else
+    -inf."""
     hidden = positions >= visible
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -1,4 +1,4 @@
-"""Attention by the Triton kernels here. They read lengths and pages on the device alone."""
+"""Triton backend, whose kernels read lengths and pages on the device alone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ from kernels.tiles import next_power_of_2
 
 
 def create(settings: AttentionSettings) -> TritonAttention:
-    """The backend. Raises ValueError where ops run no Triton kernels, where it is to attend to
-    latents and be batch-invariant, and where heads are wider than a program holds."""
+    """The backend.
+
+    Raises:
+        ValueError: ops do not run Triton kernels; or batch-invariant attention over latents is
+            asked for; or heads are wider than a program can hold.
+    """
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device; use auto or torch")
     if settings.has_latents and settings.batch_invariant:
@@ -48,16 +52,18 @@ def create(settings: AttentionSettings) -> TritonAttention:
 
 
 class TritonAttention(CapturableBackend):
-    """One kernel for decodes and extends, the keys in splits that follow from all rows' lengths.
+    """Attention by Triton kernels: one for decodes and extends, with split keys, and one for
+    latents.
 
-    Lengths on the host may be bounds: numbers of programs follow from them, which a captured step
-    keeps. What each program does is decided on the device.
+    Lengths on the host may be upper bounds: they only determine the number of programs, which a
+    captured step keeps. The device decides what each program computes.
 
     Args:
-        batch_invariant: whether each query is computed as a decode, in splits that follow from its
+        batch_invariant: whether each query is computed as a decode, in splits that depend on its
             own keys alone.
-        cap: of scores, as `AttentionSettings` has it.
-        arrived: `count_arrivals` where it attends to latents; its steps run one after another.
+        cap: soft cap of scores, as in AttentionSettings.
+        arrived: counters from `count_arrivals`, for attention over latents; else None. Steps share
+            them, since they run one after another.
     """
 
     needs_exact_lengths = False
@@ -70,11 +76,12 @@ class TritonAttention(CapturableBackend):
         arrived: torch.Tensor | None = None,
     ) -> None:
         self._batch_invariant, self._cap, self._arrived = batch_invariant, cap, arrived
-        # Those would launch programs for each row's most queries, or each query's most keys.
+        # Batch-invariant attention would launch programs for each query's most keys, attention over
+        # latents for each row's most queries.
         self.captures_ragged = not batch_invariant and arrived is None
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
-        """Finds what each query sees, of extends that are batch-invariant."""
+        """Plans a step. Batch-invariant extends become decodes, one per query."""
         if metadata.query_start is not None and self._batch_invariant:
             rows = _query_rows(metadata, metadata.query_start)
         else:
@@ -96,10 +103,10 @@ class _Step:
     batch_invariant: bool
     cap: float
     arrived: torch.Tensor | None
-    """The backend's counters, of attention to latents."""
+    """The backend's counters for attention over latents; else None."""
     pieces: list[tuple[slice, Schedule]] = field(default_factory=list)
-    """Queries, and which program attends to what; the first layer, which knows numbers of heads,
-    lists it for all layers."""
+    """Slices of queries with their schedules. The first layer, which knows the heads, makes them
+    for all layers."""
 
     def forward(
         self,
@@ -122,8 +129,8 @@ class _Step:
         return out
 
     def _schedules(self, q: torch.Tensor, num_kv_heads: int) -> list[tuple[slice, Schedule]]:
-        """Schedules of a step: one; in batch-invariant mode several where partial outputs, which
-        grow with the number of queries, would take too much memory."""
+        """Schedules of a step: one, or, in batch-invariant mode, several if the partial outputs of
+        all queries would take too much memory."""
         num_queries, num_q_heads, head_dim = q.shape
         group = next_power_of_2(num_q_heads // num_kv_heads)
         rows, query_lens = self.rows, self.metadata.query_lens_host
@@ -136,7 +143,7 @@ class _Step:
             queries = blocks.rows // group
             if query_lens:
                 num_tiles = sum(-(-length // queries) for length in query_lens)
-            else:  # each row's last tile may have a single query
+            else:  # an upper bound: each row's last tile may have a single query
                 num_tiles = min(num_queries, (num_queries + num_rows * (queries - 1)) // queries)
         most_visible = self.metadata.max_seq_len
         if rows.window:
@@ -160,7 +167,8 @@ class _Step:
 
 
 def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> AttentionRows:
-    """Each query's row and number of visible positions, computed without waiting for the device."""
+    """Rows in which each query of an extend is a decode: its row of the page table, and its number
+    of visible positions. Does not wait for the device."""
     seq_lens, ends = metadata.seq_lens, query_start[1:]
     num_queries = sum(metadata.query_lens_host)
     rows = torch.repeat_interleave(
@@ -168,7 +176,7 @@ def _query_rows(metadata: AttentionMetadata, query_start: torch.Tensor) -> Atten
         ends - query_start[:-1],
         output_size=num_queries,
     )
-    # Counted back from the row's end: its last new token sees the whole row.
+    # Counted back from the row's end, which is that of its last query.
     index = torch.arange(num_queries, dtype=torch.int32, device=seq_lens.device)
     position = index - (ends - seq_lens).index_select(0, rows)
     visible_lens = (position // metadata.block_size + 1) * metadata.block_size

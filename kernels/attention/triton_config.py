@@ -1,5 +1,5 @@
-"""Tile sizes of the Triton attention kernels: plain tables, so that results never depend on a
-tuning run."""
+"""Tile sizes of the Triton attention kernels: constant tables, so that results do not depend on
+autotuning."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ import triton
 
 
 class AttentionBlocks(NamedTuple):
-    """Tile sizes and launch parameters of one kind of rows."""
+    """Tile sizes and launch parameters for one kind of rows."""
 
     rows: int
-    """Rows of a tile: queries times heads that share a kv head, both padded."""
+    """Rows of a tile: queries times heads that share a KV head, both padded."""
     keys: int
-    """Keys of one product."""
+    """Keys of a tile."""
     warps: int
     stages: int
     least_split: int
-    """Fewest keys that are worth a program of their own, a multiple of `keys`."""
+    """Fewest keys of a split, a multiple of `keys`."""
 
 
 _WGMMA = 90
-"""Compute capability from which on products are of whole warp groups: Hopper's."""
+"""Compute capability (9.0, Hopper) from which warp groups issue matrix products."""
 MIN_DOT_ROWS = 16
-"""Fewest rows of a matrix-unit product; a group of query heads is padded to it."""
+"""Fewest rows of a tensor-core product; a group of query heads is padded to it."""
 
 INVARIANT_SPLIT_TOKENS = 256
-"""Fewest keys per split in batch-invariant mode, whatever the batch."""
+"""Fewest keys per split in batch-invariant mode."""
 
 MAX_INVARIANT_SPLITS = 32
-"""Splits of a query's keys in batch-invariant mode."""
+"""Most splits of a query's keys in batch-invariant mode."""
 
 MAX_INVARIANT_PARTIALS = 8192
-"""Queries x splits of one launch in batch-invariant mode, which bounds its partial outputs."""
+"""Most (query, split) pairs of a launch in batch-invariant mode, which bounds partial outputs."""
 
-# (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. Three stages fetch
-# pages ahead of keys. Before wgmma (compute capability 9.0) 64 keys of 128 dimensions would spill.
-# Measured on an H100 (8 kv heads, groups of 4): of decodes two stages take 2 to 9 % less time than
-# three; of Hopper's long extends two programs of 4 warps, which take turns at products and
-# exponentials, 15 % less than one of 8, though each spills 456 bytes; a step of decodes beside a
-# chunk of 512 tokens 30 % less in small tiles.
+# (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. With three stages
+# page ids are prefetched before keys. Before wgmma (compute capability 9.0) 64 keys of 128
+# dimensions would spill registers. Measured on an H100 (8 KV heads, groups of 4): decodes take 2 to
+# 9 % less time with two stages than with three; Hopper's long extends 15 % less with two programs
+# of 4 warps, which take turns at products and exponentials, than with one of 8, though each spills
+# 456 bytes; a step of decodes with a chunk of 512 tokens 30 % less in small tiles.
 _Sizes = dict[tuple[int, bool], tuple[int, int, int, int]]
 _DECODE: _Sizes = {
     (128, False): (MIN_DOT_ROWS, 32, 4, 3),
@@ -77,15 +77,15 @@ _SHORT: _Sizes = {**_LONG, (64, False): (64, 32, 4, 3), (128, False): (64, 32, 4
 _SHORT_WGMMA: _Sizes = {**_LONG, (64, False): (64, 64, 4, 3), (128, False): (64, 64, 4, 3)}
 _SHORT_HOPPER: _Sizes = {**_SHORT_WGMMA, (128, False): (64, 64, 4, 2)}
 _SHORT_ROWS, _SHORT_ROWS_HOPPER = 64, 256
-"""Queries of a row times heads that share a kv head, up to which tiles are small."""
+"""Most rows (a row's queries times heads that share a KV head) for which tiles are small."""
 
 MAX_HEAD_DIM = 512
-"""Dimensions of queries and keys, at most: a program holds them whole."""
+"""Most dimensions of queries and keys, which a program holds whole."""
 
 MAX_VALUE_DIM = 512
-"""Dimensions of a latent vector, at most: a program holds it whole."""
+"""Most dimensions of a latent vector, which a program holds whole."""
 
-# (whether of decodes, whether elements have 4 bytes) -> blocks, of (query, head) pairs
+# (whether rows are decodes, whether elements have 4 bytes) -> blocks of (query, head) pairs
 _LATENT = {
     (True, False): AttentionBlocks(MIN_DOT_ROWS, 32, 4, 2, 128),
     (False, False): AttentionBlocks(32, 16, 4, 1, 128),
@@ -95,12 +95,12 @@ _LATENT = {
 
 
 def decode_blocks(head_dim: int, dtype: torch.dtype, group: int) -> AttentionBlocks:
-    """Tiles of one query.
+    """Tile sizes for decodes: tiles of one query.
 
     Args:
-        head_dim: of queries and keys.
-        dtype: of both.
-        group: query heads that share a kv head, padded to a power of 2.
+        head_dim: dimensions of queries and keys.
+        dtype: data type of queries and keys.
+        group: number of query heads that share a KV head, padded to a power of 2.
     """
     table = _DECODE_WGMMA if _generation() >= _WGMMA else _DECODE
     return _find(table, head_dim, dtype, group, 128)
@@ -109,13 +109,14 @@ def decode_blocks(head_dim: int, dtype: torch.dtype, group: int) -> AttentionBlo
 def extend_blocks(
     head_dim: int, dtype: torch.dtype, group: int, mean_queries: float
 ) -> AttentionBlocks:
-    """Tiles of several queries of one row.
+    """Tile sizes for extends: tiles of several queries of one row.
 
     Args:
-        head_dim: of queries and keys.
-        dtype: of both.
-        group: query heads that share a kv head, padded to a power of 2.
-        mean_queries: of a row. Decodes beside a prompt leave most of a large tile empty.
+        head_dim: dimensions of queries and keys.
+        dtype: data type of queries and keys.
+        group: number of query heads that share a KV head, padded to a power of 2.
+        mean_queries: mean number of queries per row; decodes in the same batch as a prompt would
+            leave most of a large tile empty.
     """
     rows, generation = mean_queries * group, _generation()
     if generation // 10 == _WGMMA // 10:
@@ -128,18 +129,19 @@ def extend_blocks(
 
 
 def latent_blocks(value_dim: int, dtype: torch.dtype, *, is_decode: bool) -> AttentionBlocks:
-    """Blocks of the kernel that attends to latents of so many dimensions."""
+    """Tile sizes of the kernel for latents of `value_dim` dimensions."""
     assert value_dim <= MAX_VALUE_DIM, f"no Triton attention to latents of {value_dim} dimensions"
     return _LATENT[is_decode, dtype.itemsize == 4]
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """fp32 products stay fp32 (not TF32); for narrower types the setting has no effect."""
+    """Precision of `tl.dot`: products of fp32 stay fp32, not TF32; for narrower types it has no
+    effect."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def _generation() -> int:
-    """Compute capability of the current device, 90 for 9.0; 0 where there is none (the
+    """Compute capability of the current device, 90 for 9.0; 0 without a device (in Triton's
     interpreter)."""
     try:
         architecture = triton.runtime.driver.active.get_current_target().arch

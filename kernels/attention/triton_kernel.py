@@ -1,9 +1,9 @@
-"""Triton attention over paged keys: decodes and extends, whose keys may be split.
+"""Triton attention over a paged KV cache: decodes and extends, whose keys may be split.
 
-A program takes one item of the schedule for one kv head: the queries of a tile, each with all heads
-that share the kv head, and a range of keys, which it walks with an online softmax. Only blocks of
-keys at the ends are masked. Where a tile's keys are split, each program leaves a normalised partial
-output with its log-sum-exp, and the one that arrives last folds them in their order.
+A program computes one item of the schedule for one KV head: the queries of a tile, each with all
+heads that share the KV head, and a range of keys, with an online softmax. Only tiles of keys at the
+ends of the range are masked. If a tile's keys are split, each program stores a normalised partial
+output with its log-sum-exp, and the program that arrives last merges them in order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -20,12 +20,12 @@ from kernels.tiles import next_power_of_2
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-(2.0**100))
-"""A score that weighs nothing beside any other. -inf would make no number of a query that sees
-nothing of a block; of all its blocks it sees something.
+"""Score of masked keys, which has no weight beside any other. -inf would give NaN if a query
+attends to no key of a tile; over all tiles it attends to some.
 
-HAZARD(fused arithmetic): a power of 2, so that its product with any factor is exact. A product that
-is rounded for the maximum, but not where it is fused with the difference from it, leaves a
-difference without bounds."""
+HAZARD(fused arithmetic): it is a power of 2, so that its product with any factor is exact. If the
+product were rounded for the maximum, but not where it is fused with the subtraction of the maximum,
+the difference could be arbitrarily large."""
 
 
 def attend(
@@ -38,7 +38,8 @@ def attend(
     cap: float,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Attends with each query of q [n, Hq, D] into `out`, of the same shape and contiguous."""
+    """Launches attention of q [n, Hq, D] by a schedule, with results to `out` [n, Hq, D], which is
+    contiguous; other arguments as in AttentionStep and AttentionSettings."""
     rows, blocks = schedule.rows, schedule.blocks
     _, num_q_heads, head_dim = q.shape
     num_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
@@ -65,8 +66,8 @@ def attend(
     )  # fmt: skip
 
 
-# What changes from step to step is not specialised on: each variant costs a compilation in the
-# middle of serving.
+# Arguments that change from step to step are not specialised on: each variant would be compiled in
+# the middle of serving.
 @triton.jit(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=[
@@ -118,7 +119,7 @@ def _attention_kernel(
     )  # fmt: skip
     is_last = filled == 1
     if filled > 1:
-        # Partial outputs leave out what pads a tile.
+        # Partial outputs have no padding.
         step = NUM_KV_HEADS * QUERIES * GROUP
         own = kv_head * (QUERIES * GROUP) + (query - begin) * GROUP + head_in_group
         place = (tl.load(cell + 4) - split).to(tl.int64) * step + own
@@ -139,7 +140,8 @@ def _attention_kernel(
 def _load_row(
     row, seq_len_ptr, query_start_ptr, page_row_ptr, RAGGED: tl.constexpr, INDIRECT: tl.constexpr
 ):  # fmt: skip
-    """A row's length, its first query's token, how many queries it has, its row of page tables."""
+    """A row's sequence length, index of its first query among all, number of queries, and row of
+    the page table."""
     first_token, query_len = row, 1
     if RAGGED:
         first_token = tl.load(query_start_ptr + row)
@@ -155,8 +157,8 @@ def _lanes(
     begin, query_len, QUERIES: tl.constexpr, GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The lanes [M] of a tile: the query of each, its head among those of its kv head, and whether
-    there are such."""
+    """Rows [M] of a tile: the query of each, its head among those of the KV head, and whether both
+    exist."""
     index = tl.arange(0, BLOCK_M)
     query, head = begin + index // GROUP_WIDTH, index % GROUP_WIDTH
     return query, head, (index // GROUP_WIDTH < QUERIES) & (query < query_len) & (head < GROUP)
@@ -164,7 +166,7 @@ def _lanes(
 
 @triton.jit
 def _window_start(query, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
-    """Begin of the window of a query; below 0 where it sees all positions before its own."""
+    """First position of a query's window; below 0 if the window would begin before position 0."""
     start = query + 1 - WINDOW
     if CHUNKED:
         start = query // WINDOW * WINDOW
@@ -176,8 +178,9 @@ def _split_of(
     lowest, highest_query, split, length,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Bounds of a split of `length` of the keys that any query of a tile sees, whose positions are
-    from `lowest` on, and how many splits there are."""
+    """Range of keys of a split, `length` of those that any query of a tile attends to, and the
+    number of splits of the tile. Queries of the tile are at positions `lowest` to
+    `highest_query`."""
     visible = (highest_query // BLOCK_SIZE + 1) * BLOCK_SIZE
     first_key = visible * 0
     if WINDOW > 0:
@@ -195,11 +198,13 @@ def _attend(
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of queries at positions [M] over keys from `start` to `stop`."""
+    """Online softmax of queries at positions [M] over keys from `start` up to `stop`: highest
+    scores, sums of exponentials, and weighted sums of values."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weights = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    # From `clear` on no query's window has passed a key; up to `border` all see it.
+    # From `clear` on, keys are in the windows of all queries, and before `border` all queries are
+    # behind them: in between nothing is masked.
     clear = start
     if WINDOW > 0 and QUERIES > 1:
         passed = tl.maximum(_window_start(highest_query, WINDOW, CHUNKED) - start, 0)
@@ -231,8 +236,9 @@ def _walk(
     NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Folds the keys of blocks from `start` up to `stop` into a running softmax [M] in powers of 2;
-    if masked, without those from `end` on and those that queries at positions [M] do not see."""
+    """Continues an online softmax [M], in powers of 2, with tiles of keys from `start` up to
+    `stop`. If MASKED, keys from `end` on are left out, and those that queries at positions [M] do
+    not attend to."""
     column = tl.arange(0, BLOCK_D)
     column_inside = column < HEAD_DIM
     for block in range(start, stop, BLOCK_N):
@@ -253,7 +259,7 @@ def _walk(
         else:
             k = tl.load(k_place)
         scores = tl.dot(q, k, input_precision=PRECISION)
-        # What a score counts as an exponent: the multiplication is fused with the difference.
+        # Factor from scores to exponents of 2; the product is fused with the subtraction below.
         factor = scale * LOG2E
         if CAP > 0.0:
             # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
@@ -289,12 +295,12 @@ def _merge_if_last(
     lse_ptr, partial_ptr, counter, step, split, filled, highest, weights, total, inside, kept,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Leaves a split's softmax to others; whether it is the last of its tile's, and then theirs
-    together, folded in their order. The pointers are those of the first split."""
+    """Stores a split's partial result, and tells whether all splits of its tile are stored now; if
+    so, returns them merged in order. Pointers are those of the first split."""
     safe = tl.where(weights > 0, weights, 1.0)
     tl.store(lse_ptr + split * step, highest + tl.log2(safe), mask=inside)
     tl.store(partial_ptr + split * step * HEAD_DIM, total / safe[:, None], mask=kept)
-    # HAZARD(order): all threads' stores come before the count, and that before others' loads.
+    # HAZARD(order): all threads' stores must precede the count, and the count all loads of others.
     tl.debug_barrier()
     is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
     tl.debug_barrier()
@@ -319,7 +325,7 @@ def _merge_if_last(
 def _finish(
     out_ptr, sink_ptr, highest, weights, total, inside, kept, HAS_SINKS: tl.constexpr
 ):  # fmt: skip
-    """Stores what a softmax, which sinks join, comes to."""
+    """Adds sinks to a softmax, and stores its output."""
     if HAS_SINKS:
         sink = tl.load(sink_ptr, mask=inside, other=0.0) * LOG2E
         new_highest = tl.maximum(highest, sink)

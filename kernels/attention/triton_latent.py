@@ -1,8 +1,9 @@
-"""Triton attention to latents: keys that all heads share, whose leading dimensions are the values.
+"""Triton attention over latents (MLA): all heads share the keys, whose leading dimensions are the
+values.
 
-A program owns a block of (query, head) pairs of one row, which all read the same keys, and walks
-these with an online softmax: all of them, or of a decode one of the splits that the program which
-arrives last folds in their order.
+A program computes a block of (query, head) pairs of one row, which share the keys, with an online
+softmax over all keys; for decodes, over one split of the keys, and the program that arrives last
+merges the splits in order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,7 +22,7 @@ from kernels.tiles import cdiv, next_power_of_2
 _MAX_SPLITS = 32
 """Most splits of a decode's keys."""
 _MERGED = tl.constexpr(64)
-"""Columns of values that are merged at a time."""
+"""Number of columns of values that are merged at a time."""
 
 
 def attend_to_latents(
@@ -32,15 +33,15 @@ def attend_to_latents(
     scale: float,
     arrived: torch.Tensor,
 ) -> torch.Tensor:
-    """Launch for all rows of a step, of which all are causal: [T, heads, value_dim].
+    """Launches causal attention for all rows of a step: [T, heads, value_dim].
 
     Args:
         q: [T, heads, D], contiguous.
         cache: [num_pages, page_size, 1, D].
-        value_dim: leading dimensions of D that are the values.
-        metadata: of the rows.
-        scale: factor of the products of queries and keys.
-        arrived: the backend's `count_arrivals`.
+        value_dim: number of leading dimensions of D that are the values.
+        metadata: the step's rows.
+        scale: factor of scores.
+        arrived: the backend's counters, from `count_arrivals`.
     """
     assert q.is_contiguous(), "pairs of queries and heads are counted through"
     assert metadata.block_size == 1, "latents are of causal rows"
@@ -76,22 +77,22 @@ def attend_to_latents(
 
 
 def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch.Tensor:
-    """Counters by which the programs of a decode's tile know the last of them.
+    """Counters by which the programs of a decode's tile tell which one is last.
 
-    They are zeros between launches, since that last program sets its tile's back: so one tensor,
-    which never moves, serves all layers and steps of a stream, captured ones too.
+    They are zeros between launches, since the last program resets its tile's counter. So one static
+    tensor serves all layers and steps of a stream, captured ones too.
 
     Args:
-        num_rows: of a decode, at most.
-        num_heads: of a query, at most.
-        device: where they lie.
+        num_rows: most rows of a decode.
+        num_heads: most query heads.
+        device: device of the counters.
     """
     size = num_rows * cdiv(num_heads, MIN_DOT_ROWS)
     return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 def _count_splits(programs_per_split: int, most_visible: int, least_split: int) -> int:
-    """How many splits of the keys fill the device, where each is worth its while."""
+    """Number of splits of the keys that fills the device, with at least `least_split` keys each."""
     wanted = -(-TARGET_PROGRAMS // programs_per_split)
     useful = -(-most_visible // least_split)
     return max(1, min(wanted, useful, _MAX_SPLITS))
@@ -99,13 +100,13 @@ def _count_splits(programs_per_split: int, most_visible: int, least_split: int) 
 
 @triton.jit
 def _split_length(visible, num_splits, BLOCK_N: tl.constexpr):
-    """Keys of a split: an even share in whole blocks, at least one."""
+    """Number of keys per split: equal shares, rounded up to whole tiles."""
     return tl.maximum(tl.cdiv(tl.cdiv(visible, num_splits), BLOCK_N), 1) * BLOCK_N
 
 
 @triton.jit
 def _pairs_of_row(row, query_start_ptr, IS_DECODE: tl.constexpr, NUM_HEADS: tl.constexpr):
-    """The row's first query among all, and how many pairs its queries make."""
+    """Index of the row's first query among all, and its number of (query, head) pairs."""
     first = row
     num_pairs = row.to(tl.int32) * 0 + NUM_HEADS
     if not IS_DECODE:
@@ -119,7 +120,8 @@ def _keys_of_block(
     seq_len, num_pairs,
     IS_DECODE: tl.constexpr, NUM_HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The positions that the program walks: a decode's split, or all up to its last query's."""
+    """Range of positions that the program attends to: a decode's split, or all up to its last
+    query."""
     start = seq_len * 0
     if IS_DECODE:
         length = _split_length(seq_len, tl.num_programs(2), BLOCK_N)
@@ -128,22 +130,22 @@ def _keys_of_block(
     else:
         last = tl.minimum((tl.program_id(0) + 1) * BLOCK_M, num_pairs) - 1
         stop = seq_len + last // NUM_HEADS + 1 - num_pairs // NUM_HEADS
-        # Blocks past the row's end have nothing to walk.
+        # Blocks past the row's last pair have no keys.
         stop = tl.where(tl.program_id(0) * BLOCK_M < num_pairs, stop, 0)
     return start, stop
 
 
 @triton.jit
 def _load_rows(row_ptrs, inside, column, WIDTH: tl.constexpr):
-    """[rows, columns], zeros outside of rows and width."""
+    """Loads [rows, columns], with zeros outside of the rows and of the width."""
     mask = inside[:, None] & (column < WIDTH)[None, :]
     return tl.load(row_ptrs[:, None] + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def _fold_block(scores, v, highest, weights, total, PRECISION: tl.constexpr):
-    """Online softmax by powers of 2: folds a block's scores [M, N] and values [N, D] into the
-    running state."""
+    """Continues an online softmax, in powers of 2, with a tile's scores [M, N] and values [N,
+    D]."""
     new_highest = tl.maximum(highest, tl.max(scores, axis=1))
     shrink = tl.exp2(highest - new_highest)
     probability = tl.exp2(scores - new_highest[:, None])
@@ -158,7 +160,8 @@ def _leave_part(
     partial_ptr, lse_ptr, out_ptr, counter, place, inside, filled, lse, result,
     VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Leaves what a split comes to; the last of its tile's puts all together."""
+    """Stores a split's partial output and log-sum-exp; the last program of a tile merges all
+    splits."""
     value = tl.arange(0, BLOCK_V)
     num_splits = tl.num_programs(2)
     part = place * num_splits + tl.program_id(2)
@@ -167,7 +170,7 @@ def _leave_part(
         partial_ptr + part[:, None] * VALUE_DIM + value[None, :], result,
         mask=inside[:, None] & (value < VALUE_DIM)[None, :],
     )  # fmt: skip
-    # HAZARD(order): all threads' stores come before the count, and that before others' loads.
+    # HAZARD(order): all threads' stores must precede the count, and the count all loads of others.
     tl.debug_barrier()
     is_last = tl.atomic_add(counter, 1, sem="acq_rel") == filled - 1
     tl.debug_barrier()
@@ -178,7 +181,7 @@ def _leave_part(
 
 @triton.jit
 def _store_rows(out_ptr, place, column, rows, kept, VALUE_DIM: tl.constexpr):
-    """Rows [M, columns] to the places [M] of their pairs, rounded to the output's type."""
+    """Stores rows [M, columns] at the indices [M] of their pairs, rounded to the output's type."""
     out_ptrs = out_ptr + place[:, None] * VALUE_DIM + column[None, :]
     tl.store(out_ptrs, rows.to(out_ptr.dtype.element_ty), mask=kept)
 
@@ -188,8 +191,8 @@ def _merge(
     partial_ptr, lse_ptr, out_ptr, place, inside, num_splits, filled,
     VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Folds the splits of pairs [M] in their order; few columns at a time, so that it takes no more
-    registers than what went before."""
+    """Merges the splits of pairs [M] in order; a few columns at a time, so that it needs no more
+    registers than the attention itself."""
     for start in range(0, VALUE_DIM, _MERGED):
         column = start + tl.arange(0, _MERGED)
         kept = inside[:, None] & (column < VALUE_DIM)[None, :]
@@ -233,7 +236,7 @@ def _latent_kernel(
         filled = tl.maximum(tl.cdiv(seq_len, length), 1)
         if split >= filled:
             return
-    # Pair i of a row is of its query i // heads and of head i % heads, and follows pair i - 1.
+    # Pair i of a row is query i // heads with head i % heads; pairs are contiguous in memory.
     pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = pair < num_pairs
     own = seq_len - num_pairs // NUM_HEADS + pair // NUM_HEADS
@@ -258,7 +261,7 @@ def _latent_kernel(
         rotated = _load_rows(key_ptrs + VALUE_DIM, exists, rotary, ROTARY_DIM)
         scores = tl.dot(rotated_q, tl.trans(rotated), input_precision=PRECISION)
         scores += tl.dot(q, tl.trans(latents), input_precision=PRECISION)
-        # Every pair sees position 0, and of a decode's split all.
+        # No row of scores is masked whole: every pair attends to position 0, or to a whole split.
         seen = exists[None, :] & (position[None, :] <= own[:, None])
         scores = tl.where(seen, scores * (scale * LOG2E), float("-inf"))
         highest, weights, total = _fold_block(scores, latents, highest, weights, total, PRECISION)

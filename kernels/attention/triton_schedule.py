@@ -1,9 +1,9 @@
-"""Which program attends to what: a list made on the device, once for a step.
+"""Attention schedule: a list of work items for programs, made on the device once per step.
 
-A tile is what one program multiplies at once: one query of a row, or several, times the heads that
-share a kv head. Its keys are split among as many programs as all rows' lengths together make worth
-while, so one long row among many short ones is shared out by many programs. The host knows but
-bounds of lengths, and of the number of items: programs past the last item end at once.
+A tile is one query of a row, or several, with all heads that share a KV head. Its keys are split
+among several programs, whose number depends on the lengths of all rows: one long row among short
+ones is divided among many programs. The host only knows upper bounds of lengths, and so of the
+number of items: programs past the last item end at once.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -23,33 +23,34 @@ from kernels.attention.triton_config import (
 from kernels.tiles import cdiv
 
 TARGET_PROGRAMS = 512
-"""Programs of decodes that fill a large GPU, four a multiprocessor; of extends half."""
+"""Number of programs that fill a large GPU with decodes, four per multiprocessor; half as many for
+extends."""
 _ITEM_WIDTH = 8
-"""Numbers of an item, of which five are in use."""
+"""Number of fields of an item, of which five are used."""
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRows:
-    """B rows with their queries: one each (a decode), or any number."""
+    """B rows with one query each (decodes), or any number (extends)."""
 
     page_table: torch.Tensor
-    """[*, P] int32."""
+    """[*, P] int32: page ids."""
     seq_lens: torch.Tensor
-    """[B] int32: positions up to that of the last query; it sees no more, but for its block."""
+    """[B] int32: number of positions up to each row's last query."""
     query_start: torch.Tensor | None
-    """[B + 1] int32; None where query i is row i's."""
+    """[B + 1] int32: offsets of the rows' queries; None if row i has query i alone."""
     page_rows: torch.Tensor | None = None
-    """[B] int32: rows of the page table; None where row i has row i."""
+    """[B] int32: rows of the page table; None if row i has row i of the table."""
     window: int = 0
-    """Positions that a query sees, its own included; 0 for all."""
+    """Sliding window, as in AttentionMetadata; 0 for full attention."""
     is_chunked: bool = False
-    """Whether a window begins at a multiple of its length."""
+    """Whether windows begin at multiples of their length."""
     block_size: int = 1
-    """Positions of one block see each other; 1 is causal."""
+    """Number of consecutive positions that attend to each other; 1 for causal attention."""
 
     def part(self, rows: slice) -> AttentionRows:
-        """Some rows of a decode."""
+        """A slice of the rows of a decode."""
         assert self.query_start is None, "queries would be counted from another one"
         page_rows, page_table = self.page_rows, self.page_table
         if page_rows is None:
@@ -68,20 +69,20 @@ class AttentionRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The items of a step, of which each is a program for each kv head."""
+    """Work items of a step; each is computed by one program per KV head."""
 
     rows: AttentionRows
     blocks: AttentionBlocks
     queries: int
-    """Queries of a tile."""
+    """Number of queries per tile."""
     items: torch.Tensor
-    """[n, 8] int32: row (-1 for none), tile of the row, split, tokens of a split, place of its
-    partial output; the items of a tile lie side by side."""
+    """[n, 8] int32: row (-1 for no item), tile of the row, split of the tile, tokens per split,
+    index of the partial output. The items of a tile are consecutive."""
     arrived: torch.Tensor
-    """[n, kv heads] int32: by first item of a tile, the splits that are done; zeros between
-    launches."""
+    """[n, KV heads] int32: number of splits of a tile that are stored, at the tile's first item;
+    zeros between launches."""
     num_partials: int
-    """Items, at most, whose tile has several."""
+    """Most items of tiles with several splits, which have partial outputs."""
 
 
 def make_schedule(
@@ -97,13 +98,13 @@ def make_schedule(
     """Launches the kernel that lists the items.
 
     Args:
-        rows: what is attended to.
-        blocks: of the attention kernel.
-        queries: of a tile.
-        num_tiles: of all rows, or a bound.
-        most_visible: positions that a tile's queries see, or a bound.
-        num_kv_heads: programs of an item.
-        batch_invariant: whether a row's keys are split by their own number alone.
+        rows: the step's rows.
+        blocks: tile sizes of the attention kernel.
+        queries: number of queries per tile.
+        num_tiles: number of tiles of all rows, or an upper bound.
+        most_visible: most positions that a tile's queries attend to, or an upper bound.
+        num_kv_heads: number of KV heads, and so of programs per item.
+        batch_invariant: whether the splits of a row depend on its own length alone.
     """
     least = INVARIANT_SPLIT_TOKENS if batch_invariant else blocks.least_split
     most_splits = max(1, cdiv(most_visible, least))
@@ -114,7 +115,7 @@ def make_schedule(
         num_items = num_partials = num_tiles * most_splits
     else:
         num_items = min(num_tiles * most_splits, num_tiles + target)
-        # A row of n > 1 splits has more than n / 2 times the keys of a split.
+        # A row with n > 1 splits has more keys than n / 2 splits hold.
         num_partials = min(num_items, 2 * target)
     device, num_rows = rows.seq_lens.device, rows.seq_lens.shape[0]
     items = torch.empty(num_items, _ITEM_WIDTH, dtype=torch.int32, device=device)
@@ -143,7 +144,8 @@ def _sizes_of(
     row, num_rows, seq_len_ptr, query_start_ptr,
     RAGGED: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Keys that a tile of each row sees at most, and the row's tiles; 0 past the last row."""
+    """Most keys that a tile of each row attends to, and number of tiles of the row; 0 past the last
+    row."""
     exists = row < num_rows
     keys = tl.load(seq_len_ptr + row, mask=exists, other=0)
     tiles = exists.to(tl.int32)
@@ -157,7 +159,8 @@ def _sizes_of(
 
 @triton.jit
 def _pick(mine, values):
-    """The one of [R] values that each of the items [I] names, by a mask [I, R]; 0 for none."""
+    """Value [I] of the row that each item belongs to, from values [R] and a mask [I, R]; 0 for
+    none."""
     return tl.sum(tl.where(mine, values[None, :], 0), axis=1)
 
 
@@ -207,7 +210,7 @@ def _schedule_kernel(
         within = item - _pick(mine, start)
         own_row = tl.where(found, _pick(mine, row), own_row)
         own_splits = tl.maximum(_pick(mine, splits), 1)
-        # A row's last tile sees most keys: it begins first, so that none begins as others end.
+        # A row's last tile has the most keys: it comes first, so that no long item starts last.
         tile = tl.where(found, _pick(mine, tiles) - 1 - within // own_splits, tile)
         split = tl.where(found, within % own_splits, split)
         length = tl.maximum(tl.cdiv(tl.cdiv(keys, splits), KEYS), 1) * KEYS

@@ -1,4 +1,4 @@
-"""Each token's experts, by a router's scores."""
+"""Choice of experts for each token, by a router's scores."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def choose_experts(
     gate: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
 ) -> ExpertChoice:
-    """The best experts of each token, the best first; which of equals is open.
+    """Experts of each token with their weights, the best first; ties may resolve either way.
 
     Args:
-        scores: fp32 [T, E], rows may be strided.
-        bias: fp32 [E], added to shares for the choice alone; None for none, as where experts are
-            ranked by their scores.
-        routing: how tokens choose.
-        gate: fp32 [T, 1], rows may be strided: the sigmoid of it is the weight of experts that
-            every token takes; None for 1.
-        factors: fp32 [E], of the weights of those that are chosen; None for 1.
+        scores: fp32 [T, E]: the router's scores; rows may be strided.
+        bias: fp32 [E], added to probabilities for the choice alone; None for none. There must be
+            none if experts are ranked by their scores ("... of chosen").
+        routing: scoring, groups and numbers of experts.
+        gate: fp32 [T, 1]: its sigmoid is the weight of shared experts; rows may be strided. None
+            for a weight of 1.
+        factors: fp32 [E]: factors of the chosen experts' weights; None for 1.
     """
     return _CHOOSE.select(scores)(scores, bias, routing, gate, factors)
 

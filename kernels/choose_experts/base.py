@@ -1,4 +1,4 @@
-"""How a router's scores become a choice of experts."""
+"""Routing: parameters of the choice of experts, and its result."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from typing import Literal, NamedTuple
 import torch
 
 Scoring = Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen"]
-"""Functions that make shares of scores; the last two rank experts by their scores."""
+"""Functions from scores to weights. The first two are over all experts, whose probabilities rank
+them; with the last two scores rank them, and the function is over the chosen ones."""
 
 
 class ExpertChoice(NamedTuple):
-    """Which experts each of T tokens takes."""
+    """Experts of T tokens, K each."""
 
     expert_ids: torch.Tensor
-    """[T, K] int64, an expert at most once per token; behind those that were chosen, those that
-    every token takes."""
+    """int64 [T, K]: chosen experts, none twice per token, and after them shared experts."""
     weights: torch.Tensor
-    """[T, K] fp32."""
+    """fp32 [T, K]: weights of the experts' outputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """How tokens choose."""
+    """Parameters of the choice of experts."""
 
     num_chosen: int
-    """Experts of each token."""
+    """Number of chosen experts per token (top-k)."""
     scoring: Scoring = "softmax"
     normalize: bool = False
-    """Whether a token's weights are scaled to sum to one."""
+    """Whether a token's weights are normalised to sum to 1."""
     num_groups: int = 1
-    """Groups of neighbours, of which all have as many experts."""
+    """Number of groups of consecutive experts, all of the same size."""
     num_chosen_groups: int = 1
-    """Experts are chosen from these groups only, those with the largest sums of best shares."""
+    """Number of groups that experts are chosen from: those with the largest sums of
+    probabilities."""
     num_summed: int = 2
-    """How many best shares of a group make that sum."""
+    """Number of a group's largest probabilities that are summed."""
     scale: float = 1.0
     """Factor of the weights."""
     num_always: int = 0
-    """Experts that every token takes, by numbers behind those that it chooses from."""
+    """Number of shared experts, which all tokens use; their ids follow those of routed experts."""

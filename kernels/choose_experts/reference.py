@@ -1,4 +1,4 @@
-"""Torch choice of experts."""
+"""Torch reference of the choice of experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def choose_experts(
     gate: torch.Tensor | None,
     factors: torch.Tensor | None,
 ) -> ExpertChoice:
-    """The best, and behind them whom every token takes."""
+    """Chooses experts, and appends the shared ones."""
     choice, (num_tokens, count) = _choose(scores, bias, routing), scores.shape
     if factors is not None:
         choice = choice._replace(weights=choice.weights * factors[choice.expert_ids])
@@ -29,7 +29,7 @@ def choose_experts(
 
 
 def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> ExpertChoice:
-    """Shares, the groups, the best of these, and their weights."""
+    """Chosen experts alone, with their weights."""
     if routing.scoring in ("softmax of chosen", "sigmoid of chosen"):
         chosen, expert_ids = scores.topk(routing.num_chosen, dim=-1)
         is_softmax = routing.scoring == "softmax of chosen"
@@ -50,6 +50,9 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """HAZARD(invariance): torch's own evaluates the end of a contiguous run with another exp than
-    its body, so a value depends on its place."""
+    """Sigmoid whose values do not depend on their place in the tensor.
+
+    HAZARD(invariance): torch's sigmoid evaluates the end of a contiguous run with another exp than
+    the rest.
+    """
     return 1.0 / (1.0 + (-x).exp())

@@ -18,7 +18,7 @@ def choose_experts(
     gate: torch.Tensor | None,
     factors: torch.Tensor | None,
 ) -> ExpertChoice:
-    """Launch over tokens."""
+    """Launches one program per token."""
     num_tokens, num_experts = scores.shape
     num_taken = routing.num_chosen + routing.num_always
     shape, device = (num_tokens, num_taken), scores.device
@@ -71,7 +71,7 @@ def _choose_kernel(
     ranking = share
     if HAS_BIAS:
         ranking += tl.load(bias_ptr + expert, mask=exists, other=0.0)
-    # What is no number is never chosen while there are others, and a choice is always an expert.
+    # NaN ranks last, so that a choice is always an existing expert.
     ranking = tl.where(exists & (ranking == ranking), ranking, float("-inf"))
     if NUM_CHOSEN_GROUPS < GROUPS:
         chosen = _best_groups(
@@ -109,7 +109,7 @@ def _choose_kernel(
 def _scored(
     weights, choice, SCORING: tl.constexpr, NORMALIZE: tl.constexpr, NUM_CHOSEN: tl.constexpr
 ):  # fmt: skip
-    """Weights of those that were chosen, where their scores are theirs alone, or add up to 1."""
+    """Weights of the chosen experts: the function over chosen ones, or the normalisation."""
     if SCORING == "softmax of chosen":
         weights = tl.exp(weights - tl.max(weights, axis=0))
         weights = weights / tl.sum(weights, axis=0)
@@ -127,7 +127,7 @@ def _best_groups(
     NUM_CHOSEN: tl.constexpr, NUM_SUMMED: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Which groups [BLOCK_GROUPS, 1] have the largest sums of their best."""
+    """Mask [BLOCK_GROUPS, 1] of the groups with the largest sums of their best probabilities."""
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
     place = tl.arange(0, BLOCK_SIZE)[None, :]
     total = tl.zeros((BLOCK_GROUPS, 1), tl.float32)

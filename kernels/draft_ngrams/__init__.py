@@ -1,4 +1,5 @@
-"""Prompt lookup on the device: what followed the last time that the latest tokens occurred."""
+"""Prompt lookup (n-gram drafts) on the device: the tokens that followed an earlier occurrence of a
+request's latest tokens."""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ _DRAFT = registry.register(
 def draft_ngrams(
     token_pool: torch.Tensor, lookup: NgramLookup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Guesses for the tokens after the newest ones, int32 [F, count], and the lengths, int64 [F],
-    of the occurrences that they follow, 0 for none.
+    """Drafts for the tokens after the newest ones, int32 [F, count], and lengths of the matches,
+    int64 [F], 0 for none.
 
-    They follow the latest of the longest earlier occurrences of the last tokens, and go on from
-    its beginning where that reaches the end; without any occurrence they repeat the newest token.
+    The match is the longest earlier occurrence of the latest tokens, the last one of several.
+    Drafts are the tokens after it; where these reach the newest token, they start over. Without a
+    match they repeat the newest token.
 
     Args:
         token_pool: int32 [slots, positions].
-        lookup: of F rows.
+        lookup: F rows, and the lengths to compare.
     """
     return _DRAFT.select(token_pool)(token_pool, lookup)
 

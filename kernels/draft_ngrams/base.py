@@ -9,17 +9,17 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NgramLookup:
-    """Which F rows are to be guessed on, how far, and by what occurrences."""
+    """Look-up of drafts for F rows."""
 
     slots: torch.Tensor
-    """[F] int64: their rows of the token pool."""
+    """[F] int64: rows of the token pool."""
     newest: torch.Tensor
-    """[F] int64: the position of each one's last token."""
+    """[F] int64: positions of the newest tokens."""
     count: int
-    """Guesses per row."""
+    """Number of drafts per row."""
     shortest: int
-    """Tokens that must have occurred before."""
+    """Least length of a match in tokens."""
     longest: int
-    """Tokens that are compared; longer occurrences count as much."""
+    """Most tokens that are compared; longer matches count as this long."""
     num_tokens: int
-    """More than any of `newest`, on the host."""
+    """Number greater than all of `newest`, on the host."""

@@ -12,7 +12,7 @@ from kernels.draft_ngrams.base import NgramLookup
 def draft_ngrams(
     token_pool: torch.Tensor, lookup: NgramLookup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Look each row up by itself."""
+    """Looks up each row by itself."""
     pool = token_pool.cpu().numpy()
     found = [
         follow_ngram(
@@ -35,14 +35,14 @@ def draft_ngrams(
 def follow_ngram(
     tokens: npt.NDArray[np.int32], *, count: int, shortest: int, longest: int
 ) -> tuple[list[int], int]:
-    """Guesses for the `count` tokens after one row's, and the length of the occurrence that they
-    follow, 0 for none; see `kernels.draft_ngrams`.
+    """Drafts for the tokens after one row's, and length of the match, 0 for none; as in
+    `draft_ngrams`.
 
     Args:
-        tokens: [n], one at least.
-        count: guesses.
-        shortest: tokens that must have occurred before; 1 at least.
-        longest: tokens that are compared.
+        tokens: [n]: the row's tokens, at least one.
+        count: number of drafts.
+        shortest: least length of a match in tokens, at least 1.
+        longest: most tokens that are compared.
     """
     place, length = _find(tokens, shortest, longest)
     draft: list[int] = tokens[place : place + count].tolist()
@@ -52,13 +52,13 @@ def follow_ngram(
 
 
 def _find(tokens: npt.NDArray[np.int32], shortest: int, longest: int) -> tuple[int, int]:
-    """Finds the longest earlier occurrence of the last tokens, the latest of those.
+    """Finds the match: the longest earlier occurrence of the last tokens, the last one of several.
 
-    It reads all tokens: of 32,768 in 14 us where nothing recurs, 80 us in text; 1.3 ms where there
-    are two different ones only, since each occurrence of the last tokens is compared.
+    It reads all tokens. 32,768 take 14 us if none recurs, 80 us in text, and 1.3 ms if there are
+    only two different ones, since every occurrence of the last tokens is compared.
 
     Returns:
-        The position behind it and its length; without any, the last token's position and 0.
+        The position after the match and its length; without a match the last position and 0.
     """
     last = len(tokens) - 1
     if last < shortest:
@@ -71,13 +71,13 @@ def _find(tokens: npt.NDArray[np.int32], shortest: int, longest: int) -> tuple[i
         return last, 0
     size, end = min(longest, last), int(ends[-1]) + shortest - 1
     if tokens[max(end + 1 - size, 0) : end + 1].tobytes() == tokens[last + 1 - size :].tobytes():
-        return end + 1, size  # text that repeats itself: the latest is as long as any
+        return end + 1, size  # in text that repeats itself, the last occurrence is long enough
     ends += shortest - 1
     behind = np.arange(size)
     is_other = tokens[ends[:, None] - behind] != tokens[last - behind]
     lengths = is_other.argmax(1)
-    lengths[lengths == 0] = size  # none differs, since the last does not
-    # HAZARD: ahead of the first token the index goes round.
+    lengths[lengths == 0] = size  # 0 means that no token differs, as the last one never does
+    # HAZARD: indices before the first token wrap around.
     lengths = np.minimum(lengths, ends + 1)
     best = len(lengths) - 1 - lengths[::-1].argmax()
     return int(ends[best]) + 1, int(lengths[best])

@@ -1,4 +1,4 @@
-"""Triton prompt lookup: one program per row walks over its tokens in blocks."""
+"""Triton prompt lookup: one program per row, which reads the row's tokens in blocks."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -12,13 +12,13 @@ from kernels.tiles import next_power_of_2
 
 _BLOCK = 1024
 _LEAST_COUNT = 16
-"""Drafts that a program has lanes for: fewer share its binary."""
+"""Least number of drafts that a kernel is compiled for: fewer use the same binary."""
 
 
 def draft_ngrams(
     token_pool: torch.Tensor, lookup: NgramLookup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch over rows."""
+    """Launches one program per row."""
     shape = (len(lookup.slots), lookup.count)
     drafts = torch.empty(shape, dtype=torch.int32, device=token_pool.device)
     lengths = torch.empty(shape[0], dtype=torch.int64, device=token_pool.device)

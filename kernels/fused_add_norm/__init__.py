@@ -1,5 +1,5 @@
-"""Residual sum and norms between two blocks of a layer: a block's output goes to the residual, and
-the next ones read norms of the sum. One launch on CUDA."""
+"""Fused residual addition and norms between blocks of a layer: a block's output is added to the
+residual, and the next blocks read norms of the sum. One launch on CUDA."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def fused_add_norm(
     x_scale: float = 1.0,
     total_scale: torch.Tensor | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Norms of x + residual, and the sum; the inputs stay as they are.
+    """Norms of x + residual, and the sum. Inputs are not modified.
 
-    Each step rounds to the type of x, and norms are computed in fp32. A row's bits do not depend on
-    the others.
+    Each operation rounds to the type of x; norms are computed in fp32. A row's result does not
+    depend, in any bit, on other rows.
 
     Args:
-        x: [T, H], a block's output.
-        residual: [T, H]; None where nothing is added: then the sum is x itself.
-        norms: of the sum, at most `MOST_NORMS`, all of one kind; LayerNorm alone has a bias, and
-            then there is one.
-        eps: added to mean squares.
-        x_weight: [H], of a root-mean-square norm of x before it is added; None for no norm.
-        residual_weight: [H], of such a norm of the residual.
-        x_scale: factor of x, before it is added.
-        total_scale: [1], factor of the sum that is returned, and not of what norms read; None for
-            1.
+        x: [T, H]: a block's output.
+        residual: [T, H]; None for none: the sum is then x itself.
+        norms: norms of the sum, at most `MOST_NORMS`, all RMSNorms or all LayerNorms; one with a
+            bias must be the only one.
+        eps: number that is added to mean squares, or variances.
+        x_weight: [H]: weight of an RMSNorm of x before it is added; None for no norm.
+        residual_weight: [H]: weight of an RMSNorm of the residual before it is added; None for no
+            norm.
+        x_scale: factor of x before it is added.
+        total_scale: [1]: factor of the returned sum, which norms do not see; None for 1.
     """
     assert len(norms) <= MOST_NORMS, "the kernel has so many outputs"
     assert len({norm.subtracts_mean for norm in norms}) <= 1, "one statistic serves all"

@@ -1,4 +1,4 @@
-"""The norms of hidden states that the blocks of a layer read."""
+"""Norm: parameters of one norm of a residual sum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 
 class Norm(NamedTuple):
-    """One norm over rows [H], and in which type its result is."""
+    """A norm over rows [H], and the data type of its result."""
 
     weight: torch.Tensor
-    """[H]."""
+    """[H]: factors of the normalised row."""
     bias: torch.Tensor | None = None
-    """[H], added to what the weight makes of a row that LayerNorm normalised; None for none."""
+    """[H]: bias of a LayerNorm; None for none."""
     subtracts_mean: bool = False
-    """Whether it is of the differences from a row's mean, as LayerNorm; these are rounded once, at
-    the end, and others before the weight and after it, as `rms_norm` does."""
+    """Whether the norm is a LayerNorm, which rounds once, at the end; an RMSNorm rounds before the
+    weight and after it, as `rms_norm` does."""
     is_wide: bool = False
-    """Whether the result is fp32: the same numbers, rounded to the type of the rows."""
+    """Whether the result is fp32; its values are rounded to the type of the rows in any case."""

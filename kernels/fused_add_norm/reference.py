@@ -1,4 +1,4 @@
-"""Torch: the norms, the factors and the sum one after another."""
+"""Torch reference of the fused addition and norms: one operation after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def fused_add_norm(
     x_scale: float,
     total_scale: torch.Tensor | None,
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Every step is row-local or exactly rounded, so a row never depends on others."""
+    """Adds and normalises; each operation is elementwise or over single rows, so rows do not depend
+    on others."""
     total = x if x_weight is None else rms_norm(x, x_weight, eps)
     if x_scale != 1.0:
         total = total * x_scale

@@ -1,4 +1,4 @@
-"""Triton: one program per row, which it reads once."""
+"""Triton fused addition and norms: one program per row, which it reads once."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -24,7 +24,7 @@ def fused_add_norm(
     x_scale: float,
     total_scale: torch.Tensor | None,
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Launch over tokens; x and residual have contiguous rows."""
+    """Launches one program per token; rows of x and residual are contiguous."""
     num_tokens, width = x.shape
     outs = tuple(
         torch.empty(x.shape, dtype=torch.float32 if norm.is_wide else x.dtype, device=x.device)
@@ -109,7 +109,7 @@ def _fused_add_norm_kernel(
 def _store(
     target, row, weights, biases, inside, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """A normalised row times the weight, rounded to the type of the rows."""
+    """Stores a normalised row times the weight, plus the bias, rounded to the type of the rows."""
     result = row * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         result += tl.load(biases, mask=inside, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""A mixture of experts (MoE): gated MLPs, of which each token takes a few."""
+"""Fused mixture of experts (MoE): gated MLPs, of which each token uses a few."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def fused_moe(
     weighs_inputs: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)), or of another
-    function of gates and ups, which are rounded before, as is what it comes to.
+    """Sum over each token's experts of weight * down(silu(gate(x)) * up(x)), or with another
+    activation: [T, H] in the type of x.
 
-    x is [T, H], and so is the result, in the type of `x`. Quantized weights come to what the
-    dequantized ones come to, bit for bit.
+    Inputs and results of the activation are rounded to the type of x. With quantized weights the
+    result is bitwise the same as with the dequantized ones.
 
     Args:
-        x: inputs.
-        experts: their weights.
-        choice: each token's experts.
-        biases: of both products; None where there are none.
-        beside: what is added to the sum.
-        activation: what gates and ups come to.
-        first_expert: the number that a choice has for the first of these experts; whoever is none
-            of them yields nothing.
-        weighs_inputs: whether what an expert reads is weighted, and not what it yields; then there
-            are no biases.
-        batch_invariant: whether a token's bits do not depend on the others.
+        x: [T, H].
+        experts: weights of the experts.
+        choice: experts of each token, and their weights.
+        biases: biases of both products; None for none.
+        beside: further terms that are added to the sum.
+        activation: gated activation.
+        first_expert: expert id of the first of `experts`; chosen experts that are not among them
+            contribute nothing.
+        weighs_inputs: whether weights multiply the experts' inputs, and not their outputs; there
+            must be no biases then.
+        batch_invariant: whether a token's result must not depend, in any bit, on other tokens.
     """
     assert biases is None or not weighs_inputs, "biases are not weighted"
     options = (biases, beside, activation, first_expert, weighs_inputs, batch_invariant)

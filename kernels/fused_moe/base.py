@@ -1,4 +1,4 @@
-"""The inputs of a mixture of experts."""
+"""Inputs of the fused mixture of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.registry import registry
 
 
 class Activation(NamedTuple):
-    """The activation of an expert: what it makes of its gates and ups."""
+    """Gated activation of an expert."""
 
     kind: Literal["silu", "gelu", "clamped"] = "silu"
     """Name of the function: `silu_and_mul`, `gelu_and_mul` or `clamped_swiglu`."""
@@ -22,7 +22,7 @@ class Activation(NamedTuple):
     """Limit of `clamped_swiglu`."""
 
     def of(self, both: torch.Tensor) -> torch.Tensor:
-        """[T, 2 * I], the gates first, to [T, I]."""
+        """Applies the activation: gate and up [T, 2 * I], gates first, to [T, I]."""
         if self.kind == "clamped":
             return clamped_swiglu(both, self.alpha, self.limit)
         return (silu_and_mul if self.kind == "silu" else gelu_and_mul)(both)
@@ -32,15 +32,15 @@ SILU, GELU = Activation("silu"), Activation("gelu")
 
 
 class ExpertWeights(NamedTuple):
-    """One linear weight [N, K] of each of E experts."""
+    """Linear weights [N, K] of E experts."""
 
     values: torch.Tensor
-    """[E, N, K] in the type of the inputs; codes, as `dequantize` takes them, where they are
-    scaled."""
+    """[E, N, K] in the type of the inputs; with `scaling`, codes as `dequantize` takes them."""
     scaling: BlockScales | None = None
+    """Scales of quantized weights; None if they are not quantized."""
 
     def of(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """The weight [N, K] of one expert, in the type of the inputs."""
+        """The weight [N, K] of one expert; a quantized one is dequantized to `dtype`."""
         if self.scaling is None:
             return self.values[expert]
         zeros = self.scaling.zeros
@@ -51,36 +51,36 @@ class ExpertWeights(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Gated MLPs."""
+    """Weights of E gated MLPs."""
 
     gate_up: ExpertWeights
-    """[E, 2 * I, H]; the gates' rows come first."""
+    """[E, 2 * I, H]: gate and up projections, rows of the gate first."""
     down: ExpertWeights
-    """[E, H, I]."""
+    """[E, H, I]: down projections."""
 
 
 class ExpertBiases(NamedTuple):
-    """Biases that are added to the experts' products, in the type of the inputs."""
+    """Biases of the experts' projections, in the type of the inputs."""
 
     gate_up: torch.Tensor
-    """[E, 2 * I]."""
+    """[E, 2 * I]: biases of gate and up projections."""
     down: torch.Tensor
-    """[E, H]."""
+    """[E, H]: biases of down projections."""
 
 
 class Beside(NamedTuple):
-    """Terms beside the experts: what is added to what a token's experts yield."""
+    """Terms that are added to the sum of a token's experts."""
 
     shared: torch.Tensor | None = None
-    """[T, H] in the type of the inputs: what every token gets; None for nothing."""
+    """[T, H] in the type of the inputs: output of the shared expert; None for none."""
     gate: torch.Tensor | None = None
-    """fp32 [T, 1], rows may be strided: by the sigmoid of what that counts; None for fully."""
+    """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None for no gate."""
     first_idle: int | None = None
-    """Experts from this number on yield their input; None where there are none such."""
+    """First id of zero-computation experts, whose output is their input; None for no such."""
 
 
 def pack_quantized_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
-    """Quantized weights as they are multiplied: on CUDA as they are, on CPU dequantized once, to
+    """Packs quantized weights: on CUDA they stay as they are, on CPU they are dequantized to
     `dtype`, expert by expert."""
     if registry.uses_triton(weights.values.device):
         return weights

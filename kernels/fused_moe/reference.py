@@ -1,4 +1,4 @@
-"""Torch reference: expert by expert."""
+"""Torch reference of the fused mixture of experts: expert by expert."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def fused_moe(
     weighs_inputs: bool,
     batch_invariant: bool,
 ) -> torch.Tensor:
-    """Experts are added up by ascending number. Batch-invariant whether asked for or not.
+    """Adds up experts in ascending order of their ids; always batch-invariant.
 
-    HAZARD(invariance): products of another number of rows round differently, so each has exactly
-    `_TILE` rows, the last filled up with zeros.
+    HAZARD(invariance): products with another number of rows round differently, so all have exactly
+    `_TILE` rows; the last tile is padded with zeros.
     """
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     counts = torch.bincount(choice.expert_ids.flatten())
@@ -54,7 +54,7 @@ def fused_moe(
 def _add(
     routed: torch.Tensor, x: torch.Tensor, choice: ExpertChoice, beside: Beside
 ) -> torch.Tensor:
-    """One after another, each rounded."""
+    """Adds the terms of `beside` one after another, each rounded."""
     if beside.first_idle is not None:
         is_idle = choice.expert_ids >= beside.first_idle
         routed = routed + x * (choice.weights * is_idle).sum(dim=-1, keepdim=True).to(x.dtype)

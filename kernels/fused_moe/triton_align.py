@@ -1,4 +1,4 @@
-"""Sorts pairs of token and expert into tiles of rows, each of one expert, in one launch."""
+"""Alignment of (token, expert) pairs to tiles of one expert each, in one launch."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -15,18 +15,24 @@ _BLOCK = 1024
 
 
 class Tiles(NamedTuple):
-    """Which rows are multiplied together."""
+    """Tiles of pairs that are multiplied together."""
 
     pairs: torch.Tensor
-    """[tiles * rows] int32: token * K + choice, or T * K where a row is empty."""
+    """[tiles * rows] int32: token * K + choice; T * K for padding rows."""
     experts: torch.Tensor
-    """[tiles] int32: whose weights a tile meets; -1 of tiles that are left over."""
+    """[tiles] int32: expert of each tile; -1 for unused tiles."""
 
 
 def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, rows: int) -> Tiles:
-    """Tiles of all pairs [T, K] whose expert is one of `num_experts` from the first on.
+    """Tiles of `rows` rows for the pairs [T, K] whose experts are on this rank.
 
-    The host never waits: there are as many tiles as any choice could need.
+    The host does not wait for the device: the number of tiles is an upper bound.
+
+    Args:
+        expert_ids: [T, K]: chosen experts.
+        first_expert: id of this rank's first expert.
+        num_experts: number of experts on this rank.
+        rows: rows of a tile.
     """
     num_pairs, device = expert_ids.numel(), expert_ids.device
     touched = min(num_experts, num_pairs)
@@ -47,8 +53,8 @@ def _align_kernel(
     ids_ptr, pairs_ptr, experts_ptr, num_pairs, num_tiles, first_expert,
     NUM_EXPERTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program has an expert. It counts all experts' pairs to find where its own go, and puts them
-    there in their order: no program waits for another."""
+    """One program per expert. Each counts the pairs of all experts to find where its own begin, and
+    stores these in order, so no program waits for another."""
     expert = tl.program_id(0)
     number = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
@@ -81,7 +87,8 @@ def _align_kernel(
 def _experts_at(
     ids_ptr, start, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Numbers from the first expert on; NUM_EXPERTS where a pair is none, or another rank's."""
+    """Indices of pairs' experts on this rank; NUM_EXPERTS for pairs of other ranks' experts, and
+    past the last pair."""
     pair = start + tl.arange(0, BLOCK)
     expert = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1) - first_expert
     is_here = (pair < num_pairs) & (expert >= 0) & (expert < NUM_EXPERTS)

@@ -1,7 +1,7 @@
-"""Triton: pairs of token and expert in tiles of rows of one expert each.
+"""Triton fused mixture of experts: (token, expert) pairs in tiles of one expert each.
 
-Four launches: tiles, both products, the sum of each token's experts and what is added to it.
-Biases, the experts' weights and what is made of gates and ups are applied where a product ends.
+Four launches: the alignment to tiles, both products, and the sum over each token's experts and
+further terms. Biases, weights and the activation are applied in the epilogues of the products.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -23,11 +23,11 @@ from kernels.linear.triton_kernel import quantized_depth, scaled_weights, scales
 from kernels.tiles import cdiv
 
 _SUM_BLOCK = 1024
-"""Columns of a program that adds up."""
+"""Number of columns per program of the sum."""
 
 
 class _Sizes(NamedTuple):
-    """Sizes of a product's tiles."""
+    """Tile sizes and launch parameters of a product."""
 
     rows: int
     columns: int
@@ -37,15 +37,16 @@ class _Sizes(NamedTuple):
 
 
 _SMALLEST = _Sizes(16, 64, 128, 4, 3)
-"""Sizes for few rows per expert, which wait for weights: deep, and many programs."""
+"""Sizes for few rows per expert, where loading weights takes the time: deep tiles and many
+programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
-"""Sizes by rows per expert, rounded up."""
+"""Sizes by rows of a tile."""
 _QUANTIZED_SIZES = {
     16: _Sizes(16, 64, 64, 4, 3),
     64: _Sizes(64, 64, 64, 4, 3),
     128: _Sizes(128, 64, 64, 8, 3),
 }
-"""Sizes for codes, which take registers besides."""
+"""Sizes for quantized weights, whose dequantization takes registers, by rows of a tile."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
 
@@ -61,7 +62,8 @@ def fused_moe(
     weighs_inputs: bool,
     batch_invariant: bool,
 ) -> torch.Tensor:
-    """The host never waits: the number of tiles is an upper bound."""
+    """Launches alignment, products and sum; does not wait for the device, since the number of tiles
+    is an upper bound."""
     num_tokens, num_choices = choice.expert_ids.shape
     if not num_tokens:
         return torch.empty_like(x)
@@ -70,7 +72,7 @@ def fused_moe(
     tiles = align_pairs(choice.expert_ids, first_expert, num_experts, rows)
     num_pairs = choice.expert_ids.numel()
     first_bias, second_bias = (None, None) if biases is None else biases
-    # What an expert reads may as well be weighted where its first product ends.
+    # Weights of inputs may as well multiply the first product, which is linear.
     factors = (choice.weights, None) if weighs_inputs else (None, choice.weights)
     first = experts.gate_up, tiles, first_bias, factors[0], activation
     second = experts.down, tiles, second_bias, factors[1], None
@@ -90,7 +92,7 @@ def fused_moe(
 
 
 def _tile_rows(num_pairs: int, num_experts: int, dtype: torch.dtype) -> int:
-    """Rows of a tile: as few as hold an expert's pairs, if these are spread evenly."""
+    """Number of rows per tile: the least that holds an expert's pairs if all have equally many."""
     if dtype == torch.float32:
         return _SINGLE_SIZES.rows
     return next((rows for rows in _SIZES if num_pairs <= rows * num_experts), max(_SIZES))
@@ -112,9 +114,9 @@ def _multiply(
     num_pairs: int,
     pairs_per_row: int,
 ) -> torch.Tensor:
-    """[pairs, N]: row pair // pairs_per_row of `x` times its expert's weight [N, K] transposed,
-    plus the expert's bias, times the pair's factor; or [pairs, N / 2], what these gates and ups
-    come to. Rows of experts that are not here are not written."""
+    """Products [pairs, N] of row pair // pairs_per_row of `x` with its expert's weight [N, K]
+    transposed, plus the expert's bias, times the pair's factor; with an activation, its results
+    [pairs, N / 2]. Rows of other ranks' experts are not written."""
     values, scaling = weights
     (_, size, _), depth = values.shape, x.shape[1]
     num_tiles = len(tiles.experts)
@@ -158,7 +160,7 @@ def _multiply_kernel(
     PAIRS_PER_ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Neighbouring programs share a tile's rows, and an expert's tiles follow one another.
+    # Consecutive programs share a tile's rows, and tiles of an expert are consecutive.
     num_columns = tl.cdiv(size, BLOCK_N)
     tile = tl.program_id(0) // num_columns
     expert = tl.load(experts_ptr + tile).to(tl.int64)
@@ -170,7 +172,7 @@ def _multiply_kernel(
     column = first + tl.arange(0, BLOCK_N)
     inside = column < size
     if ACTIVATION != "":
-        # A gate and its up are neighbours, which one thread has of the products.
+        # A gate and its up are neighbouring columns, so that one thread has both.
         column = tl.where(column % 2 == 0, column // 2, column // 2 + size // 2)
     x_row = x_ptr + (pair // PAIRS_PER_ROW)[:, None] * x_stride
     weight_row = weight_ptr + expert * expert_stride + column[None, :] * row_stride

@@ -1,4 +1,4 @@
-"""The middle of a gated MLP: a function of the gate half times the up half."""
+"""Gated activations of MLPs: a function of the gate half times the up half."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _CLAMPED_SWIGLU = registry.register(
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Map [T, 2 * I] to silu(x[:, :I]) * x[:, I:], computed in fp32, rounded to x.dtype."""
+    """Maps [T, 2 * I] to silu(x[:, :I]) * x[:, I:], computed in fp32, rounded to the type of x."""
     return _SILU_AND_MUL.select(x)(x)
 
 
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Map [T, 2 * I] to gelu(x[:, :I]) * x[:, I:], computed in fp32, rounded to x.dtype. GELU is
-    its approximation with tanh, as Gemma gates."""
+    """Maps [T, 2 * I] to gelu(x[:, :I]) * x[:, I:], computed in fp32, rounded to the type of x,
+    with the tanh approximation of GELU, as in Gemma."""
     return _GELU_AND_MUL.select(x)(x)
 
 
 def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """Map [T, 2 * I] to (u + 1) * g * sigmoid(alpha * g), computed in fp32, rounded to x.dtype: as
-    gpt-oss gates.
+    """Maps [T, 2 * I] to (u + 1) * g * sigmoid(alpha * g), computed in fp32, rounded to the type of
+    x, as in gpt-oss.
 
-    g is the first half, at most `limit`; u is the second, within `limit` of 0.
+    g is the first half, clamped to at most `limit`; u is the second, clamped to [-limit, limit].
     """
     return _CLAMPED_SWIGLU.select(x)(x, alpha, limit)
 

@@ -1,7 +1,7 @@
-"""Torch gates, each times what it is for.
+"""Torch reference of gated activations.
 
-Every element is evaluated alike by `exp`, where torch's own sigmoid and gelu may end a run with
-another function than its body.
+They use `exp`, which evaluates all elements alike: torch's sigmoid and gelu may evaluate the end of
+a contiguous run with another function than the rest.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _SERIAL_ELEMENTS = 32768
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Take SiLU row by row: one call where torch does so by itself, else blocks of rows.
+    """Applies SiLU in one call if torch then runs on one thread, else in blocks of rows.
 
-    HAZARD(invariance): torch's silu evaluates the end of a contiguous run with another exp than
-    its body. The gate half is strided, so a run is one row, and every row ends alike; but several
-    threads would share the elements out in the middle of rows. Small calls stay on one thread.
+    HAZARD(invariance): torch's silu evaluates the end of a contiguous run with another exp than the
+    rest. The gate half is strided, so a run is one row, and all rows end alike. But several threads
+    would split the elements in the middle of rows, so calls are kept small enough for one thread.
     """
     gate, up = _wide_halves(x)
     return _silu_of_rows(gate).mul_(up).to(x.dtype)
@@ -39,15 +39,15 @@ def _silu_of_rows(gate: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """gate / (1 + exp(-SLOPE * (gate + CUBIC * gate ** 3))) * up: (1 + tanh(z)) / 2 is the sigmoid
-    of 2 * z."""
+    """Computes gate / (1 + exp(-SLOPE * (gate + CUBIC * gate ** 3))) * up, since (1 + tanh(z)) / 2
+    is the sigmoid of 2 * z."""
     gate, up = _wide_halves(x)
     cubic = (gate * gate).mul_(CUBIC).add_(1.0).mul_(gate)
     return gate.div(cubic.mul_(-SLOPE).exp_().add_(1.0)).mul_(up).to(x.dtype)
 
 
 def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """(u + 1) * g / (1 + exp(-alpha * g))."""
+    """Computes (u + 1) * g / (1 + exp(-alpha * g)) of the clamped halves."""
     gate, up = _wide_halves(x)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     decay = (gate * -alpha).exp_().add_(1.0)
@@ -55,7 +55,7 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
 
 
 def _wide_halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gates and ups as fp32, two strided views."""
+    """Gate and up halves in fp32, as two strided views."""
     half = x.shape[-1] // 2
     wide = x if x.dtype == torch.float32 else x.float()
     return wide[:, :half], wide[:, half:]

@@ -1,4 +1,4 @@
-"""Triton gates: one kernel, which is compiled for each of them."""
+"""Triton gated activations: one kernel, compiled for each activation."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -15,17 +15,17 @@ _CUBIC, _SLOPE = tl.constexpr(CUBIC), tl.constexpr(SLOPE)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Launch over (tokens, blocks of columns)."""
+    """Launches a grid of (tokens, blocks of columns)."""
     return _gate(x, "silu")
 
 
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Launch over (tokens, blocks of columns)."""
+    """Launches a grid of (tokens, blocks of columns)."""
     return _gate(x, "gelu")
 
 
 def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """Launch over (tokens, blocks of columns)."""
+    """Launches a grid of (tokens, blocks of columns)."""
     return _gate(x, "clamped", alpha, limit)
 
 
@@ -59,7 +59,7 @@ def _gate_and_mul_kernel(
 def activated(
     gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
 ):  # fmt: skip
-    """What a gate and its up come to, fp32; alpha and limit are of the clamped one alone."""
+    """Gated activation of gate and up, in fp32; only the clamped one uses ALPHA and LIMIT."""
     if ACTIVATION == "silu":
         result = gate / (1.0 + tl.exp(-gate)) * up
     elif ACTIVATION == "gelu":

@@ -1,10 +1,10 @@
-"""The gated delta rule of linear attention: a state per head, by which positions know those before.
+"""Gated delta rule of linear attention (arXiv 2412.06464): a recurrent state per head.
 
-For each position, with key k, value v, query q, decay g <= 0 and share b:
+For each position, with key k, value v, query q, log decay g <= 0 and step size b (beta):
 
     S = S * exp(g);  S = S + k (b * (v - S^T k))^T;  o = S^T q
 
-In torch on every device. Rows of one position are a step each, longer ones go by chunks.
+It runs in torch on every device: position by position, or longer rows in chunks.
 """
 
 from __future__ import annotations

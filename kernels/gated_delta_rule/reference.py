@@ -1,4 +1,4 @@
-"""The rule, and the short convolution before it, as plain torch."""
+"""Torch implementation of the gated delta rule, and of the short convolution before it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import NamedTuple
 import torch
 
 _CHUNK = 64
-"""Positions of a chunk: within one, all is products of matrices of so many rows."""
+"""Number of positions per chunk, which are computed together by matrix products."""
 
 
 class DeltaInputs(NamedTuple):
-    """Inputs of positions, all fp32: T of one row, or one each of T rows."""
+    """Inputs of T positions, fp32: consecutive ones of one row, or one each of T rows."""
 
     q: torch.Tensor
-    """[T, H, K], scaled."""
+    """[T, H, K]: scaled queries."""
     k: torch.Tensor
-    """[T, H, K], of length 1."""
+    """[T, H, K]: keys of length 1."""
     v: torch.Tensor
-    """[T, H, V]."""
+    """[T, H, V]: values."""
     decay: torch.Tensor
-    """[T, H]: logarithms, at most 0."""
+    """[T, H]: logarithms of the decay, at most 0."""
     share: torch.Tensor
-    """[T, H]: how much of what the state lacks of a value it takes up."""
+    """[T, H]: step sizes (beta): the part of v - S^T k that updates the state."""
 
     def part(self, start: int, end: int) -> DeltaInputs:
-        """The inputs of some positions."""
+        """Inputs of positions from `start` up to, not including, `end`."""
         return DeltaInputs(*(tensor[start:end] for tensor in self))
 
 
 def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """SiLU of each channel's sum over its last N inputs.
+    """Causal convolution of each channel over its last N inputs, then SiLU.
 
-    The terms are added up in their order, whatever the shape.
+    Terms are added in the order of positions, whatever the shape.
 
     Args:
-        inputs: [..., N - 1 + T, C]: those before the first position, then those of T.
-        weight: [C, N], the newest input's factor last.
+        inputs: [..., N - 1 + T, C]: N - 1 earlier inputs, then those of the T positions.
+        weight: [C, N]: the newest input's factor is last.
 
     Returns:
         [..., T, C] fp32.
@@ -53,14 +53,14 @@ def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tens
 def gated_delta_steps(
     inputs: DeltaInputs, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One position of each of T rows.
+    """Advances T rows by one position each.
 
     Args:
-        inputs: of the rows.
-        state: [T, H, K, V] fp32 before it.
+        inputs: inputs of the rows.
+        state: fp32 [T, H, K, V]: states before the position.
 
     Returns:
-        outputs [T, H, V] fp32 and the states [T, H, K, V] after it.
+        Outputs, fp32 [T, H, V], and states after the position, [T, H, K, V].
     """
     q, k, v, decay, share = inputs
     state = state * decay.exp()[..., None, None]
@@ -72,16 +72,16 @@ def gated_delta_steps(
 def gated_delta_chunks(
     inputs: DeltaInputs, state: torch.Tensor, *, by_position: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """T positions of one row.
+    """Advances one row by T positions.
 
     Args:
-        inputs: of the positions.
-        state: [H, K, V] fp32 before the first.
-        by_position: whether to go one by one, so that how positions are shared out to steps changes
-            no bit.
+        inputs: inputs of the positions.
+        state: fp32 [H, K, V]: state before the first position.
+        by_position: whether to advance by single positions, so that the result does not depend, in
+            any bit, on how a prompt is split into chunks.
 
     Returns:
-        outputs [T, H, V] fp32 and the state [H, K, V] after the last.
+        Outputs, fp32 [T, H, V], and the state after the last position, [H, K, V].
     """
     length = 1 if by_position else _CHUNK
     outputs: list[torch.Tensor] = []
@@ -97,12 +97,12 @@ def gated_delta_chunks(
 
 
 def _chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One chunk of positions. What each takes up depends on those before it: a triangular system of
-    equations (arXiv 2412.06464, section 3.3)."""
+    """Advances a row by one chunk. The updates of the state depend on those of earlier positions,
+    so they are solved as a triangular system (arXiv 2412.06464, section 3.3)."""
     q, k, v = (x.transpose(0, 1) for x in inputs[:3])  # [H, T, ...]
     share = inputs.share.T.unsqueeze(-1)
     total = inputs.decay.T.cumsum(-1)
-    # Of what is behind it alone: the others' exponents are positive, and may be beyond all bounds.
+    # The upper triangle is masked before exp, too: its exponents are positive and may overflow.
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
     system = (k * share) @ k.transpose(-1, -2) * between
     fade = total.exp().unsqueeze(-1)

@@ -15,11 +15,11 @@ _GUMBEL_NOISE = registry.register(
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Noise [B, vocab_size] in fp32 for seeds [B] and positions [B], both int64.
+    """Noise, fp32 [B, vocab_size], for seeds [B] and positions [B], both int64.
 
-    A pure function of (seed, position, column): the batch, the step and the order of requests do
-    not enter. All 64 bits of a seed count, and the low 32 bits of a position. Torch and Triton
-    draw the same integers; the logarithms may differ in their last bits.
+    It is a pure function of (seed, position, column), whatever the batch, the step and the order of
+    requests. All 64 bits of a seed count, and the low 32 bits of a position. Torch and Triton draw
+    the same integers; the logarithms may differ in their last bits.
     """
     return _GUMBEL_NOISE.select(seeds)(seeds, positions, vocab_size)
 

@@ -4,7 +4,8 @@ WEYL = 0x9E3779B1
 """Odd multiplier of the column counter (2**32 divided by the golden ratio)."""
 MIX_A = 0x7FEB352D
 MIX_B = 0x846CA68B
-"""Multipliers with measured low avalanche bias (Wellons, "Prospecting for Hash Functions")."""
+"""Multipliers of the finalizer, with MIX_A: their avalanche bias was measured to be low (Wellons,
+"Prospecting for Hash Functions")."""
 UNIT = 2.0**-31
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 

@@ -18,15 +18,15 @@ from kernels.gumbel_noise.constants import (
     signed32,
 )
 
-# Elements of one block per thread: its buffers stay in a core's second-level cache, and a block
-# just below the size runs on one thread without waking the others.
+# Elements of a block per thread: its buffers fit in a core's second-level cache, and torch runs a
+# block of fewer elements on one thread.
 _BLOCK_ELEMENTS = 1 << 15
-# From here on the blocks are shared out over all threads.
+# Number of elements from which blocks are computed by all threads.
 _PARALLEL_ELEMENTS = 1 << 20
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Hash block by block of columns, so scratch memory stays small for any vocabulary."""
+    """Computes noise in blocks of columns, so that scratch memory is small for any vocabulary."""
     rows = seeds.shape[0]
     noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds.device)
     if rows == 0:
@@ -48,7 +48,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
 
 
 def hash_bits(seeds: torch.Tensor, positions: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """The hash of columns [start, stop) before it becomes noise: [B, stop - start] int32."""
+    """Hashes of columns [start, stop), from which noise is computed: int32 [B, stop - start]."""
     return _hash_columns(_row_keys(seeds, positions), start, stop)
 
 
@@ -70,7 +70,7 @@ def _row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _finalize(bits: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Mix int32 `bits` in place with `key` in the middle; shifts are logical."""
+    """Mixes int32 `bits` in place, with `key` in the middle; shifts are logical."""
     bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).mul_(signed32(MIX_A))
     bits.bitwise_xor_(key)
     bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF)).mul_(signed32(MIX_B))

@@ -1,4 +1,4 @@
-"""Triton Gumbel noise: the reference's integers, column by column."""
+"""Triton Gumbel noise, from the same integers as the reference."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST_BELOW_ONE = tl.constexpr(constants.LARGEST_BELOW_ONE)
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Launch over (rows, blocks of columns)."""
+    """Launches a grid of (rows, blocks of columns)."""
     rows = seeds.shape[0]
     noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds.device)
     if rows:
@@ -30,7 +30,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
 
 
 def hash_bits(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The hash before it becomes noise, [B, vocab_size] int32 (to compare implementations)."""
+    """Hashes from which noise is computed, int32 [B, vocab_size]; to compare implementations."""
     rows = seeds.shape[0]
     bits = torch.empty(rows, vocab_size, dtype=torch.int32, device=seeds.device)
     grid = (rows, cdiv(vocab_size, _BLOCK))
@@ -48,7 +48,7 @@ def _gumbel_kernel(seed_ptr, position_ptr, noise_ptr, vocab_size, BLOCK: tl.cons
 
 @triton.jit
 def noise_of(seed, position, column):
-    """The noise of a block of columns, fp32; for kernels that draw without storing it."""
+    """Noise of a block of columns, fp32; for kernels that draw without storing it."""
     bits = _hash(seed, position, column)
     uniform = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * _UNIT
     uniform = tl.minimum(uniform, _LARGEST_BELOW_ONE)

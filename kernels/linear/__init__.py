@@ -1,4 +1,4 @@
-"""Linear layers: a weight packed once for the way it will be used, and the product with it."""
+"""Linear layers: weights that are packed once, and products with them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kernels.registry import registry
 def linear(
     x: torch.Tensor, weight: PackedLinear | torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N].
+    """Product of x [T, K] with the transposed weight [N, K], plus bias [N]: [T, N].
 
-    `weight` is what `pack_linear_weight` returned, or a plain tensor (never batch-invariant).
+    `weight` is a packed weight, or a plain tensor (whose products are not batch-invariant).
     """
     if isinstance(weight, PackedLinear):
         return weight.multiply(x, bias)
@@ -25,13 +25,13 @@ def linear(
 
 
 def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -> PackedLinear:
-    """Choose the packed form for a weight [N, K].
+    """Packs a weight [N, K] in the form that suits its device and type.
 
-    On CPU the packed form (fp32; bf16 where the processor has it) owns a copy in another layout:
-    drop the original afterwards (keep it only where it is needed unpacked too, as a tied embedding
-    is for its lookup). Elsewhere it holds the given tensor itself.
+    On CPU the packed form owns a copy in another layout (fp32, and bf16 if the processor has it):
+    drop the original afterwards, unless it is needed unpacked, too, as a tied embedding is.
+    Elsewhere the packed form holds the given tensor.
 
-    With `batch_invariant` a row's result does not depend, in any bit, on the other rows, on their
+    With `batch_invariant` a row's result does not depend, in any bit, on other rows, on their
     number or on the row's place.
     """
     if registry.uses_triton(weight.device):
@@ -53,15 +53,13 @@ def pack_quantized_linear_weight(
     dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> PackedLinear:
-    """Choose the packed form for a quantized weight.
-
-    On CPU it is dequantized here, once.
+    """Packs a quantized weight in the form that suits its device; on CPU it is dequantized.
 
     Args:
         codes: uint8, as `dequantize` takes them.
-        scaling: of these.
-        dtype: of the inputs.
-        batch_invariant: see `pack_linear_weight`.
+        scaling: scales and zero points of the codes.
+        dtype: data type of the inputs.
+        batch_invariant: as in `pack_linear_weight`.
     """
     if registry.uses_triton(codes.device):
         return TritonQuantizedWeight(codes, scaling)

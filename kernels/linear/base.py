@@ -1,4 +1,4 @@
-"""The forms in which linear weights are held and multiplied."""
+"""Packed linear weights: their interface, and scales of quantized ones."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Literal, NamedTuple
 import torch
 
 WeightCode = Literal["e4m3", "e2m1", "int8", "uint4", "uint4b8", "uint8", "uint8b128"]
-"""Codes that a quantized weight is held as: floats with so many bits of exponent and mantissa, or
-whole numbers, of which 8 or 128 is taken where the name ends so."""
+"""Kinds of codes of quantized weights: floats, by bits of exponent and mantissa, or integers, from
+which 8 or 128 is subtracted if the name ends with it."""
 HALF_BYTES: frozenset[WeightCode] = frozenset({"e2m1", "uint4", "uint4b8"})
-"""Codes of which two are in a byte, the first in its low bits."""
+"""Kinds of 4-bit codes, two per byte, the first one in the low bits."""
 
 
 class BlockScales(NamedTuple):
-    """Scales of the codes of weights [..., N, K], which stand for (code - zero) * scale."""
+    """Scales and zero points of weights [..., N, K]: (code - zero point) * scale is the value."""
 
     scales: torch.Tensor
-    """fp32 [..., N, blocks], contiguous; feature k has that of block (k + offset) // block."""
+    """fp32 [..., N, blocks], contiguous: scales; input feature k is in block
+    (k + offset) // block."""
     block: int
-    """Input features that share a scale."""
+    """Number of input features per block."""
     offset: int
-    """Features of the first block that stand before the first one here."""
+    """Number of input features of the first block that come before feature 0 here."""
     code: WeightCode = "e4m3"
-    """How values are written."""
+    """Kind of the codes."""
     zeros: torch.Tensor | None = None
-    """uint8 [..., N, blocks], contiguous: what is taken from a code; None where nothing is."""
+    """uint8 [..., N, blocks], contiguous: zero points; None for none."""
 
 
 class PackedLinear(ABC):
@@ -37,4 +38,4 @@ class PackedLinear(ABC):
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return x [T, K] times the transposed weight, plus bias [N]: [T, N]."""
+        """Product of x [T, K] with the transposed weight, plus bias [N]: [T, N]."""

@@ -1,4 +1,4 @@
-"""CPU weights in oneDNN's blocked layout (the ops that torch's inductor freezing uses)."""
+"""CPU weights in oneDNN's blocked layout, by the ops that freezing in torch's inductor uses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import torch
 
 from kernels.linear.base import PackedLinear
 
-# The layout that oneDNN chooses for this many rows served every row count from 2 on equally well.
+# Number of rows that oneDNN chooses the layout for; it was as fast for all others from 2 on.
 _LAYOUT_ROWS = 32
-# Weights up to this size also keep their plain form for single rows: below it a call is mostly
-# dispatch, and the plain product dispatches in a third of the time.
+# Weights up to this size are also kept unpacked, for single rows: their products take little longer
+# than dispatch, which takes a third of the time for an unpacked weight.
 _KEEP_PLAIN_BYTES = 2 << 20
-# Largest product that the invariance of rows was tested for; longer inputs go in pieces.
+# Most rows of a product for which invariance was tested; longer inputs are split.
 _MAX_INVARIANT_ROWS = 512
 
 
 def is_available(dtype: torch.dtype) -> bool:
-    """Whether this torch has oneDNN and the two packed-linear ops, for weights of `dtype`.
+    """Whether torch has oneDNN and its two ops for packed weights of `dtype`.
 
-    bf16 needs a processor with AVX-512 at least; others convert, and gain nothing.
+    bf16 needs a processor with AVX-512; others would convert, and gain nothing.
     """
     if not (
         torch._C._has_mkldnn
@@ -32,9 +32,9 @@ def is_available(dtype: torch.dtype) -> bool:
 
 
 class OnednnWeight(PackedLinear):
-    """oneDNN's blocked copy of a weight; small fp32 ones keep the plain tensor for single rows.
+    """A weight in oneDNN's blocked layout; small fp32 ones are also kept unpacked for single rows.
 
-    In bf16 the blocked product was the faster one at every row count.
+    In bf16 products with the blocked layout were faster for all numbers of rows.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -45,17 +45,17 @@ class OnednnWeight(PackedLinear):
         self._plain = weight if keep_plain else None
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One product; a single row of a small weight in plain form."""
+        """One product; for a single row with the unpacked weight, if it is kept."""
         if x.shape[0] == 1 and self._plain is not None:
             return torch.nn.functional.linear(x, self._plain, bias)
         return _product(x, self._packed, bias)
 
 
 class InvariantOnednnWeight(PackedLinear):
-    """The blocked copy, used only with row counts for which oneDNN adds up rows alike.
+    """A weight in oneDNN's blocked layout, whose products are batch-invariant.
 
-    A single row takes another kernel (a matrix-vector product), so it is padded to two. Whether
-    that holds on this processor is checked by `rows_agree`.
+    oneDNN runs another kernel for a single row (a matrix-vector product), so that is padded to two.
+    `rows_agree` checks whether products of all other numbers of rows agree on this processor.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ class InvariantOnednnWeight(PackedLinear):
         self._packed = _reorder(weight)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One product per 512 rows, never of a single row."""
+        """Products of at most 512 rows, and never of a single row."""
         rows = x.shape[0]
         if rows == 1:
             return _product(torch.cat((x, x)), self._packed, bias)[:1]
@@ -74,7 +74,8 @@ class InvariantOnednnWeight(PackedLinear):
         return torch.cat([_product(piece, self._packed, bias) for piece in pieces])
 
     def rows_agree(self) -> bool:
-        """Compare row counts around likely block sizes with one larger product, bitwise."""
+        """Whether products of several numbers of rows, around likely block sizes, are bitwise equal
+        to the same rows of a larger product."""
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(67, self.in_features, generator=generator)
         whole = self.multiply(probe, None)

@@ -1,4 +1,4 @@
-"""The weight as it is, multiplied by the vendor's library."""
+"""Unpacked weights, multiplied by torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernels.linear.base import PackedLinear
 
 
 class PlainWeight(PackedLinear):
-    """No packing: CUDA, CPU types other than fp32, torch builds without oneDNN."""
+    """An unpacked weight: on CUDA, and on CPU where oneDNN does not support its type."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.out_features, self.in_features = weight.shape

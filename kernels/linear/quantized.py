@@ -1,4 +1,4 @@
-"""Quantized weights: codes of 8 or 4 bits, and a scale for each block of a row's input features."""
+"""Quantized weights: codes of 8 or 4 bits, with a scale per block of a row's input features."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def dequantize(codes: torch.Tensor, scaling: BlockScales, *, dtype: torch.dtype) -> torch.Tensor:
-    """The weights [..., N, K] in `dtype`: what each code stands for, times its scale, rounded once.
+    """Dequantized weights [..., N, K] in `dtype`, rounded once.
 
     Args:
-        codes: uint8 [..., N, K], or [..., N, K / 2] where two are in a byte, the first in its low
-            bits.
-        scaling: of these.
-        dtype: of the result.
+        codes: uint8 [..., N, K], or [..., N, K / 2] for 4-bit codes, the first one in the low bits.
+        scaling: scales and zero points of the codes.
+        dtype: data type of the result.
     """
     values = _decode(codes, scaling.code)
     columns = torch.arange(values.shape[-1], device=codes.device).add_(scaling.offset)
@@ -27,7 +26,7 @@ def dequantize(codes: torch.Tensor, scaling: BlockScales, *, dtype: torch.dtype)
 
 
 def _decode(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
-    """The values of codes before they are scaled: fp32 [..., N, K], a tensor of its own."""
+    """Values of codes before zero points and scales, in a new tensor: fp32 [..., N, K]."""
     if code in HALF_BYTES:
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
     if code == "e4m3":
@@ -41,12 +40,12 @@ def _decode(codes: torch.Tensor, code: WeightCode) -> torch.Tensor:
 
 
 class TritonQuantizedWeight(PackedLinear):
-    """Codes in memory, dequantized tile by tile in the product of fixed tiles: bit for bit what
-    that makes of the dequantized weight.
+    """A quantized weight on CUDA, dequantized tile by tile within the product. The result is
+    bitwise the same as by the product of fixed tiles with the dequantized weight.
 
     Args:
         codes: uint8 [N, K], or [N, K / 2], as `dequantize` takes them.
-        scaling: of these.
+        scaling: scales and zero points of the codes.
     """
 
     def __init__(self, codes: torch.Tensor, scaling: BlockScales) -> None:
@@ -56,7 +55,7 @@ class TritonQuantizedWeight(PackedLinear):
         self._scaling = scaling
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """One launch for all rows, whose results do not depend on each other."""
+        """One launch for all rows, which is batch-invariant."""
         from kernels.linear.triton_kernel import matmul_fixed_tiles
 
         return matmul_fixed_tiles(x, self._codes, bias, self._scaling)

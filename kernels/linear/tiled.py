@@ -1,4 +1,4 @@
-"""Batch-invariant products from tiles of one fixed shape."""
+"""Batch-invariant products of tiles with a fixed shape."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import torch
 from kernels.linear.plain import PlainWeight
 
 TILE_ROWS = 16
-"""Rows of a tile of the CPU product."""
+"""Number of rows per tile of the CPU product."""
 
 
 class TiledWeight(PlainWeight):
-    """The weight as it is, in products of exactly 16 rows: one shape, hence one summation order."""
+    """An unpacked weight, multiplied by 16 rows at a time: with one shape of products, the order of
+    summation is always the same."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Pad the rows to whole tiles and multiply tile by tile."""
+        """Pads the rows to whole tiles, and multiplies tile by tile."""
         rows = x.shape[0]
         padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS
         padded = x.new_zeros(padded_rows, self.in_features)
@@ -28,7 +29,8 @@ class TiledWeight(PlainWeight):
 
 
 class TritonTiledWeight(PlainWeight):
-    """The weight as it is, multiplied by a persistent fixed-tile Triton kernel without split-K."""
+    """An unpacked weight, multiplied by a persistent Triton kernel with fixed tiles and without
+    split-K."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """One launch for all rows."""

@@ -1,4 +1,5 @@
-"""Batch-invariant matrix product: fixed tiles, K walked in order by one program, no split-K."""
+"""Triton batch-invariant matrix product: fixed tiles, and no split-K: one program sums over K in
+order."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -21,16 +22,18 @@ class _Tiles(NamedTuple):
     stages: int
 
 
-# Per type, never per shape: a row meets the same tiles in every batch.
+# Tile sizes depend on the data type and never on shapes, so that they are the same in every batch.
 _TILES = {
     torch.float32: _Tiles(32, 64, 32, 4, 2),
     torch.bfloat16: _Tiles(64, 128, 64, 4, 3),
     torch.float16: _Tiles(64, 128, 64, 4, 3),
 }
 _QUANTIZED_TILES = {dtype: tiles._replace(columns=64) for dtype, tiles in _TILES.items()}
-"""Tiles for codes, which take registers besides; fewer columns change no sum."""
+"""Tiles for quantized weights, whose dequantization takes registers; fewer columns do not affect
+sums."""
 _UNALIGNED_DEPTH = 32
-"""Blocks of MXFP4; with twice as many features of unlike scales registers spill."""
+"""Depth of a tile whose features do not share a scale, that of MXFP4's blocks; with twice as many,
+registers spill."""
 _INTERPRETER_PROGRAMS = 3
 
 
@@ -40,10 +43,10 @@ def matmul_fixed_tiles(
     bias: torch.Tensor | None = None,
     scaling: BlockScales | None = None,
 ) -> torch.Tensor:
-    """Return x [M, K] times weight [N, K] transposed plus bias, accumulated in fp32.
+    """Product of x [M, K] with the transposed weight [N, K], plus bias [N], summed in fp32: [M, N].
 
-    With `scaling` the weight is uint8, codes [N, K] or [N, K / 2]; what these come to is rounded
-    to the type of x.
+    With `scaling`, `weight` holds uint8 codes [N, K] or [N, K / 2], and dequantized values are
+    rounded to the type of x.
     """
     tiles = (_TILES if scaling is None else _QUANTIZED_TILES).get(x.dtype)
     if tiles is None:
@@ -75,13 +78,13 @@ def matmul_fixed_tiles(
 
 
 def quantized_depth(scaling: BlockScales, depth: int, step: int) -> int:
-    """Features that a tile takes of `depth`: a step, or fewer where these do not share a scale."""
+    """Depth of a tile: `step` features of `depth`, or fewer if these do not share a scale."""
     return step if scales_by_tile(scaling, depth, step) else min(step, _UNALIGNED_DEPTH)
 
 
 def scales_by_tile(scaling: BlockScales, depth: int, step: int) -> bool:
-    """Whether features [start, start + step) of a row share a scale, for each start that is a
-    multiple of the step."""
+    """Whether features [start, start + step) of a row share a scale, for all multiples `start` of
+    `step`."""
     is_aligned = scaling.offset % step == 0 and scaling.block % step == 0
     return is_aligned or scaling.offset + depth <= scaling.block
 
@@ -95,9 +98,9 @@ def _num_programs(device: torch.device) -> int:
 
 @triton.jit
 def e4m3_to_float(bits):
-    """Values of the bits [...] uint8: e4m3 is fp16 with a shorter mantissa and another bias.
+    """fp32 values of e4m3 bits, uint8 [...]: e4m3 is fp16 with a shorter mantissa and another bias.
 
-    Processors without FP8 can do it, and so can the interpreter.
+    This works on GPUs without FP8, and in Triton's interpreter.
     """
     wide = bits.to(tl.int32)
     half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.int16)
@@ -106,7 +109,7 @@ def e4m3_to_float(bits):
 
 @triton.jit
 def decode_weights(bits, k, CODE: tl.constexpr):
-    """fp32 values of the codes [...] uint8 of input features k."""
+    """fp32 values of codes, uint8 [...], of input features k, before zero points and scales."""
     if CODE == "e4m3":
         values = e4m3_to_float(bits)
     elif CODE == "int8":
@@ -123,7 +126,7 @@ def decode_weights(bits, k, CODE: tl.constexpr):
             values = code.to(tl.float32) - 8.0
         else:
             tl.static_assert(CODE == "e2m1")
-            # As above: fp16 with a shorter mantissa and exponent, and another bias.
+            # As e4m3: fp16 with a shorter mantissa and exponent, and another bias.
             half = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.int16)
             values = half.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
     return values
@@ -134,8 +137,9 @@ def scaled_weights(
     bits, k, start, depth, inside, scale_ptr, zero_ptr, row, offset,
     SCALE_BLOCK: tl.constexpr, BY_TILE: tl.constexpr, CODE: tl.constexpr, HAS_ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """fp32 weights [BLOCK_K, BLOCK_N] of codes: those of input features k, from `start` on, and of
-    rows whose scales begin at `row` [BLOCK_N], as far as these are inside."""
+    """Dequantized weights, fp32 [BLOCK_K, BLOCK_N], of a tile of codes: input features k, from
+    `start` on, and output features whose scales begin at offsets `row` [BLOCK_N]; `inside` masks
+    those that exist."""
     values = decode_weights(bits, k[:, None], CODE)
     if BY_TILE:
         block, there = (row + (start + offset) // SCALE_BLOCK)[None, :], inside[None, :]
@@ -147,7 +151,7 @@ def scaled_weights(
     return values * tl.load(scale_ptr + block, mask=there, other=0.0)
 
 
-# Not specialised on the number of rows: one binary for every batch, compiled once.
+# Not specialised on the number of rows: one binary serves all batches.
 @triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, columns, depth,
@@ -161,7 +165,7 @@ def _matmul_kernel(
     row_tiles = tl.cdiv(rows, BLOCK_M)
     num_tiles = row_tiles * tl.cdiv(columns, BLOCK_N)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-        # Neighbouring programs share a tile of the weight, the larger operand.
+        # Consecutive programs share a tile of the weight, the larger operand.
         row = ((tile % row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
         column = ((tile // row_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

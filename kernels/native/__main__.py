@@ -1,4 +1,4 @@
-"""Compiles ahead of the first start: `python -m kernels.native`."""
+"""Compiles the library ahead of the first start: `python -m kernels.native`."""
 
 from kernels.native.build import main
 

@@ -1,4 +1,4 @@
-"""Compiles the library for this machine's processor, once, into the user's cache folder."""
+"""Build of the library for this machine's processor, once, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 MAX_CPU_ISA = "RAYFLEET_MAX_CPU_ISA"
-"""The environment variable that names the most that the library may use of the processor, to try
-what it does elsewhere; as oneDNN's own, `ONEDNN_MAX_CPU_ISA`."""
+"""Environment variable that limits the instruction sets which the library uses, to test it as on
+other processors; like oneDNN's `ONEDNN_MAX_CPU_ISA`."""
 _SOURCES = Path(__file__).with_name("src")
 _TIMEOUT_S = 300
 _WITHOUT = {
@@ -24,7 +24,8 @@ _WITHOUT = {
     "AVX2": ["-mno-avx512f"],
     "SSE41": ["-mno-avx"],
 }
-"""Flags that take from the compiler what a processor of this kind lacks, those before it added."""
+"""Compiler flags that turn off instruction sets above a limit, together with those of the limits
+before it."""
 
 
 class NativeUnavailable(RuntimeError):
@@ -32,7 +33,7 @@ class NativeUnavailable(RuntimeError):
 
 
 def build_library() -> Path:
-    """The compiled library's path; compiles it, in a few seconds, where it is not there yet.
+    """Path of the compiled library; compiles it, in a few seconds, if it does not exist yet.
 
     Raises:
         NativeUnavailable: there is no C++ compiler, or it failed.
@@ -45,7 +46,7 @@ def build_library() -> Path:
     if library.exists():
         return library
     with (folder / "lock").open("w") as lock:
-        # Several ranks start at once: one compiles, the others find its work.
+        # Of ranks that start at once, one compiles, and the others wait for the result.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _compile(compiler, flags, library)
@@ -81,7 +82,7 @@ def _compiler() -> str:
 
 def _flags() -> list[str]:
     machine = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-    # A product and its addition fuse everywhere or nowhere: rows must not differ in rounding.
+    # All products and additions fuse, or none, since rows must not differ in rounding.
     flags = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread"]
     return [*flags, machine, *_flags_without(os.environ.get(MAX_CPU_ISA, ""))]
 
@@ -96,7 +97,8 @@ def _flags_without(most: str) -> list[str]:
 
 
 def _fingerprint(compiler: str, flags: list[str]) -> str:
-    """Hash of everything that the compiled code depends on; homes are shared between machines."""
+    """Hash of everything that the compiled code depends on, since machines may share a home
+    folder."""
     digest = hashlib.sha256()
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
@@ -116,13 +118,13 @@ def processor() -> str:
 
 
 def cache_folder() -> Path:
-    """A folder that nobody else may write: code is loaded from it. A new one where the user's own
-    cannot be had."""
+    """A folder that only this user may write, since code is loaded from it: the user's cache
+    folder, or else a new temporary one."""
     return private_folder("native") or Path(tempfile.mkdtemp(prefix="rayfleet-native-"))
 
 
 def private_folder(name: str) -> Path | None:
-    """One of the user's cache folders; None where others may write there, or we may not."""
+    """One of the user's cache folders; None if other users may write to it, or this one may not."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / name
     with contextlib.suppress(OSError):  # a read-only home, as containers have
@@ -135,7 +137,7 @@ def private_folder(name: str) -> Path | None:
 
 
 def main() -> None:
-    """Compiles now rather than at the first start, and says where to."""
+    """Compiles the library, and prints its path."""
     try:
         print(build_library())
     except NativeUnavailable as error:

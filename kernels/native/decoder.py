@@ -1,4 +1,4 @@
-"""A dense decoder whose forward pass is one call of the compiled library."""
+"""Native decoder: a dense model whose forward pass is one call of the compiled library."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kernels.native.library import (
 from kernels.native.weight_memory import CountedMemory, WeightMemory
 
 _VECTOR = 16
-"""Sizes must be multiples of this: rows are worked on in vectors of 16 floats."""
+"""Number of floats per vector, of which sizes must be multiples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearTensors:
-    """A weight [out, in] and its bias [out]."""
+    """A weight [out, in] and its bias [out]; None for no bias."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -35,7 +35,8 @@ class LinearTensors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTensors:
-    """One layer; q, k and v rows follow each other in `qkv`, gate and up rows in `gate_up`."""
+    """Weights of one layer. `qkv` has rows of q, then k, then v; `gate_up` those of the gate
+    first."""
 
     qkv: LinearTensors
     output: LinearTensors
@@ -49,7 +50,7 @@ class LayerTensors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTensors:
-    """One rank's share of a model, as loaded. All weights have one type, fp32 or bf16."""
+    """Loaded weights of a model on one rank. All have one data type, fp32 or bf16."""
 
     num_heads: int
     num_kv_heads: int
@@ -57,7 +58,7 @@ class ModelTensors:
     eps: float
     scale: float
     cos_sin: torch.Tensor
-    """[positions, rotated dimensions] fp32: cosines, then sines."""
+    """fp32 [positions, rotary dimensions]: cosines, then sines."""
     embedding: torch.Tensor
     """[local vocabulary, hidden]"""
     vocab_start: int
@@ -67,15 +68,16 @@ class ModelTensors:
     final_norm: torch.Tensor
     num_layers: int
     intermediate_size: int
-    """Columns of the gate on this rank."""
+    """Intermediate size on this rank."""
     block_size: int = 1
-    """Positions of one block, counted from 0, see each other; 1 is causal. Rows of a step must then
-    end where blocks end."""
+    """Number of consecutive positions that attend to each other, blocks counted from position 0; 1
+    for causal attention. Rows of a step must end with whole blocks."""
     layers: Iterable[LayerTensors]
-    """Taken one after another, each packed before the next: their owner may drop them meanwhile."""
+    """Layers in order; each is packed before the next is taken, so that the iterator may drop their
+    weights in between."""
 
     def unsupported(self, page_size: int) -> str | None:
-        """Why the library cannot run this model; None if it can."""
+        """Reason why the library cannot run this model; None if it can."""
         if self.embedding.dtype not in (torch.float32, torch.bfloat16):
             return f"{self.embedding.dtype} is neither fp32 nor bf16"
         sizes = {
@@ -92,22 +94,23 @@ class ModelTensors:
 
 
 class NativeDecoder:
-    """Forward passes and scores; activations are fp32 whatever the type of the weights.
+    """Forward passes and logits; activations are fp32 whatever the type of the weights.
 
-    A token's result depends on its own request alone, in every bit: not on the other rows, on the
-    chunks its prompt came in, on the pages it has, or on the number of threads.
+    A token's result depends, bitwise, on its own request alone: not on other rows, on the chunks of
+    its prompt, on its pages, or on the number of threads.
 
     Args:
-        model: weights, all of which are copied, most of them packed: their owner may drop them.
-            Where `memory` is filled, only their shapes and types are looked at.
-        page_size: positions per page of the cache.
-        num_threads: most threads of one pass, the caller's included.
-        ms_per_thread: milliseconds of work, by estimate, for which a pass takes one more thread.
-        memory: where the copies go, or are already; None for this process's own.
+        model: weights, all of which are copied, most of them packed, so they may be dropped
+            afterwards. If `memory` is filled, only their shapes and types matter.
+        page_size: tokens per page.
+        num_threads: most threads of a forward pass, the caller's included.
+        ms_per_thread: estimated milliseconds of work per further thread of a pass.
+        memory: memory for the copies, which may be filled with them already; None for memory of
+            this process.
         all_reduce: sums an fp32 tensor over the ranks, in place; None for a single rank.
 
     Raises:
-        NativeUnavailable: the library cannot be had on this machine.
+        NativeUnavailable: the library cannot be compiled or loaded on this machine.
     """
 
     def __init__(
@@ -137,9 +140,9 @@ class NativeDecoder:
         self._handle: int | None = None
 
     def bind(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Sets the caches (keys, values) of every layer, each of num_pages * page_size tokens.
+        """Sets the KV caches (keys, values) of all layers, for num_pages * page_size tokens each.
 
-        What lies where in them is the library's own affair.
+        Their layout within a page is the library's.
         """
         self.close()
         for layer, (keys, values) in zip(self._layers, caches, strict=True):
@@ -153,18 +156,19 @@ class NativeDecoder:
         page_table: torch.Tensor,
         read_tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalised hidden states fp32 of a step's tokens: [T, hidden], or of those that are read.
+        """Hidden states after the final norm, fp32 [T, hidden] of a step's tokens, or [S, hidden]
+        of `read_tokens`.
 
         Args:
-            rows: [R, 4], contiguous: slot, first position, number of tokens, and one more that is
+            rows: [R, 4], contiguous: slot, first position, number of tokens, and a number that is
                 not read.
-            token_pool: [slots, positions] int32.
-            page_table: [slots, pages] int32.
-            read_tokens: [S] int64, contiguous, ascending: the tokens whose hidden states are
-                wanted. Of the others, the last layer computes keys and values alone. None for all.
+            token_pool: int32 [slots, positions].
+            page_table: int32 [slots, pages].
+            read_tokens: int64 [S], contiguous, ascending: indices of the tokens whose hidden states
+                are needed; None for all. For others the last layer computes keys and values alone.
 
         Raises:
-            Exception: what `all_reduce` raised.
+            Exception: the exception that `all_reduce` raised.
         """
         assert self._handle is not None, "bind comes first"
         num_tokens = int(rows[:, 2].sum()) if read_tokens is None else len(read_tokens)
@@ -182,7 +186,7 @@ class NativeDecoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores [R, local vocabulary] fp32 of hidden states [R, hidden] fp32."""
+        """Hidden states, fp32 [R, hidden], to logits, fp32 [R, local vocabulary]."""
         assert self._handle is not None, "bind comes first"
         hidden = hidden.contiguous()
         scores = torch.empty(hidden.shape[0], self._vocab_size)
@@ -192,13 +196,13 @@ class NativeDecoder:
         return scores
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Tokens that follow each row, one after another; see `NativeDrafter`."""
+        """Drafts tokens after each row; for NativeDrafter, whose arrays take the results."""
         assert self._handle is not None, "bind comes first"
         assert self._all_reduce is None, "a model that drafts is whole on every rank"
         self._library.rayfleet_draft(self._handle, ctypes.byref(step), ctypes.byref(drafting))
 
     def close(self) -> None:
-        """Ends the threads. Safe to call twice."""
+        """Ends the library's threads. Safe to call twice."""
         if self._handle is not None:
             self._library.rayfleet_destroy(self._handle)
             self._handle = None
@@ -250,10 +254,8 @@ class NativeDecoder:
         )
 
     def _paired_gate_up(self, gate_up: LinearTensors) -> LinearTensors:
-        """Rows in turns, a vector of the gate's and the up projection's that belong to them.
-
-        Zeros fill the last vectors.
-        """
+        """Interleaves rows of gate and up projection, one vector of each in turn, padded with
+        zeros."""
         missing = self._inner_size - gate_up.weight.shape[0] // 2
 
         def pair(values: torch.Tensor) -> torch.Tensor:
@@ -266,7 +268,7 @@ class NativeDecoder:
         return LinearTensors(weight=pair(gate_up.weight), bias=None if bias is None else pair(bias))
 
     def _padded_down(self, down: LinearTensors) -> LinearTensors:
-        """The down projection with columns for the zeros that silu(0) * 0 yields."""
+        """Pads the columns of the down projection with zeros, for the padding of gate and up."""
         missing = self._inner_size - down.weight.shape[1]
         if not missing:
             return down
@@ -279,27 +281,27 @@ class NativeDecoder:
         return LinearWeight(self._keep(packed), self._floats(linear.bias), n, k)
 
     def _floats(self, values: torch.Tensor | None) -> int | None:
-        """Address of an fp32 copy; None stays None."""
+        """Address of an fp32 copy; None for None."""
         return None if values is None else self._copy(values, torch.float32)
 
     def _copy(self, values: torch.Tensor, dtype: torch.dtype | None = None) -> int:
-        """Address of a copy, of another type where one is given."""
+        """Address of a copy, in `dtype` if given."""
         copy = self._memory.take(values.numel(), dtype=dtype or values.dtype)
         if not self._memory.is_filled:
             copy.view(values.shape).copy_(values)
         return self._keep(copy)
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        """The tensor's address, which stays good for as long as the decoder lives."""
+        """Address of a tensor, which is kept alive as long as the decoder."""
         self._kept.append(tensor)
         return tensor.data_ptr()
 
 
 def packed_bytes(model: ModelTensors, page_size: int) -> int:
-    """Bytes that a decoder takes of its memory, from the shapes and types of weights alone.
+    """Bytes of a decoder's packed weights, from shapes and types alone.
 
     Raises:
-        NativeUnavailable: the library cannot be had on this machine.
+        NativeUnavailable: the library cannot be compiled or loaded on this machine.
     """
     memory = CountedMemory()
     NativeDecoder(model, page_size=page_size, num_threads=1, memory=memory)
@@ -307,7 +309,7 @@ def packed_bytes(model: ModelTensors, page_size: int) -> int:
 
 
 def pack_weight(weight: torch.Tensor, memory: WeightMemory | None = None) -> torch.Tensor:
-    """A weight [N, K] in the library's blocks: a flat tensor of the same type."""
+    """Packs a weight [N, K] in the library's blocked layout: a flat tensor of the same type."""
     compiled, (n, k) = library(), weight.shape
     memory, is_bf16 = memory or WeightMemory(), weight.dtype == torch.bfloat16
     packed = memory.take(compiled.rayfleet_packed_elements(is_bf16, n, k), dtype=weight.dtype)
@@ -318,7 +320,8 @@ def pack_weight(weight: torch.Tensor, memory: WeightMemory | None = None) -> tor
 
 
 def multiply(x: torch.Tensor, packed: torch.Tensor, n: int) -> torch.Tensor:
-    """x [T, K] fp32 times a packed weight [N, K] transposed: [T, N] fp32, on one thread."""
+    """Product of x, fp32 [T, K], with a transposed packed weight [N, K]: fp32 [T, N], on one
+    thread."""
     rows, k = x.shape
     source, out = x.contiguous(), torch.empty(rows, n)
     weight = LinearWeight(packed.data_ptr(), None, n, k)

@@ -1,4 +1,4 @@
-"""Drafting with a small model in the compiled library, one call for all rows and drafts."""
+"""Native drafter: drafting with a draft model in the compiled library, in one call for all rows."""
 
 from __future__ import annotations
 
@@ -18,46 +18,47 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftTables:
-    """Tokens, pages and parameters of each slot, in arrays that stay where they are.
+    """Tokens, pages and sampling parameters of each slot, in arrays that the library reads.
 
-    A guess has a level, by the probability that the small model gives it.
+    A guess has a level, by the probability that the draft model gives it.
     """
 
     token_pool: torch.Tensor
-    """[slots, positions] int32."""
+    """int32 [slots, positions]: tokens of each request."""
     page_table: torch.Tensor
-    """[slots, pages] int32."""
+    """int32 [slots, pages]: page ids."""
     temperature: FloatArray
     top_p: FloatArray
     log_min_p: FloatArray
     top_k: IntArray
     seeds: IntArray
     end_tokens: IntArray
-    """[slots, n]: tokens that end a request, -1 for none."""
+    """[slots, n]: end tokens of each request, -1 for none."""
     shares: FloatArray
-    """[slots, levels]: how likely a guess of each level is right."""
+    """[slots, levels]: probability that a guess of each level is right."""
     bounds: FloatArray
-    """[levels], descending to 0: the least probability of each level."""
+    """[levels], descending to 0: least probability of a guess of each level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeDrafts:
-    """Guesses of each row, of which the first are drafts."""
+    """Guesses of each row, of which the leading ones are drafts."""
 
     tokens: list[list[int]]
-    """Each row's guesses."""
+    """Guesses of each row."""
     levels: list[list[int]]
+    """Levels of each row's guesses."""
     drafted: list[int]
-    """How many guesses of each row to verify: all, or all but the last."""
+    """Number of drafts of each row: all guesses, or all but the last."""
 
 
 class NativeDrafter:
-    """Drafts until they are too unlikely to count.
+    """Drafts tokens until they are too unlikely to be accepted.
 
     Args:
-        decoder: of the small model, whole on this rank, with its cache bound.
-        tables: of the slots. HAZARD: the library has their addresses only.
-        most: drafts of a row.
+        decoder: decoder of the draft model, whole on this rank, with its KV cache bound.
+        tables: tables of the slots. HAZARD: the library only has their addresses.
+        most: most drafts of a row.
     """
 
     def __init__(self, decoder: NativeDecoder, tables: DraftTables, most: int) -> None:
@@ -90,12 +91,13 @@ class NativeDrafter:
         )  # fmt: skip
 
     def draft(self, rows: IntArray, threshold: float) -> NativeDrafts:
-        """Tokens that follow each row, drawn as their requests draw; they go into the pool, too.
+        """Drafts the tokens after each row, with its request's sampling parameters, and writes them
+        to the token pool, too.
 
         Args:
             rows: [R, 4], contiguous: slot, first position, number of tokens, most drafts.
-            threshold: drafts end before the first that is right, with all before it, with less
-                probability than this.
+            threshold: least probability that a draft is accepted, together with all before it; the
+                first one below it ends the row's drafts.
         """
         num_rows = len(rows)
         self._step.num_rows, self._step.rows = num_rows, rows.ctypes.data

@@ -1,4 +1,4 @@
-"""The compiled library's functions and structs; the structs mirror src/decoder.h."""
+"""Functions and structs of the compiled library; the structs mirror src/decoder.h."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from kernels.native.build import NativeUnavailable, build_library
 _I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 Reduce = ctypes.CFUNCTYPE(ctypes.c_int32, _PTR, _I64)
-"""(values, count) to 0, or anything else to end the step."""
+"""Callback that sums `count` values over ranks, in place: (values, count) to 0, or to another
+number that ends the step."""
 
 
 class LinearWeight(ctypes.Structure):
@@ -20,7 +21,7 @@ class LinearWeight(ctypes.Structure):
 
 
 class LayerWeights(ctypes.Structure):
-    """One decoder layer."""
+    """Weights and caches of one decoder layer."""
 
     _fields_ = (
         *((name, LinearWeight) for name in ("qkv", "output", "gate_up", "down")),
@@ -30,7 +31,7 @@ class LayerWeights(ctypes.Structure):
 
 
 class ModelWeights(ctypes.Structure):
-    """A model on one rank."""
+    """Weights and sizes of a model on one rank."""
 
     _fields_ = (
         ("is_bf16", _I64),
@@ -48,7 +49,7 @@ class ModelWeights(ctypes.Structure):
 
 
 class StepRows(ctypes.Structure):
-    """The rows of one step, and the tables that it reads."""
+    """Rows of one step, and the tables that it reads."""
 
     _fields_ = (
         ("num_rows", _I64),
@@ -63,7 +64,7 @@ class StepRows(ctypes.Structure):
 
 
 class DrawColumns(ctypes.Structure):
-    """Parameters of every row of the logits; None filters nothing."""
+    """Sampling parameters of all rows of the logits; None for a filter that no row uses."""
 
     _fields_ = (
         ("greedy_below", _F32),
@@ -73,7 +74,7 @@ class DrawColumns(ctypes.Structure):
 
 
 class Drafting(ctypes.Structure):
-    """How rows draft, and where to; mirrors src/draft.h."""
+    """Parameters and outputs of drafting; mirrors src/draft.h."""
 
     _fields_ = (
         *((name, _PTR) for name in ("temperature", "top_p", "log_min_p", "top_k", "seeds")),
@@ -91,10 +92,10 @@ class Drafting(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library, compiled where necessary and loaded once per process.
+    """The library, compiled if necessary and loaded once per process.
 
     Raises:
-        NativeUnavailable: it cannot be had on this machine.
+        NativeUnavailable: it cannot be compiled or loaded on this machine.
     """
     try:
         loaded = ctypes.CDLL(str(build_library()))

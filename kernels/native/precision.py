@@ -1,6 +1,6 @@
-"""How much quicker this processor multiplies by weights in bfloat16 than in float32.
+"""Speedup of products with weights in bfloat16 over float32 on this processor.
 
-Measured once per processor and kept in the cache folder, beside the compiled library.
+It is measured once per processor, and kept in the cache folder with the compiled library.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kernels.native.build import MAX_CPU_ISA, build_library, cache_folder, proce
 from kernels.native.decoder import multiply, pack_weight
 
 Multiplier = Literal["native", "torch"]
-"""Libraries that multiply: the compiled one, or oneDNN through torch."""
+"""Implementations of products: the compiled library, or torch with oneDNN."""
 
 _INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
-"""Products of bfloat16 by the names of the kernel's cpuinfo: AMX, AVX-512, ARM's."""
+"""Instruction sets with products of bfloat16, as /proc/cpuinfo names them: AMX, AVX-512, ARM."""
 _LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
-"""Values of the switches for lesser processors under which there are none."""
+"""Limits of instruction sets (`MAX_CPU_ISA`) that exclude products of bfloat16."""
 _SHAPE = (1024, 2048)
-"""Shape of the weight, [N, K]: 8 MiB in float32, which no core's own cache holds."""
+"""Shape of the weight, [N, K]: 8 MiB in float32, which exceed a core's caches."""
 _ROWS = (1, 32)
-"""A request by itself, and many side by side: bfloat16 has to be quicker at both."""
+"""Numbers of rows: one request, and a batch; bfloat16 has to be quicker for both."""
 _ROUNDS = 5
 
 
 def has_bf16_products() -> bool:
-    """Whether the processor multiplies numbers of bfloat16; others convert them first."""
+    """Whether the processor multiplies bfloat16 numbers itself; others convert them first."""
     limits = {os.environ.get(MAX_CPU_ISA, ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "")}
     if limits & _LIMITS_WITHOUT:
         return False
@@ -43,12 +43,14 @@ def has_bf16_products() -> bool:
 
 
 def bf16_speedup(multiplier: Multiplier) -> float:
-    """Time of products with weights in float32 over those with bfloat16; the least of all cases.
+    """Ratio of the times of products with weights in float32 and in bfloat16; the least of all
+    numbers of rows.
 
-    Takes some 0.1 s the first time on a processor, and nothing later.
+    Takes some 0.1 s the first time on a processor, and no time later.
 
     Raises:
-        NativeUnavailable: `multiplier` is the library, and it cannot be had on this machine.
+        NativeUnavailable: `multiplier` is "native", and the library cannot be compiled or loaded on
+            this machine.
     """
     path = cache_folder() / f"bf16-{multiplier}-{_key(multiplier)}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -59,7 +61,7 @@ def bf16_speedup(multiplier: Multiplier) -> float:
 
 
 def _key(multiplier: Multiplier) -> str:
-    """Hash of what the measurement depends on."""
+    """Hash of everything that the measurement depends on."""
     used = build_library().name if multiplier == "native" else torch.__version__
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
     return hashlib.sha256(f"{used}\0{limit}\0{processor()}".encode()).hexdigest()[:20]
@@ -67,13 +69,13 @@ def _key(multiplier: Multiplier) -> str:
 
 def _keep(path: Path, speedup: float) -> None:
     unfinished = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # then the next start measures, too
+    with contextlib.suppress(OSError):  # without a file the next start measures again
         unfinished.write_text(json.dumps(speedup))
         unfinished.rename(path)
 
 
 def _measure(multiplier: Multiplier) -> float:
-    """Measures by the CPU time of this thread, which tells the same on a busy machine."""
+    """Measures by CPU time of this thread, which other processes on the machine affect little."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

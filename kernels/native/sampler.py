@@ -1,4 +1,5 @@
-"""Draws by the compiled library: torch's operators go over all logits a dozen times."""
+"""Native sampler: draws by the compiled library, since torch's operators would read all logits a
+dozen times."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from kernels.sample_tokens.base import GREEDY_BELOW, SamplingParameters
 
 
 def sample_native(logits: torch.Tensor, parameters: SamplingParameters | None) -> torch.Tensor:
-    """One token per row of fp32 logits [R, vocab] on CPU: int64 [R].
+    """Draws one token per row of fp32 logits [R, vocab] on CPU: int64 [R].
 
     Args:
-        logits: they stay as they are.
-        parameters: of the rows, [R] each; None where every row takes its likeliest token.
+        logits: fp32 [R, vocab]; not modified.
+        parameters: sampling parameters of the rows, [R] each; None where all are greedy.
     """
     count, vocab_size = logits.shape
     logits = logits.contiguous()
@@ -35,12 +36,12 @@ def _describe(parameters: SamplingParameters) -> DrawColumns:
 
 
 def apply_bitmask_native(logits: torch.Tensor, rows: Sequence[int], masks: bytes) -> None:
-    """Sets fp32 logits [R, vocab] to -inf, in place, where the bit of the token is 0.
+    """Sets fp32 logits [R, vocab] to -inf, in place, where the token's bit is 0.
 
     Args:
-        logits: contiguous.
-        rows: which of them are masked.
-        masks: ceil(vocab / 32) little-endian words for each of these.
+        logits: fp32 [R, vocab], contiguous.
+        rows: masked rows.
+        masks: ceil(vocab / 32) little-endian int32 words per masked row.
     """
     vocab_size = logits.shape[1]
     assert len(masks) == len(rows) * -(-vocab_size // 32) * 4, "one row of words per masked row"

@@ -1,11 +1,13 @@
-"""Packed weights in files of the user's cache folder, mapped by all processes that need them.
+"""Weight cache: packed weights in files of the user's cache folder, mapped by all processes that
+use them.
 
-A file holds what a decoder takes of its memory, then the CRC-32 of each piece of that, then a mark.
-It appears under its name once it is whole, and is never written again. Whoever maps it compares the
-pieces first: what a crash or a disk has spoilt is packed anew.
+A file holds the packed weights, then the CRC-32 of each piece of them, then a mark. It gets its
+name when it is complete, and is never written again. A process that maps it compares the checksums
+first: a file that a crash or the disk has damaged is packed again.
 
-Whoever uses or writes a file holds a lock of it (flock), so that room is made by removing only what
-nobody uses, the longest unused first. `rm -r ~/.cache/rayfleet/weights` is safe at any time.
+A process that uses or writes a file holds a lock on it (flock), so that only unused files are
+removed to make room, the least recently used first. `rm -r ~/.cache/rayfleet/weights` is safe at
+any time.
 """
 
 from __future__ import annotations
@@ -36,20 +38,20 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
-"""Packed weights take a quarter of the disk at most: checkpoints lie there, too."""
+"""Inverse of the most of the disk that packed weights take: a quarter."""
 _PROT_READ = 1
-"""Argument of mprotect: pages may only be read."""
+"""Argument of mprotect that makes pages read-only."""
 
 
 class MappedMemory(WeightMemory):
-    """A mapped file of packed weights, whose pages all who map it share.
+    """A memory-mapped file of packed weights, whose pages are shared by all processes that map it.
 
-    They are pages of the system's file cache, which are small ones on most file systems.
+    They are pages of the system's page cache, which are small ones on most file systems.
 
     Args:
-        file: of the right size. It stays locked for as long as this lives.
-        num_bytes: of it that are weights.
-        is_filled: whether they are there; the mapping is only read then.
+        file: file of the right size, which stays locked as long as this object lives.
+        num_bytes: number of bytes of weights in it.
+        is_filled: whether the file has the weights; the mapping is then read-only.
     """
 
     def __init__(self, file: BinaryIO, num_bytes: int, *, is_filled: bool) -> None:
@@ -58,13 +60,13 @@ class MappedMemory(WeightMemory):
         access = mmap.ACCESS_READ if is_filled else mmap.ACCESS_WRITE
         self._region = mmap.mmap(file.fileno(), 0, access=access)
         self._num_bytes = num_bytes
-        # By its address, since torch has no tensors that are only read, and warns of them.
+        # By address, since torch has no read-only tensors and warns when one is made of a buffer.
         self._address = np.frombuffer(self._region, np.uint8).ctypes.data
         weights = (ctypes.c_uint8 * num_bytes).from_address(self._address)
         self._chunk = torch.frombuffer(weights, dtype=torch.uint8)
 
     def sums(self) -> bytes:
-        """Checksums that stand behind the weights in a file that is whole."""
+        """Checksums and mark that follow the weights in a complete file."""
         with memoryview(self._region) as data, ThreadPoolExecutor(os.cpu_count()) as pool:
             ends = [*range(_PIECE_BYTES, self._num_bytes, _PIECE_BYTES), self._num_bytes]
             starts = range(0, self._num_bytes, _PIECE_BYTES)
@@ -72,11 +74,11 @@ class MappedMemory(WeightMemory):
         return np.array(sums, np.uint32).tobytes() + _MARK
 
     def is_whole(self) -> bool:
-        """Whether the file is as it was when it was finished."""
+        """Whether the file is complete and undamaged."""
         return self._region[self._num_bytes :] == self.sums()
 
     def finish(self) -> None:
-        """Puts the sums behind the weights; from then on the mapping is only read."""
+        """Writes the checksums after the weights, and makes the mapping read-only."""
         self._region[self._num_bytes :] = self.sums()
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mprotect(ctypes.c_void_p(self._address), len(self._region), _PROT_READ):
@@ -88,18 +90,20 @@ class MappedMemory(WeightMemory):
 
 @contextmanager
 def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
-    """The memory of a file that holds packed weights, or that is to: then its user fills it within
-    the context, and others find it afterwards. One process does so at a time, others wait for it.
+    """Memory of a file with packed weights. If there is none yet, the caller fills the memory
+    within the context, and it becomes a file for others. One process does so at a time, others
+    wait.
 
-    Where no file can be had, as on a full disk, one line in the log says so, and the memory is this
-    process's own.
+    If no file can be made, as on a full disk, a warning is logged, and the memory is this
+    process's.
 
     Args:
-        content: names all that the weights depend on, but for the library and the processor.
-        num_bytes: how much is taken.
+        content: name of everything that the weights depend on, except the library and the
+            processor.
+        num_bytes: number of bytes of the weights.
 
     Raises:
-        NativeUnavailable: the library cannot be had on this machine.
+        NativeUnavailable: the library cannot be compiled or loaded on this machine.
     """
     key = hashlib.sha256(f"{build_library().name}\0{content}\0{num_bytes}".encode()).hexdigest()[
         :32
@@ -127,13 +131,13 @@ def _folder() -> Path:
 
 
 def _map(path: Path, num_bytes: int) -> MappedMemory | None:
-    """The weights in a file; None where there is none, or where it is spoilt, and removed."""
+    """Memory of a file with weights; None if there is none, or if it was damaged and so removed."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return None
     with file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # which the mapping keeps
+        fcntl.flock(file, fcntl.LOCK_SH)  # held as long as the mapping
         if os.fstat(file.fileno()).st_size == _file_bytes(num_bytes):
             memory = MappedMemory(file, num_bytes, is_filled=True)
             if memory.is_whole():
@@ -147,14 +151,14 @@ def _map(path: Path, num_bytes: int) -> MappedMemory | None:
 
 @contextmanager
 def _new_file(path: Path, num_bytes: int) -> Iterator[MappedMemory]:
-    """Memory of a file that is put in place when its user has filled it."""
+    """Memory of a new file, which gets its name when the context ends."""
     _make_room(path.parent, _file_bytes(num_bytes))
     unfinished = path.with_suffix(".part")
     with ExitStack() as stack:
         stack.callback(unfinished.unlink, missing_ok=True)
         with unfinished.open("w+b") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            # What a full disk has no room for would end the process when it is written.
+            # Allocated now: on a full disk, a write to the mapping would kill the process.
             os.posix_fallocate(file.fileno(), 0, _file_bytes(num_bytes))
             memory = MappedMemory(file, num_bytes, is_filled=False)
         yield memory
@@ -170,8 +174,12 @@ def _file_bytes(num_bytes: int) -> int:
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Removes files that nobody uses, the longest unused first, until so many bytes more are a
-    share of the disk. Raises OSError where they cannot be."""
+    """Removes unused files, least recently used first, until `needed` further bytes fit the cache's
+    share of the disk.
+
+    Raises:
+        OSError: they do not fit even then.
+    """
     most = shutil.disk_usage(folder).total // _DISK_SHARES
     files = [(path.stat(), path) for path in folder.iterdir() if path.suffix != ".lock"]
     total = needed + sum(status.st_size for status, _ in files)
@@ -180,7 +188,7 @@ def _make_room(folder: Path, needed: int) -> None:
             return
         with path.open("rb") as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Not its lock: who waits for that would hold another one than who comes next.
+            # Its .lock file stays: processes that wait for it and later ones must lock the same.
             path.unlink(missing_ok=True)
             total -= status.st_size
     if total > most:

@@ -1,4 +1,4 @@
-"""Frequency, presence and repetition penalties from counts on the device."""
+"""Frequency, presence and repetition penalties, from counts of tokens on the device."""
 
 from __future__ import annotations
 
@@ -27,17 +27,22 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Penalise fp32 logits [R, vocab] in place, at the tokens that the rows hold: no others.
+    """Penalizes fp32 logits [R, vocab] in place, at tokens that the requests hold; other logits are
+    not written. The repetition penalty comes first, as in vLLM.
 
-    `in_prompt` (bool) and `counts` (int32) are [slots, vocab]: the prompt's tokens, and how often
-    the output holds each. `token_pool` [slots, positions] int32 holds both one after another; a
-    row's drafts count as output. The repetition penalty comes first, as in vLLM.
+    Args:
+        logits: fp32 [R, vocab].
+        rows: penalized rows and their penalties.
+        in_prompt: bool [slots, vocab]: whether the prompt has a token.
+        counts: int32 [slots, vocab]: how often the output has a token, drafts left out.
+        token_pool: int32 [slots, positions]: prompt, output and drafts; a row's drafts count as
+            output.
     """
     _APPLY.select(logits)(logits, rows, in_prompt, counts, token_pool)
 
 
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
-    """Count the draws [R] int64 of the penalised rows in their slots' rows of `counts`."""
+    """Adds drawn tokens, int64 [R], of the penalized rows to `counts` [slots, vocab]."""
     _COUNT.select(counts)(counts, rows, tokens)
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a step are penalised, and how strongly."""
+"""Penalized rows of a step, and their penalties."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PenaltyRows:
-    """The rows of a step's logits that penalties apply to, [n] each."""
+    """Rows of a step's logits to which penalties apply, [n] each."""
 
     rows: torch.Tensor
+    """int64: rows of the logits."""
     slots: torch.Tensor
+    """int64: slots of the requests."""
     ends: torch.Tensor
-    """How many tokens each has."""
+    """int64: number of tokens before the new one."""
     num_drafts: torch.Tensor
-    """int64: of its tokens the last so many are drafts, which `counts` does not hold yet."""
+    """int64: how many of the last tokens are drafts, which `counts` does not have yet."""
     longest: int
-    """The largest of `ends`."""
+    """Largest of `ends`."""
     most_drafts: int
-    """The largest of `num_drafts`."""
+    """Largest of `num_drafts`."""
     frequency: torch.Tensor
+    """fp32: frequency penalties."""
     presence: torch.Tensor
+    """fp32: presence penalties."""
     repetition: torch.Tensor
+    """fp32: repetition penalties."""

@@ -1,4 +1,4 @@
-"""Torch penalties: only at the tokens that stand in a row, found from the row itself."""
+"""Torch reference of penalties, which reads a request's tokens and not the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Gather the held tokens' logits, penalise, scatter."""
+    """Gathers the logits of each request's tokens, penalizes them, and scatters them back."""
     tokens = token_pool[:, : rows.longest].index_select(0, rows.slots).long()
     beyond = torch.arange(rows.longest, device=tokens.device) >= rows.ends.unsqueeze(1)
-    # A token that stands several times is computed as often, each time to the same value.
+    # A token that occurs several times is computed several times, to the same value.
     tokens = torch.where(beyond, tokens[:, :1], tokens)
     cells, places = (rows.slots.unsqueeze(1), tokens), (rows.rows.unsqueeze(1), tokens)
     count = counts[cells]
@@ -36,7 +36,7 @@ def apply_penalties_(
 
 
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
-    """One indexed addition."""
+    """Adds 1 at each drawn token."""
     drawn = tokens.index_select(0, rows.rows)
     cells = rows.slots * counts.shape[1] + drawn
     counts.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))

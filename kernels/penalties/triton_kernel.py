@@ -1,6 +1,7 @@
-"""Triton penalties: one pass over a slot's counts, which writes only tokens that it holds.
+"""Triton penalties: one pass over a slot's counts, which writes only logits of tokens with a count.
 
-The vocabulary is walked, not the row's tokens: a token that stands twice would be a race.
+It reads the vocabulary instead of the request's tokens: for a token that occurs twice, two threads
+would race.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -23,7 +24,8 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Launch over (penalised rows, blocks of the vocabulary); neutral rows return at once."""
+    """Launches a grid of (penalized rows, blocks of the vocabulary); rows with neutral penalties
+    return at once."""
     assert logits.dtype == torch.float32, f"penalties take fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     num_rows, vocab_size = rows.rows.shape[0], logits.shape[1]
@@ -39,7 +41,7 @@ def apply_penalties_(
 
 
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
-    """Launch over the penalised rows; several may be of one slot."""
+    """Launches one program per penalized row; several rows may have the same slot."""
     num_rows = rows.rows.shape[0]
     if num_rows:
         _count_kernel[(num_rows,)](
@@ -88,5 +90,5 @@ def _count_kernel(counts_ptr, row_ptr, slot_ptr, token_ptr, slot_stride):
     index = tl.program_id(0).to(tl.int64)
     token = tl.load(token_ptr + tl.load(row_ptr + index))
     cell = counts_ptr + tl.load(slot_ptr + index) * slot_stride + token
-    # Padding may name one slot several times.
+    # Several rows may have the same slot.
     tl.atomic_add(cell, 1, sem="relaxed")

@@ -1,4 +1,5 @@
-"""Latent attention between its projections and its products, in one launch on CUDA."""
+"""Preparation of latent attention (MLA): rotary embedding of queries, norm and store of latents, in
+one launch on CUDA."""
 
 from __future__ import annotations
 
@@ -26,22 +27,22 @@ def prepare_latents(
     cos_sin_cache: torch.Tensor,
     query_scale: torch.Tensor | None = None,
 ) -> None:
-    """Rotate and scale queries; normalise latents, rotate what stands beside them, and write both
-    into the cache.
+    """Applies rotary embedding and factors to queries; normalises latents, applies rotary embedding
+    to the shared part of the keys, and writes both to the cache.
 
-    Each step rounds to the type of q, as `qk_norm_rope_store` does. A token's bits do not depend on
-    the others.
+    Each operation rounds to the type of q, as in `qk_norm_rope_store`. A token's result does not
+    depend, in any bit, on other tokens.
 
     Args:
-        q: [T, H, P + R], of which the last R rotate; rows may be strided. The first P are scaled in
-            place, what is in the others afterwards is of no use.
-        queries: [T, H, V + R], contiguous; the last R of each head are written.
-        rows: what is kept of the tokens.
+        q: [T, H, P + R], with rotary embedding of the last R dimensions; rows may be strided. The
+            first P are scaled in place; the others are undefined afterwards.
+        queries: [T, H, V + R], contiguous; the last R dimensions of each head are written.
+        rows: latents and rotary parts of the tokens' keys.
         cache: [num_pages, page_size, 1, V + R], contiguous.
-        slot_mapping: [T] int64, as `qk_norm_rope_store` takes it.
-        positions: [T] int64.
-        cos_sin_cache: [positions, R], as `qk_norm_rope_store` takes it.
-        query_scale: fp32 [positions], factors of the queries by their positions; None for 1.
+        slot_mapping: int64 [T], as in `qk_norm_rope_store`.
+        positions: int64 [T].
+        cos_sin_cache: fp32 [positions, R], as in `qk_norm_rope_store`.
+        query_scale: fp32 [positions]: factors of queries by position; None for no factors.
     """
     run = _PREPARE.select(q)
     run(q, queries, rows, cache, slot_mapping, positions, cos_sin_cache, query_scale)

@@ -1,4 +1,4 @@
-"""The latents of tokens, before they are normalised and rotated."""
+"""Latents of tokens, before norm and rotary embedding."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 
 
 class LatentRows(NamedTuple):
-    """Latents of T tokens; rows may be strided."""
+    """Latents of T tokens, and the parts of their keys with rotary embedding; rows may be
+    strided."""
 
     latents: torch.Tensor
-    """[T, V]."""
+    """[T, V]: latents."""
     rotating: torch.Tensor
-    """[T, R]; what is in it afterwards is of no use."""
+    """[T, R]: rotary parts of the keys; undefined after `prepare_latents`."""
     weight: torch.Tensor
-    """[V], of the latents' root-mean-square norm."""
+    """[V]: weight of the latents' RMSNorm."""
     eps: float
-    """Added to the mean square."""
+    """Number that is added to the mean square."""

@@ -1,4 +1,4 @@
-"""Torch: the norm, the rotation and the store one after another."""
+"""Torch reference of the preparation of latent attention: one operation after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prepare_latents(
     cos_sin_cache: torch.Tensor,
     query_scale: torch.Tensor | None,
 ) -> None:
-    """Rotates in place and copies."""
+    """Applies rotary embedding in place, and copies the results."""
     value_dim, rotary_dim = rows.latents.shape[1], rows.rotating.shape[1]
     rotating_q = q[..., -rotary_dim:]
     rotary_embedding(rotating_q, rows.rotating.unsqueeze(1), positions, cos_sin_cache)

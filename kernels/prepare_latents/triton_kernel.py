@@ -1,4 +1,5 @@
-"""Triton: programs of a token have a block of its query heads each, and one what is kept of it."""
+"""Triton preparation of latent attention: for each token, programs with a block of query heads
+each, and one for the cache."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kernels.rms_norm.triton_kernel import normalise
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 16
-"""Most heads of a program: enough that a prompt's programs are few, while a token's are several."""
+"""Most heads of a program, so that a prompt has few programs, and a single token several."""
 
 
 def prepare_latents(
@@ -25,7 +26,7 @@ def prepare_latents(
     cos_sin_cache: torch.Tensor,
     query_scale: torch.Tensor | None,
 ) -> None:
-    """Launch over (tokens, blocks of heads and one more)."""
+    """Launches a grid of (tokens, blocks of heads and one for the cache)."""
     num_tokens, num_heads, query_dim = q.shape
     if not num_tokens:
         return
@@ -43,7 +44,7 @@ def prepare_latents(
     )  # fmt: skip
 
 
-# Slots and positions are views into the step's staged inputs: wherever they lie, one binary serves.
+# Slots and positions are views of the step's staged inputs: one binary serves all alignments.
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
 def _prepare_latents_kernel(
     q_ptr, queries_ptr, latent_ptr, rotating_ptr, weight_ptr, eps, cache_ptr, slot_ptr,
@@ -94,7 +95,7 @@ def _prepare_latents_kernel(
 
 @triton.jit
 def _rotated(source, inside, cos, sin, HALF: tl.constexpr):
-    """The two halves of what rotates."""
+    """Loads the two halves of rotary dimensions and rotates them."""
     first = tl.load(source, mask=inside, other=0.0)
     second = tl.load(source + HALF, mask=inside, other=0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)

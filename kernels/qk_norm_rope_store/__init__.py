@@ -1,4 +1,4 @@
-"""All that stands between a layer's fused projection and its attention, in one launch on CUDA."""
+"""QK norm, rotary embedding (RoPE) and store to the KV cache, in one launch on CUDA."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ def qk_norm_rope_store(
     norms: HeadNorms | None = None,
     query_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Normalise, rotate and scale heads, write keys and values into the cache, return the queries.
+    """Applies norms, rotary embedding and factors to heads, writes keys and values to the cache,
+    and returns the queries [T, Hq, D].
 
-    Each step rounds to the type of q, as norm, rotation and store one after another do. A head's
-    bits do not depend on the others.
+    Each operation rounds to the type of q, as separate operations would. A head's result does not
+    depend, in any bit, on other heads or tokens.
 
     Args:
-        q: [T, Hq, D]; may be overwritten by the result. It and k and v may be strided views whose
-            last dimension is contiguous.
-        k: [T, Hkv, D]; what is in it afterwards is of no use.
+        q: [T, Hq, D]; may be overwritten by the result. It, k and v may be strided views whose last
+            dimension is contiguous.
+        k: [T, Hkv, D]; undefined afterwards.
         v: [T, Hkv, D].
         caches: keys and values [num_pages, page_size, Hkv, D], contiguous.
-        slot_mapping: [T] int64, page * page_size + offset. Real tokens have distinct slots; several
-            padding rows may share a slot of the dummy page, where any of them may win.
-        positions: [T] int64.
-        cos_sin_cache: fp32 [positions, R], cosines in the first half of a row, sines in the second:
-            the two halves of a head's first R elements rotate against each other (NeoX layout).
-            None where nothing rotates.
-        norms: of the heads; None where there are none.
-        query_scale: fp32 [positions], factors of the queries by their positions; None for 1.
+        slot_mapping: int64 [T]: page * page_size + offset. Real tokens have distinct cells; padding
+            rows may share a cell of the dummy page, where any of them may win.
+        positions: int64 [T].
+        cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
+            second, for the first R dimensions of a head in NeoX layout (two halves). None for no
+            rotary embedding.
+        norms: norms over each head; None for none.
+        query_scale: fp32 [positions]: factors of queries by position; None for no factors.
     """
     run = _QK_NORM_ROPE_STORE.select(q)
     return run(q, k, v, caches, slot_mapping, positions, cos_sin_cache, norms, query_scale)

@@ -1,4 +1,4 @@
-"""The norms that heads of queries and keys pass."""
+"""Head norms: norms over each head of queries, keys and values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 
 class HeadNorms(NamedTuple):
-    """Root-mean-square norms, each over one head."""
+    """RMSNorms over each head (QK norm)."""
 
     q: torch.Tensor
-    """Weight of the queries' heads [D]."""
+    """[D]: weight for heads of queries."""
     k: torch.Tensor
-    """Weight of the keys' heads [D]."""
+    """[D]: weight for heads of keys."""
     eps: float
-    """Added to the mean square."""
+    """Number that is added to the mean square."""
     after_rotation: bool = False
-    """Whether heads are normalised once they have rotated, and not before."""
+    """Whether norms come after rotary embedding, and not before."""
     of_values: bool = False
-    """Whether heads of the values are normalised, too, by no weight."""
+    """Whether heads of values are normalised, too, without a weight."""

@@ -1,4 +1,4 @@
-"""Torch: the norms, the rotation and the store one after another."""
+"""Torch reference of QK norm, rotary embedding and store: one operation after another."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def qk_norm_rope_store(
     norms: HeadNorms | None,
     query_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Norms and rotation of queries and keys, and the store of keys and values; in place where
-    nothing is normalised."""
+    """Applies norms and rotary embedding, the latter in place, and stores keys and values."""
     if norms is not None and norms.of_values:
         v = rms_norm(v, torch.ones_like(v[0, 0]), norms.eps)
     if norms is not None and not norms.after_rotation:
@@ -38,10 +37,10 @@ def qk_norm_rope_store(
 def rotary_embedding(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
 ) -> None:
-    """Rotates heads [T, Hq, D] and [T, Hkv, D] in place by their positions [T] (int64), in NeoX
-    layout: the two halves of what rotates, the leading dimensions, against each other.
+    """Applies rotary embedding to heads [T, Hq, D] and [T, Hkv, D] in place, by positions int64
+    [T].
 
-    In one pass where k directly follows q in memory. The table is that of `qk_norm_rope_store`.
+    In one pass if k directly follows q in memory. The table is as in `qk_norm_rope_store`.
     """
     cos_sin = cos_sin_cache.index_select(0, positions).unsqueeze(1)
     cos, sin = cos_sin.chunk(2, dim=-1)
@@ -54,7 +53,8 @@ def rotary_embedding(
 
 
 def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """The heads of q and k as one view [T, Hq + Hkv, D], where a fused projection laid them so."""
+    """The heads of q and k as one view [T, Hq + Hkv, D], if they are adjacent in the output of a
+    fused projection; else None."""
     tokens, num_q_heads, head_dim = q.shape
     follows = (
         q.dtype == k.dtype
@@ -70,8 +70,8 @@ def _joined_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    # Separate multiplications and additions (no fused ones) round alike in vector bodies and
-    # scalar tails, so a token's result does not depend on its place in the batch.
+    # Separate multiplications and additions, not fused ones, round alike in vectorized loops and in
+    # their scalar tails, so a token's result does not depend on its place in the batch.
     half = cos.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     if x.dtype == torch.float32:
@@ -91,7 +91,7 @@ def store_kv_cache(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """One indexed copy for the keys [T, Hkv, D] and one for the values."""
+    """Writes keys and values [T, Hkv, D] to the caches, at cells `slot_mapping` [T]."""
     width = k.shape[1] * k.shape[2]
     k_cache.view(-1, width).index_copy_(0, slot_mapping, k.reshape(-1, width))
     v_cache.view(-1, width).index_copy_(0, slot_mapping, v.reshape(-1, width))

@@ -1,4 +1,5 @@
-"""Triton: one program per token and block of heads, of queries or of keys and values."""
+"""Triton QK norm, rotary embedding and store: one program per token and block of heads, either of
+queries or of keys and values."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -11,9 +12,9 @@ from kernels.qk_norm_rope_store.base import HeadNorms
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
-"""Most heads of a program: enough that a prompt's programs are few, while a token's are several."""
+"""Most heads of a program, so that a prompt has few programs, and a single token several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
-"""Codes for whether heads are normalised before or after the rotation; 0 where they are not."""
+"""Values of NORM: norms before, or after, rotary embedding; 0 for no norms."""
 
 
 def qk_norm_rope_store(
@@ -27,12 +28,12 @@ def qk_norm_rope_store(
     norms: HeadNorms | None,
     query_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Launch over (tokens, blocks of heads); the queries stay where they are."""
+    """Launches a grid of (tokens, blocks of heads); queries are overwritten in place."""
     (num_tokens, num_q, width), num_k = q.shape, k.shape[1]
     if num_tokens == 0:
         return q
     rotates = cos_sin_cache is not None
-    # Whatever does not rotate may be halved anywhere.
+    # Without rotary embedding any split into halves will do.
     half = width // 2 if cos_sin_cache is None else cos_sin_cache.shape[1] // 2
     heads = min(_HEADS, next_power_of_2(max(num_q, num_k)))
     q_blocks = cdiv(num_q, heads)
@@ -52,7 +53,7 @@ def qk_norm_rope_store(
     return q
 
 
-# Slots and positions are views into the step's staged inputs: wherever they lie, one binary serves.
+# Slots and positions are views of the step's staged inputs: one binary serves all alignments.
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr", "position_ptr"])
 def _prepare_kernel(
     q_ptr, k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, position_ptr, table_ptr,
@@ -108,8 +109,9 @@ def _finish(
     WIDTH: tl.constexpr, HALF: tl.constexpr, ROTATES: tl.constexpr, NORM: tl.constexpr,
     SCALES: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """Brings heads [HEADS, 1] from where they are to their target, in three parts: the two halves
-    of what rotates, and the rest. A thread reads what it overwrites, so the two may be the same."""
+    """Applies norm, rotary embedding and factor to heads [HEADS, 1], and stores them, in three
+    parts: the two halves of rotary dimensions, and the rest. Source and target may be the same,
+    since each thread reads what it overwrites."""
     first = tl.arange(0, BLOCK_HALF)[None, :]
     second = HALF + first
     rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
@@ -157,6 +159,6 @@ def _normalise(
 
 @triton.jit
 def _scale(normalised, weight, DTYPE: tl.constexpr):
-    """Rounded before the weight and after it, as `rms_norm` does."""
+    """Multiplies by the weight, rounding before and after it, as `rms_norm` does."""
     rounded = normalised.to(DTYPE).to(tl.float32)
     return (rounded * weight.to(tl.float32)[None, :]).to(DTYPE)

@@ -1,4 +1,4 @@
-"""RMSNorm of rows, or of heads."""
+"""RMSNorm over rows, or over heads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _RMS_NORM_PAIR = registry.register(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise the last dimension of `x` ([T, H] or [T, N, D]) and scale it by `weight`.
+    """Normalises the last dimension of `x` ([T, H] or [T, N, D]) and multiplies it by `weight`.
 
-    The mean square is taken in fp32; the output has the dtype of `x`. The last dimension must be
-    contiguous, the others may be strided (a slice of a fused projection).
+    The mean square is computed in fp32; the output has the type of `x`. The last dimension must be
+    contiguous, others may be strided (a slice of a fused projection).
     """
     return _RMS_NORM.select(x)(x, weight, eps)
 
@@ -33,8 +33,8 @@ def rms_norm_pair(
     weights: tuple[torch.Tensor, torch.Tensor],
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm` of [T, N] and of [T, M], whose rows may be strided, each by its own weight, in one
-    launch on CUDA: queries and keys that are normalised over all heads together."""
+    """`rms_norm` of [T, N] and of [T, M] with two weights, in one launch on CUDA: for QK norm over
+    all heads together. Rows may be strided."""
     return _RMS_NORM_PAIR.select(first)(first, second, weights, eps)
 
 

@@ -1,4 +1,5 @@
-"""Torch RMSNorm. Every step is row-local or exactly rounded, so a row never depends on others."""
+"""Torch reference of RMSNorm. All operations are elementwise or over single rows, so rows do not
+depend on others."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Weight times the normalised row; rounded to x.dtype before the weight, as Hugging Face."""
+    """Weight times the normalised row, which is rounded to the type of x before, as in Hugging Face
+    transformers."""
     if x.dtype == torch.float32:
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
     x_fp32 = x.float()
@@ -20,5 +22,5 @@ def rms_norm_pair(
     weights: tuple[torch.Tensor, torch.Tensor],
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One after the other."""
+    """Normalises one after the other."""
     return rms_norm(first, weights[0], eps), rms_norm(second, weights[1], eps)

@@ -11,7 +11,7 @@ from kernels.tiles import count_warps, next_power_of_2
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Launch over (tokens, heads); [T, H] counts as one head."""
+    """Launches a grid of (tokens, heads); [T, H] counts as one head."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_tokens, width = x.shape[0], x.shape[-1]
     num_heads = x.shape[1] if x.dim() == 3 else 1
@@ -31,7 +31,7 @@ def rms_norm_pair(
     weights: tuple[torch.Tensor, torch.Tensor],
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch over tokens and the two."""
+    """Launches a grid of (tokens, 2)."""
     outs = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (first, second))
     num_tokens, widths = len(first), (first.shape[1], second.shape[1])
     if num_tokens:
@@ -87,7 +87,7 @@ def _normalise_row(
 
 @triton.jit
 def normalise(x, weight, eps, WIDTH: tl.constexpr):
-    """A row over the root of its mean square, rounded, then times the weight."""
+    """A row divided by its root mean square, rounded, and multiplied by the weight."""
     x_fp32 = x.to(tl.float32)
     mean_square = tl.sum(x_fp32 * x_fp32, axis=0) / WIDTH
     normalised = (x_fp32 * (1.0 / tl.sqrt(mean_square + eps))).to(x.dtype)

@@ -1,4 +1,5 @@
-"""Draws of tokens: greedy and random rows of a batch in one call, parameters on the device."""
+"""Sampling of tokens: greedy and random rows of a batch in one call, with parameters on the
+device."""
 
 from __future__ import annotations
 
@@ -21,12 +22,17 @@ def sample_tokens(
     out: torch.Tensor | None = None,
     cells: TokenCells | None = None,
 ) -> torch.Tensor:
-    """One token per row of fp32 logits [R, vocab]: int64 [R], into `out` where given, and into
-    `cells` besides.
+    """Draws one token per row of fp32 logits [R, vocab]: int64 [R].
 
-    A row's draw is a function of its own logits, parameters, seed and position. Nothing waits for
-    the device, and shapes alone decide what is launched: a captured graph draws any mixture of
-    greedy and random rows from the same tensors. Rows without a finite logit yield some token.
+    A row's draw is a function of its own logits, parameters, seed and position. It does not wait
+    for the device, and launches depend on shapes alone: a captured graph draws any mixture of
+    greedy and random rows. For rows without a finite logit the token is arbitrary.
+
+    Args:
+        logits: fp32 [R, vocab].
+        parameters: sampling parameters of the rows.
+        out: int64 [R], for the result; None for a new tensor.
+        cells: further cells that the tokens are written to; None for none.
     """
     return _SAMPLE.select(logits)(logits, parameters, out, cells)
 

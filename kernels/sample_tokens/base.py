@@ -1,4 +1,4 @@
-"""The parameters of one draw of tokens besides the logits."""
+"""Sampling parameters of a batch of draws."""
 
 from __future__ import annotations
 
@@ -8,38 +8,41 @@ from typing import NamedTuple
 import torch
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow."""
+"""Temperature below which rows are greedy: dividing by it could overflow."""
 
 
 class TokenCells(NamedTuple):
-    """Cells where tokens are put besides, once they are drawn."""
+    """Cells of a pool that drawn tokens are written to."""
 
     tokens: torch.Tensor
-    """int32, of one dimension."""
+    """int32 [n]: the flat token pool."""
     cells: torch.Tensor
-    """[R] int64: the place in it of each row's token. Where several rows share one, any may win."""
+    """int64 [R]: cell of each row's token; if several rows share one, any may win."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParameters:
-    """One entry per row of the logits, [R] each; None where no row filters by it."""
+    """Sampling parameters, [R] each, one per row of the logits; None for filters that no row
+    uses."""
 
     temperature: torch.Tensor
-    """fp32; rows under GREEDY_BELOW take the likeliest token, and nothing else counts for them."""
+    """fp32: temperatures; rows below GREEDY_BELOW take the likeliest token, whatever the other
+    parameters."""
     seeds: torch.Tensor
-    """int64."""
+    """int64: keys of the noise."""
     positions: torch.Tensor
-    """int64: where the new tokens will stand."""
+    """int64: positions of the new tokens."""
     top_k: torch.Tensor | None = None
-    """int64, 0 keeps all."""
+    """int64: number of likeliest tokens to keep; 0 keeps all."""
     top_p: torch.Tensor | None = None
-    """fp32, 1 keeps all."""
+    """fp32: probability of the nucleus; 1 keeps all."""
     log_min_p: torch.Tensor | None = None
-    """fp32: logits further below the largest are dropped; -inf keeps all."""
+    """fp32: logarithm of min-p: logits further below the largest one are dropped; -inf keeps
+    all."""
     max_top_k: int | None = None
-    """The largest of `top_k`, where the host knows it."""
+    """Upper bound of `top_k`, if the host knows one."""
 
     @property
     def filters(self) -> bool:
-        """Whether any row may drop tokens."""
+        """Whether any row may exclude tokens."""
         return not (self.top_k is None and self.top_p is None and self.log_min_p is None)

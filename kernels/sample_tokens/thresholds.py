@@ -1,7 +1,8 @@
-"""Least logits that top-k and top-p keep, found by counting in integers, without sorting.
+"""Thresholds of top-k and top-p: the least logits that they keep, found without sorting.
 
-HAZARD(invariance): integer sums do not depend on their order, so a row's threshold is the same
-whatever other rows there are and however a device splits the sum. Floating-point sums would not do.
+HAZARD(invariance): weights are integers, whose sums do not depend on their order: a row's threshold
+is the same whatever other rows there are and however a device splits the sum. Floating-point sums
+would differ.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import torch
 
 WEIGHT_BITS = 40
-"""A token as likely as the likeliest weighs 2**40: the sum over 2**22 tokens fits 63 bits."""
+"""Bits of the fixed point: the likeliest token weighs 2**40, and the sum over 2**22 tokens fits 63
+bits."""
 
 NARROW = 64
-"""Up to so many of the likeliest tokens are picked out by `topk`, which is fast for few."""
+"""Most tokens that are found by `topk`, which is fast for few."""
 
 _CACHED_WEIGHTS = 1 << 17
 
 _DIGITS = ((21, 11), (10, 11), (0, 10))
-"""(lowest bit, number of bits) of the parts in which 32 bits are searched, highest first."""
+"""(lowest bit, number of bits) of the digits of a radix search over 32 bits, highest first."""
 
 
 def integer_weights(logits: torch.Tensor) -> torch.Tensor:
-    """Unnormalised probabilities of fp32 logits [R, vocab] in fixed point: int64 [R, vocab]."""
+    """Unnormalised probabilities of fp32 logits [R, vocab], in fixed point: int64 [R, vocab]."""
     weights = logits - logits.amax(dim=-1, keepdim=True)
     return weights.exp_().mul_(2.0**WEIGHT_BITS).long()
 
@@ -32,7 +34,8 @@ def total_weight(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.Tensor:
-    """The k-th largest logit of each row, [R]; -inf where `top_k` is 0. `max_top_k` bounds it."""
+    """The k-th largest logit of each row, [R]; -inf where `top_k` is 0. `max_top_k` is an upper
+    bound of `top_k`."""
     vocab_size = logits.shape[-1]
     counts = top_k.clamp(min=1, max=vocab_size)
     if max_top_k <= NARROW:
@@ -44,7 +47,7 @@ def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -
 
 
 def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The least logit of each row's nucleus, [R]; -inf where `top_p` is 1."""
+    """The least logit in each row's nucleus, [R]; -inf where `top_p` is 1."""
     blocks = _cached_rows(logits)
     shares = torch.split(top_p, blocks[0].shape[0])
     return torch.cat([_nucleus(rows, own) for rows, own in zip(blocks, shares, strict=True)])
@@ -54,7 +57,7 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     weights = integer_weights(logits)
     total = weights.sum(dim=-1)
     targets = (top_p.double() * total.double()).ceil_().long().clamp_(min=1)
-    if logits.is_cuda:  # asking which rows are flat would wait for the device
+    if logits.is_cuda:  # finding the flat rows would wait for the device
         threshold = weighted_threshold(logits, weights, targets)
     else:
         threshold, is_reached = _narrow_threshold(logits, weights, targets)
@@ -65,7 +68,8 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows that are counted at a time: on CUDA all, on CPU few, which stay in a core's cache."""
+    """The rows in blocks that are computed at a time: on CUDA one, on CPU blocks whose weights fit
+    in a core's cache."""
     if logits.is_cuda:
         return (logits,)
     return torch.split(logits, max(1, _CACHED_WEIGHTS // logits.shape[-1]))
@@ -74,15 +78,15 @@ def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def weighted_threshold(
     logits: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """The largest logit t of each row for which all tokens from t up weigh at least the target.
+    """The largest logit t of each row such that tokens with logits >= t weigh at least the target.
 
-    A radix search over the bits of the logits: a histogram by the highest bits leads to a bucket,
-    one by the next bits to a bucket within it, and so on.
+    This is a radix search over the bits of the logits: a histogram by the highest bits yields a
+    bucket, one by the next bits a bucket within it, and so on.
 
     Args:
         logits: fp32 [R, vocab].
         weights: int64 [R, vocab], not negative.
-        targets: int64 [R], at least 1 and at most the row's whole weight.
+        targets: int64 [R], at least 1 and at most the sum of the row's weights.
     """
     keys = _ordered_keys(logits)
     found = torch.zeros_like(targets)
@@ -91,7 +95,7 @@ def weighted_threshold(
         digit, targets = _pick_bucket(buckets, weights, targets, 1 << num_bits)
         found |= digit << shift
         inside = buckets == digit.unsqueeze(1)
-        if len(keys) == 1 and not keys.is_cuda:  # where asking how many are left costs nothing
+        if len(keys) == 1 and not keys.is_cuda:  # tokens outside can be dropped without a wait
             keys, weights = keys[inside].unsqueeze(0), weights[inside].unsqueeze(0)
         else:
             weights = torch.where(inside, weights, 0)
@@ -101,7 +105,7 @@ def weighted_threshold(
 def _narrow_threshold(
     logits: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The threshold among the likeliest few, and whether these weigh enough."""
+    """The threshold within the NARROW likeliest tokens, and whether they reach the target."""
     likeliest, tokens = logits.topk(min(NARROW, logits.shape[-1]), dim=-1)
     cumulative = weights.gather(1, tokens).cumsum_(dim=-1)
     num_before = (cumulative[:, :-1] < targets.unsqueeze(1)).sum(dim=-1, keepdim=True)
@@ -111,9 +115,10 @@ def _narrow_threshold(
 def _pick_bucket(
     buckets: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor, num_buckets: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bucket in which the weight from the top reaches the target, and what it must add."""
+    """The bucket in which the sum of weights from the top reaches the target, and the target within
+    that bucket."""
     histogram = torch.zeros(buckets.shape[0], num_buckets, dtype=torch.int64, device=buckets.device)
-    # Counted from the top.
+    # Buckets are counted from the top.
     histogram.scatter_add_(1, num_buckets - 1 - buckets, weights)
     reached = histogram.cumsum(dim=-1)
     place = (reached[:, :-1] < targets.unsqueeze(1)).sum(dim=-1, keepdim=True)
@@ -122,9 +127,9 @@ def _pick_bucket(
 
 
 def _ordered_keys(logits: torch.Tensor) -> torch.Tensor:
-    """fp32 as integers in [0, 2**32) of the same order, int64."""
+    """Integers in [0, 2**32) in the same order as fp32 logits, int64."""
     bits = logits.contiguous().view(torch.int32)
-    # Negative floats grow as their magnitude shrinks.
+    # Bits of negative floats are in reverse order.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ordered.long().add_(1 << 31)
 

@@ -1,7 +1,7 @@
-"""Triton draws: the vocabulary in chunks, the best of each chunk, then the best of the chunks.
+"""Triton sampling: the best token of each chunk of the vocabulary, then the best of all chunks.
 
-A filter comes down to one number per row, the least logit that stays (`triton_threshold`). Noise
-is computed where it is added and never stored.
+Filters become one threshold per row, the least logit that they keep (`triton_threshold`). Noise is
+computed where it is added, and never stored.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -26,7 +26,7 @@ def sample_tokens(
     out: torch.Tensor | None,
     cells: TokenCells | None,
 ) -> torch.Tensor:
-    """Two launches, and five before them where rows may filter."""
+    """Launches two kernels, and five before them if rows may have filters."""
     assert logits.dtype == torch.float32, f"draws take fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     rows, vocab_size = logits.shape
@@ -74,7 +74,7 @@ def _draw_kernel(
         value = noise + scaled
         if FILTERS:
             value = tl.where(scaled >= tl.load(threshold_ptr + row), value, float("-inf"))
-    # What is no number would make the order of a reduction count, and could win outside the row.
+    # NaN would make the result depend on the order of the reduction, and could win past the row.
     value = tl.where(inside & (value == value), value, float("-inf"))
     best, place = tl.max(value, axis=0, return_indices=True)
     cell = row * tl.num_programs(1) + chunk
@@ -92,7 +92,7 @@ def _pick_kernel(
     best = tl.load(
         best_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf")
     )
-    # Of equals the first, as in torch.
+    # Ties go to the first token, as in torch.
     _, place = tl.max(best, axis=0, return_indices=True)
     token = tl.load(token_ptr + row * num_chunks + place)
     tl.store(out_ptr + row, token.to(tl.int64))

@@ -1,11 +1,11 @@
-"""The least logit that min-p, top-k and top-p leave to each row, without sorting.
+"""Triton thresholds of min-p, top-k and top-p: the least logit that they keep in each row, without
+sorting.
 
-Five launches: each chunk's maximum, and zeros where the next one counts; histograms of counts and
-weights over the distance from the row's maximum; the buckets in which the searched logits lie; the
-logits of these buckets, gathered; a bisection among them. All sums are of integers, so the order in
-which a device adds them does not count, and a row's result does not depend on other rows. A few
-thousand gathered logits are held; where more share a bucket (logits of equal size), the bisection
-reads the row itself.
+Five launches: maxima of chunks, and zeros for the histograms; histograms of counts and weights by
+distance from the row's maximum; the buckets of the searched logits; the logits in these buckets,
+gathered; a bisection among them. All sums are of integers, so they do not depend on the order of
+additions, and a row's result does not depend on other rows. A few thousand gathered logits are
+stored; if more are in the buckets (many equal logits), the bisection reads the row itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,16 +21,16 @@ from kernels.sample_tokens.base import SamplingParameters
 from kernels.tiles import cdiv, next_power_of_2
 
 CHUNK = 4096
-"""Tokens of one program."""
+"""Number of tokens per program."""
 NUM_BUCKETS = 2048
 NUM_CANDIDATES = 4096
 _SEARCH_BLOCK = 2048
 _PLAN_WIDTH = 8
-"""Numbers that `_locate_kernel` leaves per row."""
+"""Number of fields that `_locate_kernel` stores per row."""
 
 _GREEDY_BELOW = tl.constexpr(base.GREEDY_BELOW)
 _BUCKETS_PER_LOGIT = tl.constexpr(32.0)
-"""Buckets are equally wide before the temperature is applied, whatever it is."""
+"""Number of buckets per unit of logits before temperature."""
 _WEIGHT_SCALE = tl.constexpr(2.0**thresholds.WEIGHT_BITS)
 _BUCKETS = tl.constexpr(NUM_BUCKETS)
 _WIDTH = tl.constexpr(_PLAN_WIDTH)
@@ -38,7 +38,7 @@ _CAPACITY = tl.constexpr(NUM_CANDIDATES)
 
 
 def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
-    """fp32 [R], of the logits over temperature; -inf where nothing is dropped."""
+    """Thresholds of logits over temperature, fp32 [R]; -inf for rows without filters."""
     rows, vocab_size = logits.shape
     device = logits.device
     num_chunks = cdiv(vocab_size, CHUNK)
@@ -79,7 +79,7 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
 
 
 def _or_any(parameters: SamplingParameters) -> list[torch.Tensor]:
-    """A kernel takes every pointer; one that it is told not to read may be any."""
+    """Tensors of the filters; any tensor in place of one that kernels do not read."""
     found = (parameters.top_k, parameters.top_p, parameters.log_min_p)
     return [parameters.temperature if one is None else one for one in found]
 
@@ -142,9 +142,9 @@ def _locate_kernel(
     temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, counts_ptr, weights_ptr, plan_ptr,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr,
 ):  # fmt: skip
-    """Leaves per row: the bucket of the k-th largest logit (-1: all stay) and how many of its
-    logits are among the first k; the weight above that bucket, or of all; the first and last bucket
-    in which the nucleus may end (-1: all stay) and the weight above the first."""
+    """Stores per row: the bucket of the k-th largest logit (-1 without top-k), and how many of its
+    logits are among the k largest; the weight above that bucket, or of all; the first and last
+    bucket in which the nucleus may end (-1 without top-p), and the weight above the first."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = _filters_of(row, temperature, top_k_ptr, top_p_ptr, HAS_TOP_K, HAS_TOP_P)
@@ -168,7 +168,7 @@ def _locate_kernel(
             weight_above = tl.sum(tl.where(bucket < stop, weights, 0), axis=0)
             most = tl.sum(tl.where(bucket <= stop, weights, 0), axis=0)
             reached = tl.cumsum(weights, axis=0)
-            # How much of the k-th logit's bucket counts is not known yet: this much at most.
+            # How much of the k-th logit's bucket counts is not known yet, but at most all of it.
             first = tl.sum((reached < _target(top_p, weight_above)).to(tl.int64), axis=0)
             last = tl.sum((reached < _target(top_p, most)).to(tl.int64), axis=0)
             first = tl.minimum(first, _BUCKETS - 1)
@@ -208,7 +208,7 @@ def _collect_kernel(
         wanted = wanted & (scaled >= floor) & (scaled > float("-inf"))
         number = tl.sum(wanted.to(tl.int32), axis=0)
         if number > 0:
-            # The places depend on which chunk comes first; what is found among them does not.
+            # The order of candidates depends on that of chunks; the result of the search does not.
             start = tl.atomic_add(num_candidates_ptr + row, number, sem="relaxed")
             place = start + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
             tl.store(
@@ -265,7 +265,8 @@ def _least(
     source, length, best, floor, temperature, first, last, wanted,
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of the buckets from which on they count, or weigh, what is wanted."""
+    """The largest logit in the buckets such that it and larger ones reach `wanted`, by weight if
+    WEIGHTED, else by count."""
     low, high = _key_range(source, length, best, floor, temperature, first, last, BLOCK)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -302,7 +303,7 @@ def _key_range(source, length, best, floor, temperature, first, last, BLOCK: tl.
 
 @triton.jit
 def _weight_from(source, length, best, least, temperature, bucket, BLOCK: tl.constexpr):
-    """The weight of the bucket's logits from `least` up."""
+    """Sum of weights of a bucket's logits that are at least `least`."""
     weight = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, length, BLOCK):
         scaled, inside = _candidates(
@@ -328,7 +329,7 @@ def _candidates(
 def _filters_of(
     row, temperature, top_k_ptr, top_p_ptr, HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr
 ):  # fmt: skip
-    """The row's top-k, 0 where it has none, and top-p, 1 where it has none."""
+    """The row's top-k, 0 for none, and top-p, 1 for none."""
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float32)
     if temperature >= _GREEDY_BELOW:
@@ -344,7 +345,7 @@ def _range_of(
     row, temperature, min_p_ptr, best_ptr, num_chunks,
     HAS_MIN_P: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The row's largest logit over temperature, and the least that min-p leaves."""
+    """The row's largest logit over temperature, and the least one that min-p keeps."""
     chunk = tl.arange(0, CHUNKS_BLOCK)
     bests = tl.load(
         best_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf")
@@ -358,9 +359,9 @@ def _range_of(
 
 @triton.jit
 def _bucket_of(scaled, best, temperature):
-    """0 for the largest logit; grows with the distance from it, never falls."""
+    """Bucket of a logit: 0 for the largest one, and monotonic in the distance from it."""
     distance = (best - scaled) * (temperature * _BUCKETS_PER_LOGIT)
-    # Written so that what is no number falls into the last bucket.
+    # Written so that NaN falls into the last bucket.
     return tl.where(distance < _BUCKETS - 1, distance, _BUCKETS - 1).to(tl.int32)
 
 
@@ -372,7 +373,7 @@ def _weight_of(scaled, best):
 
 @triton.jit
 def _target(top_p, total):
-    """The nucleus' share of a total weight, rounded up, at least 1."""
+    """Weight of the nucleus: top_p times the total weight, rounded up, at least 1."""
     share = top_p.to(tl.float64) * total.to(tl.float64)
     target = share.to(tl.int64)
     target += (target.to(tl.float64) < share).to(tl.int64)
@@ -381,7 +382,7 @@ def _target(top_p, total):
 
 @triton.jit
 def _key_of(value):
-    """fp32 as an integer of the same order, int64."""
+    """int64 in the same order as fp32 values."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 

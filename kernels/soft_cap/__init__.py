@@ -1,4 +1,4 @@
-"""Soft caps of logits, as Gemma's: what is near 0 stays as it is, what is large ends at the cap."""
+"""Soft cap of logits, as in Gemma: values near 0 hardly change, large ones approach the cap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _SOFT_CAP = registry.register(
 
 
 def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Replaces each element x of fp32 [R, V] by cap * tanh(x / cap); returns the same tensor."""
+    """Replaces each element x of fp32 logits [R, V] by cap * tanh(x / cap), in place; returns the
+    same tensor."""
     return _SOFT_CAP.select(logits)(logits, cap)
 
 

@@ -1,4 +1,4 @@
-"""Torch soft cap."""
+"""Torch reference of the soft cap."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Three operations in place."""
+    """Applies the cap by three operations in place."""
     return logits.div_(cap).tanh_().mul_(cap)

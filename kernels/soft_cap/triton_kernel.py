@@ -1,4 +1,4 @@
-"""Triton soft cap."""
+"""Triton soft cap of logits."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -13,7 +13,7 @@ _BLOCK = 1024
 
 
 def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Launch over (rows, blocks of columns)."""
+    """Launches a grid of (rows, blocks of columns)."""
     num_rows, width = logits.shape
     if num_rows:
         grid = (num_rows, cdiv(width, _BLOCK))

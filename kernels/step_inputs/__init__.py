@@ -1,4 +1,4 @@
-"""Preparation of a step on the device: new table entries in, the step's tokens and pages out."""
+"""Step inputs: writes to the tables on the device, and gathers of a step's tokens and pages."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ def write_table_rows_(
     *,
     longest: int,
 ) -> None:
-    """Copy runs of `values` (int32) into the token pool and the page table, both int32.
+    """Copies segments of values to the token pool and the page table. No cell may be written twice.
 
-    `segments` is int64 [n, 4]: 0 for the token pool or 1 for the page table; the first cell, row
-    after row; the first of the values; how many, at most `longest`. No cell is written twice.
+    Args:
+        token_pool: int32 [slots, positions].
+        page_table: int32 [slots, pages].
+        segments: int64 [n, 4]: 0 for the token pool or 1 for the page table; first cell of the flat
+            table; index of the first value; number of values.
+        values: int32: values of all segments.
+        longest: most values of a segment.
     """
     _WRITE.select(token_pool)(token_pool, page_table, segments, values, longest)
 
@@ -44,7 +49,7 @@ def gather_step_inputs(
     Args:
         token_pool: int32 [slots, positions].
         page_table: int32 [slots, pages].
-        rows: of the step.
+        rows: rows of the step.
     """
     device = rows.slots.device
     out = StepTensors.allocate(len(rows.slots), rows.num_tokens, rows.num_pages, device)

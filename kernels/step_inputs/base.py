@@ -1,4 +1,4 @@
-"""The rows of a step, and the tensors that it reads."""
+"""Rows of a step, and the inputs that are gathered for them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRows:
-    """The B rows of a step, and what the host knows of their sizes."""
+    """B rows of a step, and bounds of their sizes on the host."""
 
     slots: torch.Tensor
-    """[B] int64."""
+    """int64 [B]: slots of the rows."""
     starts: torch.Tensor
-    """[B] int64: the position of each row's first token of the step."""
+    """int64 [B]: position of each row's first token in the step."""
     query_start: torch.Tensor
-    """[B + 1] int64: running sums of the rows' tokens."""
+    """int64 [B + 1]: offsets of the rows' tokens among all tokens."""
     num_tokens: int
-    """The last of these sums."""
+    """Number of tokens of all rows."""
     longest_query: int
-    """The most tokens of a row."""
+    """Most tokens of a row, or an upper bound."""
     num_pages: int
-    """Leading pages of each row that the step reads."""
+    """Number of leading pages of each row that the step reads."""
     page_size: int
-    """Tokens of a page."""
+    """Tokens per page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,19 +33,19 @@ class StepTensors:
     """Inputs of T tokens in B rows."""
 
     input_ids: torch.Tensor
-    """[T] int32."""
+    """int32 [T]: token ids."""
     positions: torch.Tensor
-    """[T] int64."""
+    """int64 [T]: positions of the tokens."""
     slot_mapping: torch.Tensor
-    """[T] int64: page * page_size + offset of each token."""
+    """int64 [T]: cell of each token in the KV cache, page * page_size + offset."""
     page_rows: torch.Tensor
-    """[B, pages] int32: the rows of the page table."""
+    """int32 [B, pages]: rows of the page table."""
     seq_lens: torch.Tensor
-    """[B] int32: tokens in the cache, the step's included."""
+    """int32 [B]: tokens in the cache, the step's included."""
 
     @classmethod
     def allocate(cls, num_rows: int, num_tokens: int, num_pages: int, device: torch.device) -> Self:
-        """Room for a step, without content."""
+        """Uninitialized tensors for a step."""
         return cls(
             input_ids=torch.empty(num_tokens, dtype=torch.int32, device=device),
             positions=torch.empty(num_tokens, dtype=torch.int64, device=device),

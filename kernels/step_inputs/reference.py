@@ -1,4 +1,4 @@
-"""Torch preparation of a step: it may wait for the device, and serves to check the kernels."""
+"""Torch reference of step inputs; on a device it waits, so there it only serves to test kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def write_table_rows_(
     values: torch.Tensor,
     longest: int,
 ) -> None:
-    """One slice after another."""
+    """Copies one segment after another."""
     tables = (token_pool.view(-1), page_table.view(-1))
     for table, cell, first, length in segments.tolist():
         assert length <= longest, f"a run of {length} values is longer than {longest}"
@@ -24,7 +24,7 @@ def write_table_rows_(
 def gather_step_inputs(
     token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows, out: StepTensors
 ) -> None:
-    """Indexed reads."""
+    """Gathers by indexed reads."""
     lengths = rows.query_start.diff()
     assert int(rows.query_start[-1]) == rows.num_tokens, "the host knows the number of tokens"
     assert int(lengths.max()) <= rows.longest_query, "a row has more tokens than the longest"

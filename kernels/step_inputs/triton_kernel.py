@@ -1,4 +1,4 @@
-"""Triton preparation of a step: one launch writes table entries, one gathers the inputs."""
+"""Triton step inputs: one launch writes table entries, one gathers inputs."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -20,7 +20,7 @@ def write_table_rows_(
     values: torch.Tensor,
     longest: int,
 ) -> None:
-    """Launch over (runs, blocks of the longest)."""
+    """Launches a grid of (segments, blocks of the longest segment)."""
     assert token_pool.is_contiguous(), "cells count row after row"
     assert page_table.is_contiguous(), "cells count row after row"
     if segments.shape[0] and longest:
@@ -32,7 +32,7 @@ def write_table_rows_(
 def gather_step_inputs(
     token_pool: torch.Tensor, page_table: torch.Tensor, rows: StepRows, out: StepTensors
 ) -> None:
-    """Launch over (rows, blocks of tokens and of pages)."""
+    """Launches a grid of (rows, blocks of tokens and of pages)."""
     num_rows = len(rows.slots)
     num_blocks = cdiv(max(rows.longest_query, rows.num_pages), _BLOCK)
     if num_rows and num_blocks:

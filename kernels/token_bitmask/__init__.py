@@ -1,4 +1,4 @@
-"""Token masks of one bit per token: what a grammar, or a request, leaves to a draw."""
+"""Token bitmask: sets logits of tokens that a grammar, or a request, forbids to -inf."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ def apply_token_bitmask(
     *,
     mask_rows: torch.Tensor | None = None,
 ) -> None:
-    """Sets logits [S, vocab] to -inf, in place, where the bit of the token is 0.
+    """Sets logits to -inf, in place, where the token's bit is 0.
 
     Args:
-        logits: rows side by side.
-        bitmask: int32 [M, ceil(vocab / 32)]; token t is bit t % 32 of word t // 32, the layout
-            of xgrammar and llguidance.
-        rows: int64 [M], the row of the logits that each row of the mask is for; None where M is
-            S, for all rows in order.
-        mask_rows: int64, rows of the bitmask that stand for its own, one for each of `rows`.
+        logits: [S, vocab], with contiguous rows.
+        bitmask: int32 [M, ceil(vocab / 32)]: token t is bit t % 32 of word t // 32, the layout of
+            xgrammar and llguidance.
+        rows: int64 [N]: masked rows of the logits; None for all S rows in order.
+        mask_rows: int64 [N]: row of the bitmask for each masked row; None for all M rows in order.
     """
     _APPLY.select(logits)(logits, bitmask, rows, mask_rows)
 

@@ -1,4 +1,4 @@
-"""Torch token bitmask: bits to what is added to the logits, 0 or -inf."""
+"""Torch reference of the token bitmask, which adds 0 or -inf to logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def apply_token_bitmask(
     rows: torch.Tensor | None,
     mask_rows: torch.Tensor | None,
 ) -> None:
-    """Unpack the bits, add."""
+    """Unpacks the bits, and adds 0 or -inf to the masked rows."""
     if mask_rows is not None:
         bitmask = bitmask.index_select(0, mask_rows)
     penalty = _penalty(bitmask, logits.shape[1])
@@ -26,11 +26,12 @@ def apply_token_bitmask(
 
 
 def _penalty(bitmask: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """fp32 [M, vocab]: a bit of a word is one of its bytes', lowest byte first."""
+    """Addends 0 or -inf of the bits, fp32 [M, vocab]; the bytes of a word are in little-endian
+    order."""
     octets = bitmask.view(torch.uint8)
     if not bitmask.is_cuda:
-        # A table of bytes is 3 to 18 times as fast as booleans and a fill, whose branches follow
-        # the mask.
+        # A table by byte is 3 to 18 times as fast as booleans and masked_fill_, whose branches
+        # depend on the mask.
         penalty = torch.from_numpy(_PENALTY_OF_BYTE.take(octets.numpy(), axis=0))
     else:
         shifts = torch.arange(8, dtype=torch.uint8, device=bitmask.device)

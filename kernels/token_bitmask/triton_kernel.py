@@ -1,4 +1,4 @@
-"""Triton token mask: reads the bits, writes only what they ban."""
+"""Triton token bitmask: reads the bits, and writes only logits of forbidden tokens."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -18,7 +18,7 @@ def apply_token_bitmask(
     rows: torch.Tensor | None,
     mask_rows: torch.Tensor | None,
 ) -> None:
-    """Launch over (masked rows, blocks of the vocabulary)."""
+    """Launches a grid of (masked rows, blocks of the vocabulary)."""
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     assert bitmask.dtype == torch.int32, f"a token mask is int32, got {bitmask.dtype}"
     assert bitmask.stride(1) == 1, "a row's mask must lie side by side"

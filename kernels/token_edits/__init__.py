@@ -1,4 +1,5 @@
-"""Biases of tokens, and bans of tokens that would complete a phrase: all rows of a step at once."""
+"""Token edits: logit biases, and bans of tokens that would complete bad words, for all rows of a
+step in one launch."""
 
 from __future__ import annotations
 
@@ -18,10 +19,15 @@ _APPLY = registry.register(
 def apply_token_edits_(
     logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor
 ) -> None:
-    """Add to fp32 logits [R, vocab], in place, what the rows' slots ask for.
+    """Adds the values of all edits that apply to fp32 logits [R, vocab], in place.
 
-    `token_pool` [slots, positions] int32 holds the tokens that were drawn. Values on one token may
-    be added in any order: all but one of them are -inf.
+    Several values for one token may be added in any order, since all but one are -inf.
+
+    Args:
+        logits: fp32 [R, vocab].
+        edits: edits of all slots.
+        rows: edited rows.
+        token_pool: int32 [slots, positions]: tokens of all requests.
     """
     _APPLY.select(logits)(logits, edits, rows, token_pool)
 

@@ -1,4 +1,4 @@
-"""Edits of single logits, by slot."""
+"""Token edits by slot, and the rows that they apply to."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from dataclasses import dataclass
 import torch
 
 NONE = -1
-"""Stands for no edit, and before an edit for any token."""
+"""Token id of unused edits, and wildcard among the tokens before an edited one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenEdits:
-    """Up to E edits per slot: add a value to a token's logit where given tokens were drawn last."""
+    """Up to E edits per slot: each adds a value to a token's logit if given tokens were drawn
+    last."""
 
     tokens: torch.Tensor
-    """[slots, E] int32, NONE beyond a slot's edits. A slot names a token with a finite value at
-    most once."""
+    """int32 [slots, E]: edited tokens; NONE for unused edits. A slot has at most one edit of a
+    token with a finite value."""
     values: torch.Tensor
-    """[slots, E] fp32, finite or -inf."""
+    """fp32 [slots, E]: values to add, finite or -inf."""
     before: torch.Tensor
-    """[slots, E, L] int32: what must stand before the new token, aligned at the end; NONE fits."""
+    """int32 [slots, E, L]: tokens that must precede the new token, aligned at the end; NONE matches
+    any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EditRows:
-    """The rows of a step's logits that are edited, int64 [n] each."""
+    """Edited rows of a step's logits, int64 [n] each."""
 
     rows: torch.Tensor
+    """Rows of the logits."""
     slots: torch.Tensor
+    """Slots of the requests."""
     cells: torch.Tensor
-    """Places of the new tokens in the flat token pool."""
+    """Cells of the new tokens in the flat token pool."""
     num_output: torch.Tensor
-    """Tokens generated before them: no others count as drawn."""
+    """Number of output tokens before the new one; only these can match `TokenEdits.before`."""

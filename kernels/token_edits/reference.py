@@ -1,4 +1,4 @@
-"""Torch edits of single logits."""
+"""Torch reference of token edits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.token_edits.base import NONE, EditRows, TokenEdits
 def apply_token_edits_(
     logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor
 ) -> None:
-    """Compare all phrases with all rows' latest tokens, then add."""
+    """Compares the tokens before each edit with the rows' latest tokens, and adds values."""
     before = edits.before.index_select(0, rows.slots)
     back = torch.arange(before.shape[2], 0, -1, device=before.device)
     drawn = back <= rows.num_output.unsqueeze(1)

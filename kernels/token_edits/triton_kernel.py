@@ -1,4 +1,4 @@
-"""Triton edits of single logits."""
+"""Triton token edits."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NONE = tl.constexpr(base.NONE)
 def apply_token_edits_(
     logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor
 ) -> None:
-    """Launch over (edited rows, blocks of edits)."""
+    """Launches a grid of (edited rows, blocks of edits)."""
     assert logits.dtype == torch.float32, f"edits take fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     assert token_pool.is_contiguous(), "cells count row after row"
@@ -50,7 +50,7 @@ def _edit_kernel(
     fits = token != _NONE
     for column in range(0, longest):
         back = longest - column
-        # One past what can be a token where nothing was drawn: only NONE fits.
+        # Positions before the output load NONE - 1, which no token equals: only NONE matches.
         drawn = tl.load(pool_ptr + cell - back, mask=back <= num_output, other=_NONE - 1)
         before = tl.load(before_ptr + place * longest + column, mask=fits, other=_NONE)
         fits = fits & ((before == drawn) | (before == _NONE))

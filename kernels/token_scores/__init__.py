@@ -1,4 +1,5 @@
-"""The parts of log-probabilities of given tokens, without a row of log-probabilities."""
+"""Token scores: terms of the log-probabilities of given tokens, without those of the whole
+vocabulary."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ _SCORE = registry.register(
 
 
 def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
-    """Scores of tokens [n] int64 under fp32 logits [n, vocab].
+    """Scores of tokens, int64 [n], under fp32 logits [n, vocab].
 
-    The normaliser is a sum of integers and does not depend on the order in which it is added:
-    log-probability = own - best - log(weight / 2**WEIGHT_BITS).
+    The log-probability is own - best - log(weight / 2**WEIGHT_BITS). The normalizer is a sum of
+    integers, which does not depend on the order of additions.
     """
     return _SCORE.select(logits)(logits, tokens)
 

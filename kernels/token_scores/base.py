@@ -1,4 +1,4 @@
-"""Results of scoring tokens."""
+"""Scores of tokens."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 class TokenScores(NamedTuple):
-    """[n] each."""
+    """Scores of n tokens, [n] each."""
 
     own: torch.Tensor
     """fp32: logits of the tokens."""
     best: torch.Tensor
-    """fp32: largest logits."""
+    """fp32: largest logits of the rows."""
     weight: torch.Tensor
     """int64: sum over the vocabulary of exp(logit - best), in fixed point."""
     rank: torch.Tensor
-    """int64: how many logits are at least the token's."""
+    """int64: ranks of the tokens, from 1: number of logits that are at least the token's."""

@@ -1,4 +1,4 @@
-"""Torch scores of tokens."""
+"""Torch reference of token scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernels.token_scores.base import TokenScores
 
 
 def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
-    """One pass per result."""
+    """Computes each score by a pass over the logits."""
     own = logits.gather(1, tokens.unsqueeze(1))
     return TokenScores(
         own=own.squeeze(1),

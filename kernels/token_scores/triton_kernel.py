@@ -1,7 +1,7 @@
-"""Triton scores of tokens: two passes over the logits, nothing stored per token of the vocabulary.
+"""Triton token scores: two passes over the logits, without storage per token of the vocabulary.
 
-The first finds each chunk's largest logit and counts those above the token's; the second weighs
-them against the row's largest.
+The first finds the largest logit of each chunk, and counts logits that are at least the token's;
+the second sums weights relative to the row's largest logit.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,7 +21,7 @@ _WEIGHT_SCALE = tl.constexpr(2.0**thresholds.WEIGHT_BITS)
 
 
 def token_scores(logits: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
-    """Launch each pass over (rows, chunks of the vocabulary)."""
+    """Launches both passes with a grid of (rows, chunks of the vocabulary)."""
     assert logits.dtype == torch.float32, f"scores take fp32 logits, got {logits.dtype}"
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     rows, vocab_size = logits.shape
@@ -78,6 +78,6 @@ def _weigh_kernel(
         logits_ptr + row * row_stride + column, mask=column < vocab_size, other=float("-inf")
     )
     weight = tl.exp(logit - best) * _WEIGHT_SCALE
-    # What is no number weighs nothing.
+    # NaN weighs nothing.
     weight = tl.where(weight >= 0.0, weight, 0.0).to(tl.int64)
     tl.atomic_add(weight_ptr + row, tl.sum(weight, axis=0), sem="relaxed")
