@@ -26,6 +26,7 @@ from cluster.environment import LONGEST_STREAM_S
 from cluster.settings import RaySettings
 from cluster.starting import delayed, tell
 from cluster.targets import follow_targets
+from cluster.tls import NODES_SERVE_TLS
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
 from worker.config import EngineConfig
@@ -133,6 +134,8 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
         ValueError: an unknown key, or a value of the wrong kind.
     """
     config = serve_config_from_mapping({"startup_retry_s": math.inf, **args})
+    if config.endpoint.ssl_certfile:
+        raise ValueError(NODES_SERVE_TLS)
     return build_application(config, nodes_may_join=True)
 
 

@@ -45,7 +45,6 @@ REMOVED = dict.fromkeys(
     _DERIVED,
 )
 """Reasons why options were removed, by the option's name."""
-_TLS = "TLS is not spoken here: put a proxy or an Ingress that speaks it in front"
 _SEVERAL_WORKERS = "say --num-workers: each is a whole copy of the model, and routing knows them"
 _PARSER_IS_FOUND = (
     "it is always on: the format is found in the chat template, see --tool-call-parser"
@@ -58,9 +57,8 @@ REFUSED = {
     "checkpoint that is quantized, as in FP8",
     "q": "weights are of the type that the checkpoint's config.json tells",
     "kv_cache_dtype": "keys and values are cached in the model's type, see --dtype",
-    "ssl_certfile": _TLS,
-    "ssl_keyfile": _TLS,
-    "ssl_ca_certs": _TLS,
+    "ssl_ca_certs": "client certificates are not supported: give clients API keys",
+    "ssl_keyfile_password": "encrypted private keys are not supported: decrypt the key file",
     "data_parallel_size": _SEVERAL_WORKERS,
     "dp": _SEVERAL_WORKERS,
     "dp_size": _SEVERAL_WORKERS,
@@ -178,6 +176,12 @@ class EndpointConfig:
     """Address to listen on; 0.0.0.0 for all interfaces."""
     port: int = 8000
     """Port to listen on."""
+    ssl_certfile: str = ""
+    """PEM file with the endpoint's TLS certificate chain. Clients then connect by HTTPS only; plain
+    HTTP unless given."""
+    ssl_keyfile: str = ""
+    """PEM file with the private key of --ssl-certfile. Only needed if --ssl-certfile does not hold
+    the key."""
     api_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"flag": "--api-key"})
     """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
     Without any key, everyone is let in. A key given by this flag is visible in the list of
@@ -242,6 +246,8 @@ class EndpointConfig:
             raise ValueError(
                 f"--metrics-port must be 0 or a port other than --port, got {self.metrics_port}"
             )
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("--ssl-keyfile needs --ssl-certfile: give both")
         if self.metrics_max_tenants < 1:
             name = option_name(self, "metrics_max_tenants")
             raise ValueError(f"{name} must be at least 1, got {self.metrics_max_tenants}")

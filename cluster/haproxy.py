@@ -16,7 +16,8 @@ binary of Ray's wheel, and leaves the API port to Serve's `http_options`.
 3. HAProxy would wait for an incomplete request as long as for a stream, and admits few clients: a
    client gets REQUEST_TIMEOUT_S for a request, and as many may connect as file descriptors allow.
    Serve fails on a request id that is not UTF-8: such a header is removed.
-4. Serve has HAProxy answer 500 in plain text where no gateway does: its own errors get OpenAI's
+4. Clients connect by TLS if a certificate is named (CERTIFICATE_VARIABLE).
+5. Serve has HAProxy answer 500 in plain text where no gateway does: its own errors get OpenAI's
    form and the right status, and tell whether the request may be repeated.
 
 HAProxy runs until its fleet ends, which `cluster.haproxy_guard` sees to. All corrections are
@@ -47,6 +48,9 @@ REQUEST_TIMEOUT_VARIABLE = "RAYFLEET_HAPROXY_REQUEST_TIMEOUT_S"
 PER_SOURCE_VARIABLE = "RAYFLEET_HAPROXY_MAX_CONNECTIONS_PER_SOURCE"
 """Environment variable with the most connections of one IP address; 0, the default, for any number:
 behind an ingress, a load balancer or a port forwarding all clients share one address."""
+CERTIFICATE_VARIABLE = "RAYFLEET_HAPROXY_SSL_CERTIFICATE"
+"""Environment variable with the path of a PEM file that holds the certificate chain and its key.
+Clients then connect by TLS; unset for plain HTTP."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 """Variable of Serve's with the most connections; where it is set, MAX_CONNECTIONS is not used."""
 MAX_CONNECTIONS = 16_384
@@ -113,7 +117,7 @@ def correct(configuration: str, host: str | None = None, port: int | None = None
         max_per_source=int(os.environ.get(PER_SOURCE_VARIABLE, 0)),
         maxconn=None if MAXCONN_VARIABLE in os.environ else max_connections(num_descriptors),
     )
-    return make_repeatable(limited)
+    return serve_tls(make_repeatable(limited), os.environ.get(CERTIFICATE_VARIABLE, ""))
 
 
 def confine(configuration: str, host: str | None = None, port: int | None = None) -> str:
@@ -132,6 +136,26 @@ def confine(configuration: str, host: str | None = None, port: int | None = None
             line = f"{bind[1]}{bound}:{bind[2]}{line[bind.end() :]}"
         lines.append(re.sub(r"^(\s*stats socket .*?\bmode )\d+", r"\g<1>600", line))
     return "".join(lines)
+
+
+def serve_tls(configuration: str, certificate: str) -> str:
+    """The configuration with TLS on the API port; unchanged without a certificate.
+
+    Args:
+        configuration: text of Serve's configuration.
+        certificate: path of a PEM file with the certificate chain and its key.
+    """
+    if not certificate or " ssl crt " in configuration:
+        return configuration
+    # HTTP/1.1 only: a client's timeouts and limits are those of its one connection.
+    tls = f" ssl crt {certificate} alpn http/1.1 ssl-min-ver TLSv1.2"
+    served = re.sub(
+        r"(?m)^(frontend http_frontend\n(?:.*\n)*?\s+bind .*)$", rf"\1{tls}", configuration, count=1
+    )
+    assert served != configuration, "Serve's template has no frontend http_frontend with a bind"
+    return _begin(
+        served, "frontend http_frontend", "http-request set-header x-forwarded-proto https"
+    )
 
 
 def make_repeatable(configuration: str) -> str:

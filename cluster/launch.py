@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 from cluster.config import ServeConfig
 from cluster.environment import DIRECTORY_VARIABLE, Environment, prepare
+from cluster.haproxy import CERTIFICATE_VARIABLE
 from cluster.local_ray import (
     haproxy_of_cluster,
     init_local_ray,
@@ -24,6 +26,7 @@ from cluster.local_ray import (
     node_addresses,
     proxy_warning,
 )
+from cluster.tls import NODES_SERVE_TLS, Certificate, check_certificate
 
 APPLICATION = "rayfleet"
 RAY_IS_SLOW = "timed out during startup"
@@ -65,6 +68,7 @@ class LocalFleet:
         self._build = build
         self._haproxy = haproxy
         self._environment: Environment | None = None
+        self._certificate: Certificate | None = None
         self._deploys = False
 
     @property
@@ -72,7 +76,8 @@ class LocalFleet:
         """URL at which clients on this machine reach the endpoint."""
         host = self._config.endpoint.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-        return f"http://{shown}:{self._config.endpoint.port}"
+        scheme = "https" if self._config.endpoint.ssl_certfile else "http"
+        return f"{scheme}://{shown}:{self._config.endpoint.port}"
 
     @property
     def log_directory(self) -> str:
@@ -89,6 +94,10 @@ class LocalFleet:
             LaunchError: a replica failed to start, or the endpoint does not become ready.
         """
         endpoint = self._config.endpoint
+        if endpoint.ssl_certfile:
+            if self._address is not None:
+                raise ValueError(NODES_SERVE_TLS)
+            check_certificate(endpoint.ssl_certfile, endpoint.ssl_keyfile)
         refuse_used_port(endpoint.host, endpoint.port)
         self._environment = prepare(
             host=endpoint.host,
@@ -96,6 +105,7 @@ class LocalFleet:
             haproxy=self._haproxy,
             local=self._address is None,
         )
+        self._name_certificate()
         os.environ["RAYFLEET_LOG_FORMAT"] = endpoint.log_format
         os.environ["RAYFLEET_LOG_LEVEL"] = endpoint.log_level
         try:
@@ -117,6 +127,16 @@ class LocalFleet:
         """
         self._config = config
         self._deploy()
+
+    def refresh_certificate(self) -> None:
+        """Serves the TLS certificate files anew if they were renewed; reports that, or why not."""
+        if self._certificate is None:
+            return
+        try:
+            if self._certificate.refresh():
+                self._report("serving the renewed TLS certificate")
+        except ValueError as error:
+            self._report(f"still serving the old TLS certificate: {error}")
 
     def stop(self) -> None:
         """Ends everything that `start` began; no process of a local cluster is left."""
@@ -143,6 +163,17 @@ class LocalFleet:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _name_certificate(self) -> None:
+        """Names the TLS certificate for HAProxy's wrapper, which Ray's processes start."""
+        endpoint, environment = self._config.endpoint, self._environment
+        assert environment is not None
+        os.environ.pop(CERTIFICATE_VARIABLE, None)
+        if endpoint.ssl_certfile and environment.haproxy:
+            self._certificate = Certificate(
+                endpoint.ssl_certfile, endpoint.ssl_keyfile, environment.directory
+            )
+            os.environ[CERTIFICATE_VARIABLE] = str(self._certificate.bundle)
+
     def _start_ray(self) -> None:
         if self._address is not None:
             join_ray(self._address)
@@ -168,9 +199,17 @@ class LocalFleet:
             haproxy = haproxy_of_cluster()
             if (warning := proxy_warning(haproxy, host, node_addresses())) is not None:
                 self._report(warning)
+        options: dict[str, Any] = {"host": host, "port": port}
+        endpoint = self._config.endpoint
+        if endpoint.ssl_certfile and not haproxy:
+            options |= {
+                "ssl_certfile": endpoint.ssl_certfile,
+                # Serve demands both; one file may hold both.
+                "ssl_keyfile": endpoint.ssl_keyfile or endpoint.ssl_certfile,
+            }
         try:
             serve.start(
-                http_options=HTTPOptions(host=host, port=port),
+                http_options=HTTPOptions(**options),
                 logging_config={"enable_access_log": False},
             )
         except (RayActorError, TimeoutError) as error:
@@ -220,9 +259,12 @@ class LocalFleet:
         """
         deadline = time.monotonic() + timeout_s
         answer = "no answer"
+        # The certificate is of the name that clients use, not of this machine's loopback address.
+        unverified = ssl._create_unverified_context()
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.base_url}/ready", timeout=5):
+                url = f"{self.base_url}/ready"
+                with urllib.request.urlopen(url, timeout=5, context=unverified):
                     return
             except urllib.error.HTTPError as error:
                 answer = f"HTTP {error.code}"

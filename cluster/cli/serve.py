@@ -40,6 +40,9 @@ KEY_ON_PROCESS_LIST = (
     f"processes: rather set {API_KEY} and {ADMIN_API_KEY} in the environment, or name an "
     "--api-key-file and an --admin-api-key-file"
 )
+CERTIFICATE_CHECK_S = 60.0
+"""Seconds between two checks whether TLS certificate files were renewed, as certificate managers do
+days before a certificate expires."""
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 
@@ -137,7 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
         _on_signals(lambda number, frame: stop.set())
         text = banner(config, fleet.base_url, fleet.log_directory)
         console.print(text, markup=False, soft_wrap=True)
-        stop.wait()
+        while not stop.wait(CERTIFICATE_CHECK_S):
+            fleet.refresh_certificate()
     except KeyboardInterrupt:
         pass
     except LaunchError as error:
