@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import threading
@@ -31,6 +32,7 @@ from cluster.config import (
 from router.config import RoutingConfig
 from router.tokens.defaults import read_chat_template
 from worker.config import EngineConfig
+from worker.wire.log import setup_logging
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,11 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
             _refuse_missing_checkpoints(model.engine)
             if model.fleet.chat_template:
                 read_chat_template(model.fleet.chat_template)
-    from rich.console import Console
-
     from cluster.launch import LaunchError, LocalFleet
 
-    console = Console(highlight=False, stderr=True)
+    console = _console(config.endpoint)
     if hasattr(arguments, "api_keys") or hasattr(arguments, "admin_api_key"):
         console.print(KEY_ON_PROCESS_LIST, style="yellow", markup=False, soft_wrap=True)
     if (warning := open_listener(config.endpoint)) is not None:
@@ -139,11 +139,18 @@ def run(arguments: argparse.Namespace) -> int:
         fleet.start()
         _on_signals(lambda number, frame: stop.set())
         text = banner(config, fleet.base_url, fleet.log_directory)
+        if config.endpoint.log_format == "json":
+            text = text.strip().partition("\n")[0]  # the example is for people
         console.print(text, markup=False, soft_wrap=True)
         while not stop.wait(CERTIFICATE_CHECK_S):
             fleet.refresh_certificate()
     except KeyboardInterrupt:
         pass
+    except ValueError as error:
+        if not isinstance(console, LogConsole):
+            raise  # the command prints it
+        console.print(str(error), style="red")
+        return 2
     except LaunchError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         return 1
@@ -152,6 +159,24 @@ def run(arguments: argparse.Namespace) -> int:
         console.print("stopping")
         fleet.stop()
     return 0
+
+
+class LogConsole:
+    """Prints the lines of `rayfleet serve` as log records: JSON, with a level."""
+
+    def print(self, text: str, *, style: str | None = None, **_: object) -> None:
+        """Logs a line; its style decides its level."""
+        level = {"yellow": logging.WARNING, "red": logging.ERROR}.get(style or "", logging.INFO)
+        logging.getLogger(__name__).log(level, "%s", text.strip())
+
+
+def _console(endpoint: EndpointConfig) -> Console | LogConsole:
+    if endpoint.log_format == "json":
+        setup_logging(endpoint.log_level, "json", "serve")
+        return LogConsole()
+    from rich.console import Console
+
+    return Console(highlight=False, stderr=True)
 
 
 def configure(arguments: argparse.Namespace) -> ServeConfig:
@@ -229,7 +254,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _tell(console: Console, line: str, stopping: threading.Event) -> None:
+def _tell(console: Console | LogConsole, line: str, stopping: threading.Event) -> None:
     # Ray sets a SIGTERM handler of its own while it starts; each phase sets ours again.
     if not stopping.is_set():
         _on_signals(_interrupt)

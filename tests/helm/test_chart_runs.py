@@ -26,6 +26,7 @@ from tests.support.fleet.running_fleet import parent_of
 from tests.support.helm.chart import CHART, Helm, Object, only
 from tests.support.helm.kuberay import ray_pods
 from tests.support.helm.pod_processes import (
+    STDOUT,
     PodCluster,
     PodProcess,
     in_folders,
@@ -193,6 +194,14 @@ def test_every_pod_gets_ready_and_answers_through_haproxy(release: Release) -> N
 def requests_of(pod: PodProcess) -> int:
     """Requests to the API port, as HAProxy counts them."""
     return int(pod.haproxy_statistics()["http_frontend"]["req_tot"])
+
+
+def test_pods_log_a_json_object_a_line(release: Release) -> None:
+    lines = (release.cluster.directory / STDOUT).read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert {record["level"] for record in records} <= {"DEBUG", "INFO", "WARNING", "ERROR"}
+    processes = {record["process"].split()[0] for record in records}
+    assert processes >= {"gateway", "worker", "rank"}
 
 
 def test_haproxy_opens_nothing_else(release: Release) -> None:

@@ -7,10 +7,13 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
+FILE_VARIABLE = "RAYFLEET_LOG_FILE"
+"""Environment variable with the file that all processes append their log lines to, such as
+/proc/1/fd/1, the standard output of a container; each process's standard error unless set."""
 FIELDS = ("request_id", "worker_id", "model")
 """Attributes that `extra=` may give a record."""
 
@@ -18,14 +21,35 @@ FIELDS = ("request_id", "worker_id", "model")
 def setup_logging(
     level: str = "INFO", log_format: LogFormat = "text", process: str = "rayfleet"
 ) -> None:
-    """Sends all records of this process to stderr. `process` names it in every line."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Sends all records of this process to FILE_VARIABLE's file, or to its standard error.
+
+    `process` names the process in every line.
+    """
+    stream, problem = _stream()
+    handler = logging.StreamHandler(stream)
     formatter: logging.Formatter
     formatter = JsonFormatter(process) if log_format == "json" else TextFormatter(process)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    if problem is not None:
+        logging.getLogger(__name__).warning(problem)
+
+
+def _stream() -> tuple[TextIO, str | None]:
+    """The stream of this process's log lines, and why it is not the one that was asked for.
+
+    HAZARD: in its replicas Ray Serve replaces `sys.stderr` by a stream that wraps each line into a
+    record of its own, of level INFO. So this is the process's original standard error.
+    """
+    problem = None
+    if path := os.environ.get(FILE_VARIABLE):
+        try:
+            return open(path, "a", encoding="utf-8", buffering=1), None
+        except OSError as error:
+            problem = f"cannot append log lines to {path} ({error.strerror}): logging to stderr"
+    return sys.__stderr__ or sys.stderr, problem
 
 
 def log_as(process: str) -> None:

@@ -37,6 +37,7 @@ KubeRay that knows no authOptions sets neither, and Ray then refuses to start wi
   "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S" "2"
   "RAYFLEET_LOG_FORMAT" .Values.logging.format
   "RAYFLEET_LOG_LEVEL" .Values.logging.level
+  "RAYFLEET_LOG_FILE" "/proc/1/fd/1"
   "HOME" "/tmp/rayfleet"
   "XDG_CACHE_HOME" "/tmp/rayfleet/cache"
   "HF_HOME" (include "rayfleet.hubFolder" .)

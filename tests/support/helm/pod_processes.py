@@ -44,6 +44,8 @@ MARK = "RAYFLEET_TEST_PODS"
 """In the environment of all processes of a cluster; its value is the cluster's folder."""
 START_TIMEOUT_S = 600.0
 POLL_S = 0.25
+STDOUT = "stdout"
+"""File in a cluster's folder, in place of the standard output of all pods' first processes."""
 FOLDERS = {
     # of the pod: of this machine; `{}` is the cluster's private folder
     "/opt/venv/bin": str(Path(sys.executable).parent),
@@ -53,6 +55,7 @@ FOLDERS = {
     "/tmp/rayfleet": "{}/home",
     "/models": "{}/models",
     "/etc/rayfleet/api-keys": "{}/api-keys",
+    "/proc/1/fd/1": f"{{}}/{STDOUT}",
 }
 IMAGE = {
     "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
