@@ -17,6 +17,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from cluster.autoscaling.gateways import CPU, CpuMeter
 from cluster.autoscaling.options import gateway_replicas, worker_replicas
 from cluster.autoscaling.registry import flattened
 from cluster.checkpoints import with_commits
@@ -66,6 +67,7 @@ class GatewayReplica:
         from router.gateway import Gateway
 
         log_as("gateway")
+        self._cpu = CpuMeter()
         release_reset_connections()
         keep_freed_memory(KEPT_BYTES)
         node_id = ray.get_runtime_context().get_node_id()
@@ -97,8 +99,9 @@ class GatewayReplica:
         trim_regularly()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Load of each model, flattened for Serve, which calls this where any model autoscales."""
-        told: dict[str, float] = {}
+        """Processors used by this gateway and load of each model, flattened for Serve, which calls
+        this if gateways or any model autoscale."""
+        told = {CPU: self._cpu.read()}
         for model in self._gateway.models:
             told |= flattened(self._deployments[model.route.name], model.load.read())
         return told
@@ -166,6 +169,7 @@ def build_application(
         name="gateway",
         **gateway_replicas(
             config.endpoint.num_gateways,
+            config.endpoint.most_gateways,
             reporting=any(model.autoscaling.enabled for model in config.models),
         ),
         max_ongoing_requests=UNLIMITED,

@@ -214,6 +214,9 @@ class EndpointConfig:
     what others have asked. none: all tenants share one cache; otherwise as in --fairness-key."""
     num_gateways: int = 1
     """Gateway processes, which do HTTP, tokenization and routing."""
+    max_gateways: int = 0
+    """Maximum number of gateway processes. Above --num-gateways, which is then the minimum, their
+    number follows their CPU usage; 0 for a fixed number."""
     responses_store_mib: int = 64
     """Most MiB of responses (/v1/responses) that each gateway process stores, for
     `previous_response_id` and for retrieval by id; 0 stores none."""
@@ -265,12 +268,22 @@ class EndpointConfig:
             raise ValueError(f"--root-path must be as /llm, got {self.root_path!r}")
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
+        if self.max_gateways and self.max_gateways < self.num_gateways:
+            raise ValueError(
+                "--max-gateways must be 0 or at least --num-gateways, got "
+                f"{self.max_gateways} and {self.num_gateways}"
+            )
         if self.responses_store_mib < 0:
             raise ValueError(
                 f"--responses-store-mib must be at least 0, got {self.responses_store_mib}"
             )
         if not self.startup_retry_s >= 0.0:
             raise ValueError(f"--startup-retry-s must be at least 0, got {self.startup_retry_s}")
+
+    @property
+    def most_gateways(self) -> int:
+        """Maximum number of gateways, autoscaled or not."""
+        return max(self.num_gateways, self.max_gateways)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

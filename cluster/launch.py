@@ -276,7 +276,7 @@ class LocalFleet:
     def _num_cpus_reserved(self) -> int:
         ranks = sum(m.max_workers * m.engine.tensor_parallel_size for m in self._config.models)
         # Each reserves 0.1 CPU. Twice: in a rolling update new ones start before old ones end.
-        return 2 * (ranks + self._config.endpoint.num_gateways) // 10 + 1
+        return 2 * (ranks + self._config.endpoint.most_gateways) // 10 + 1
 
 
 def refuse_used_port(host: str, port: int) -> None:

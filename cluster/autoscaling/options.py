@@ -16,11 +16,12 @@ REPORT_S = 1.0
 _POLICIES = "cluster.autoscaling.policy"
 
 
-def gateway_replicas(count: int, *, reporting: bool) -> dict[str, Any]:
-    """Options for `count` gateways; with `reporting` Serve collects their load reports."""
-    if not reporting:
-        return {"num_replicas": count}
-    return {"autoscaling_config": _autoscaling(count, count, "GatewayPolicy", {}, REPORT_S)}
+def gateway_replicas(minimum: int, maximum: int, *, reporting: bool) -> dict[str, Any]:
+    """Options for `minimum` to `maximum` gateways; with `reporting` Serve collects their load
+    reports in any case."""
+    if minimum == maximum and not reporting:
+        return {"num_replicas": minimum}
+    return {"autoscaling_config": _autoscaling(minimum, maximum, "GatewayPolicy", {}, REPORT_S)}
 
 
 def worker_replicas(count: int, config: AutoscalingConfig) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Autoscaling policies for Ray Serve: one that collects gateways' load reports, and one per model.
 
 They run in Serve's controller, which has to be able to import rayfleet. Serve pickles this module
-by value, and with it each object that is imported from another module. So it imports the module
-`registry`, which is pickled by reference, and not REGISTRIES itself.
+by value, and with it each object that is imported from another module. So it imports the modules
+`gateways` and `registry`, which are pickled by reference, and not REGISTRIES itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cluster.autoscaling import registry
+from cluster.autoscaling import gateways, registry
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.decision import Autoscaler
 
@@ -21,16 +21,28 @@ Decision = tuple[int, dict[str, Any]]
 
 
 class GatewayPolicy:
-    """Policy of the gateways: keeps their number, and puts their load reports into the registry."""
+    """Policy of the gateways: puts their load reports into the registry, and decides their number.
+
+    Serve keeps the number within its bounds, which are equal for a fixed number of gateways.
+
+    Args:
+        clock: monotonic clock in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._scaler = gateways.GatewayScaler()
 
     def __call__(self, context: Any) -> Decision:
         """Called by Serve at each turn of its control loop (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`),
         with its AutoscalingContext."""
-        registry.REGISTRIES[context.app_name].take(context.raw_metrics or {}, self._clock())
-        return context.target_num_replicas, {}
+        now, target = self._clock(), context.target_num_replicas
+        reports = registry.REGISTRIES[context.app_name]
+        reports.take(context.raw_metrics or {}, now)
+        num_processors = reports.total(gateways.CPU, now)
+        if num_processors is None:
+            return target, {}
+        return self._scaler.decide(num_processors, target, now), {}
 
 
 class WorkerPolicy:

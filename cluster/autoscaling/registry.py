@@ -71,6 +71,15 @@ class LoadRegistry:
         ]
         return combined(reports) if reports else None
 
+    def total(self, name: str, now: float) -> float | None:
+        """Sum of a metric over the gateways with a recent report; None if there is none."""
+        values = [
+            reported.values[name]
+            for reported in self._reported.values()
+            if now - reported.received_at < STALE_S and name in reported.values
+        ]
+        return sum(values) if values else None
+
 
 REGISTRIES: Final[defaultdict[str, LoadRegistry]] = defaultdict(LoadRegistry)
 """Registries of this process by application: the policy of gateways writes them, those of models

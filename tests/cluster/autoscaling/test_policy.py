@@ -106,7 +106,7 @@ def test_zero_workers_are_started_for_what_waits_at_a_gateway() -> None:
 
 def test_serve_restores_the_policies_that_it_has_pickled() -> None:
     """Pickled by value, they still meet at one registry."""
-    options = gateway_replicas(1, reporting=True)["autoscaling_config"]
+    options = gateway_replicas(1, 1, reporting=True)["autoscaling_config"]
     assert (options.min_replicas, options.max_replicas) == (1, 1)
     gateway = _resolve_policy_callable(options.policy)
     worker = _resolve_policy_callable(worker_replicas(1, CONFIG)["autoscaling_config"].policy)

@@ -1,0 +1,83 @@
+"""The number of gateways follows their CPU usage."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.app import build_app
+from cluster.autoscaling.gateways import (
+    CPU,
+    DOWNSCALE_DELAY_S,
+    UPSCALE_DELAY_S,
+    CpuMeter,
+    GatewayScaler,
+)
+from cluster.autoscaling.options import gateway_replicas
+from cluster.autoscaling.registry import STALE_S, LoadRegistry
+from cluster.config import serve_config_from_mapping
+
+
+def run(scaler: GatewayScaler, loads: list[tuple[float, float]], target: int = 1) -> list[int]:
+    """Targets after each stretch of so many seconds at so many processors."""
+    targets, now = [], 0.0
+    for seconds, num_processors in loads:
+        end = now + seconds
+        while now < end:
+            target = scaler.decide(num_processors, target, now)
+            now += 1.0
+        targets.append(target)
+    return targets
+
+
+def test_more_gateways_start_soon_and_fewer_late() -> None:
+    loads = [(60.0, 0.3), (UPSCALE_DELAY_S + 2, 1.7), (DOWNSCALE_DELAY_S - 2, 0.3), (60.0, 0.3)]
+    assert run(GatewayScaler(), loads) == [1, 3, 3, 1]
+
+
+def test_a_burst_starts_no_gateway() -> None:
+    assert run(GatewayScaler(), [(60.0, 0.3), (UPSCALE_DELAY_S - 2, 4.0), (60.0, 0.3)]) == [1, 1, 1]
+
+
+def test_a_new_controller_stops_no_gateway_before_it_has_seen_the_whole_window() -> None:
+    loads = [(DOWNSCALE_DELAY_S - 2, 0.1), (10.0, 0.1)]
+    assert run(GatewayScaler(), loads, target=4) == [4, 1]
+
+
+def test_idle_gateways_are_at_least_one() -> None:
+    assert run(GatewayScaler(), [(2 * DOWNSCALE_DELAY_S, 0.0)], target=3) == [1]
+
+
+def test_the_usage_of_all_running_gateways_counts() -> None:
+    def points(value: float, stamp: float) -> list[Any]:
+        return [SimpleNamespace(timestamp=stamp, value=value)]
+
+    registry = LoadRegistry()
+    assert registry.total(CPU, 0.0) is None
+    registry.take({CPU: {"a": points(0.5, 1.0), "b": points(0.25, 1.0)}}, 1.0)
+    assert registry.total(CPU, 1.0) == 0.75
+    assert registry.total(CPU, 1.0 + STALE_S) is None
+
+
+def test_the_meter_reads_processors() -> None:
+    meter = CpuMeter()
+    began = time.process_time()
+    while time.process_time() - began < 0.05:
+        pass
+    assert meter.read() > 0.0
+    time.sleep(0.1)  # what is measured: a process that waits uses no processor
+    assert meter.read() < 0.5
+
+
+def test_bounds_are_serves() -> None:
+    assert gateway_replicas(2, 2, reporting=False) == {"num_replicas": 2}
+    scaling = gateway_replicas(2, 5, reporting=False)["autoscaling_config"]
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
+    settings = {"models": [{"model": "org/one", "device": "cpu"}], "num_gateways": 2}
+    app = build_app({**settings, "max_gateways": 5})._bound_deployment
+    assert app._deployment_config.autoscaling_config.max_replicas == 5
+    with pytest.raises(ValueError, match="--max-gateways must be 0 or at least --num-gateways"):
+        serve_config_from_mapping({**settings, "max_gateways": 1})
