@@ -38,6 +38,14 @@ EVERYTHING = {
             "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "6Gi"}},
         }
     ],
+    "gateway": {
+        "replicas": 2,
+        "maxReplicas": 6,
+        "pod": {
+            "initContainers": [{"name": "copy", "image": "busybox", "command": ["true"]}],
+            "sidecars": [{"name": "collector", "image": "collector:1"}],
+        },
+    },
     "apiKeys": {"keys": ["key-one", "key-two"]},
     "adminApiKeys": {"keys": ["key-of-the-admin"]},
     "huggingFace": {"token": "hf_token"},

@@ -55,9 +55,16 @@ def test_only_the_api_port_is_open_to_clients(objects: list[Object]) -> None:
 
 
 @pytest.mark.parametrize("way", OPERATORS)
-def test_the_operator_reaches_the_dashboard_however_it_was_installed(helm4: Helm, way: str) -> None:
-    rules = only(helm4.template(), "NetworkPolicy")["spec"]["ingress"]
+@pytest.mark.parametrize("namespace", ["", "kuberay-system"])
+def test_the_operator_reaches_the_dashboard_from_its_namespace_only(
+    helm4: Helm, way: str, namespace: str
+) -> None:
+    arguments = ("--set", f"networkPolicy.operatorNamespace={namespace}")
+    rules = only(helm4.template(*arguments), "NetworkPolicy")["spec"]["ingress"]
     (rule,) = (r for r in rules if 8265 in [p["port"] for p in r.get("ports", ())])
+    namespaces = [peer["namespaceSelector"]["matchLabels"] for peer in rule["from"]]
+    expected = namespace or "demo"  # the release's
+    assert namespaces == [{"kubernetes.io/metadata.name": expected}] * len(OPERATORS)
     assert any(
         peer["podSelector"]["matchLabels"].items() <= OPERATORS[way].items()
         for peer in rule["from"]

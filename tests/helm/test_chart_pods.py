@@ -37,7 +37,7 @@ def ray_pods(objects: list[Object]) -> dict[str, Object]:
 
 
 def environment_of(pod: Object) -> dict[str, str]:
-    (container,) = pod["containers"]
+    container, *_ = pod["containers"]
     return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
 
@@ -193,7 +193,7 @@ def test_keys_come_from_secrets_alone(objects: list[Object], helm4: Helm) -> Non
 
 def test_probes_leave_loading_pods_alone(objects: list[Object]) -> None:
     for pod in ray_pods(objects).values():
-        (container,) = pod["containers"]
+        container, *_ = pod["containers"]
         assert "readinessProbe" not in container  # KubeRay's own
         for name in ("startupProbe", "livenessProbe"):
             probe = container[name]
@@ -315,3 +315,53 @@ def test_ray_counts_what_pods_request(helm4: Helm) -> None:
         cluster = only(helm4.template(*arguments), "RayService")["spec"]["rayClusterConfig"]
         counted[cpu] = cluster["workerGroupSpecs"][0]["rayStartParams"]["num-cpus"]
     assert counted == {"250m": "1", "1500m": "2", "3": "3", "2.5": "3"}
+
+
+def serve_deployment(objects: list[Object], name: str) -> Object:
+    config = yaml.safe_load(only(objects, "RayService")["spec"]["serveConfigV2"])
+    (found,) = (d for d in config["applications"][0]["deployments"] if d["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_several_gateways_take_a_pod_each(helm4: Helm, replicas: int) -> None:
+    """One gateway leaves room for its successor in its pod."""
+    objects = helm4.template("--set", f"gateway.replicas={replicas}")
+    (group,) = (
+        g
+        for g in only(objects, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        if g["groupName"] == "gateway"
+    )
+    in_pod = json.loads(json.loads(group["rayStartParams"]["resources"]))["rayfleet_gateway"]
+    gateway = serve_deployment(objects, "gateway")
+    per_pod = in_pod // gateway["ray_actor_options"]["resources"]["rayfleet_gateway"]
+    assert per_pod == (2 if replicas == 1 else 1)
+    assert gateway.get("max_surge_percent") == (None if replicas == 1 else 0)
+    assert gateway["num_replicas"] == replicas
+
+
+def test_gateways_are_autoscaled_between_their_bounds(helm4: Helm) -> None:
+    arguments = ("--set", "gateway.replicas=2,gateway.maxReplicas=5,autoscaler.enabled=true")
+    objects = helm4.template(*arguments)
+    service = only(objects, "RayService")["spec"]
+    group = service["rayClusterConfig"]["workerGroupSpecs"][0]
+    assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (2, 2, 5)
+    assert "num_replicas" not in serve_deployment(objects, "gateway")
+    args = yaml.safe_load(service["serveConfigV2"])["applications"][0]["args"]
+    assert (args["num_gateways"], args["max_gateways"]) == (2, 5)
+
+
+def test_init_containers_and_sidecars_come_beside_ray(objects: list[Object]) -> None:
+    """KubeRay takes the first container for Ray's."""
+    (gateway,) = (pod for name, pod in ray_pods(objects).items() if "gateway" in name)
+    assert [container["name"] for container in gateway["containers"]] == ["ray-worker", "collector"]
+    assert [container["name"] for container in gateway["initContainers"]] == ["copy"]
+
+
+def test_every_pod_requests_ephemeral_storage_by_default(helm4: Helm) -> None:
+    """Clusters with a quota on it admit no pod without."""
+    pods = ray_pods(helm4.template())
+    assert len(pods) == 3
+    for pod in pods.values():
+        assert pod["containers"][0]["resources"]["requests"]["ephemeral-storage"]

@@ -50,6 +50,9 @@ spec:
         matchLabels: {{- toYaml $selector | nindent 10 }}
     {{- end }}
   {{- end }}
+  {{- with $pod.initContainers }}
+  initContainers: {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" $isHead }}
       image: {{ include "rayfleet.image" $root }}
@@ -80,6 +83,7 @@ spec:
         - {name: admin-api-keys, mountPath: /etc/rayfleet/admin-api-keys, readOnly: true}
         {{- end }}
         {{- with $pod.volumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
+    {{- with $pod.sidecars }}{{ toYaml . | nindent 4 }}{{ end }}
   volumes:
     - name: tmp
       emptyDir: {sizeLimit: {{ $pod.tmpSize }}}

@@ -8,8 +8,14 @@
   "graceful_shutdown_timeout_s" $grace
   "ray_actor_options" (dict "num_cpus" 0.1 "resources" (dict "rayfleet_gateway" 1))
 -}}
+{{- $maxGateways := int (include "rayfleet.maxGateways" .) -}}
+{{- if gt $maxGateways 1 -}}
+{{- /* The first pod that joins would otherwise get two gateways, and keep them. */ -}}
+{{- $_ := set $gateway "ray_actor_options" (dict "num_cpus" 0.1 "resources" (dict "rayfleet_gateway" 2)) -}}
+{{- $_ := set $gateway "max_surge_percent" 0 -}}
+{{- end -}}
 {{- /* Gateways that report the load to an autoscaler have their number from num_gateways alone. */ -}}
-{{- if not (include "rayfleet.autoscales" .) -}}
+{{- if not (or (include "rayfleet.autoscales" .) (gt $maxGateways (int .Values.gateway.replicas))) -}}
 {{- $_ := set $gateway "num_replicas" (int .Values.gateway.replicas) -}}
 {{- end -}}
 {{- $deployments := list $gateway -}}
@@ -30,6 +36,9 @@
 {{- $deployments = append $deployments (include "rayfleet.workerDeployment" (dict "model" . "group" $group "grace" $grace) | fromYaml) -}}
 {{- end -}}
 {{- $args := dict "num_gateways" (int .Values.gateway.replicas) "fairness_key" .Values.gateway.fairnessKey "models" $models "metrics_host" "0.0.0.0" "metrics_port" 9464 -}}
+{{- if gt $maxGateways (int .Values.gateway.replicas) -}}
+{{- $_ := set $args "max_gateways" $maxGateways -}}
+{{- end -}}
 {{- if .Values.monitoring.vllmNames -}}
 {{- $_ := set $args "metrics_vllm_names" true -}}
 {{- end -}}
@@ -79,6 +88,11 @@
 {{- $_ := set $deployment "num_replicas" (int (default 1 .model.workers)) -}}
 {{- end -}}
 {{- toYaml $deployment -}}
+{{- end -}}
+
+{{/* Maximum number of gateways, autoscaled or not. */}}
+{{- define "rayfleet.maxGateways" -}}
+{{- max (int .Values.gateway.replicas) (int .Values.gateway.maxReplicas) -}}
 {{- end -}}
 
 {{/* Whether any model's workers follow its load. */}}

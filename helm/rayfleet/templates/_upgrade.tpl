@@ -9,7 +9,7 @@
 where the groups are others. With the autoscaler the number between least and most is Ray's. */}}
 {{- define "rayfleet.clusterPatch" -}}
 {{- $gateways := int .Values.gateway.replicas -}}
-{{- $scale := dict "replicas" $gateways "minReplicas" $gateways "maxReplicas" $gateways -}}
+{{- $scale := dict "replicas" $gateways "minReplicas" $gateways "maxReplicas" (include "rayfleet.maxGateways" . | int) -}}
 {{- $groups := list (dict "name" "gateway" "scale" $scale "pod" .Values.gateway.pod) -}}
 {{- range .Values.workerGroups -}}
 {{- $scale := include "rayfleet.groupScale" (dict "root" $ "group" .) | fromYaml -}}

@@ -34,8 +34,16 @@
 {{- if hasKey $values.gateway "fairBy" -}}
 {{- fail "gateway.fairBy is now gateway.fairnessKey" -}}
 {{- end -}}
+{{- with int $values.gateway.maxReplicas -}}
+{{- if lt . (int $values.gateway.replicas) -}}
+{{- fail (printf "gateway.maxReplicas %d is below gateway.replicas %d: raise it, or set it to 0 for a fixed number" . (int $values.gateway.replicas)) -}}
+{{- end -}}
+{{- if and (gt . (int $values.gateway.replicas)) (not $values.autoscaler.enabled) -}}
+{{- fail "gateway.maxReplicas needs autoscaler.enabled=true: Ray's autoscaler adds and removes the pods of gateways" -}}
+{{- end -}}
+{{- end -}}
 {{- include "rayfleet.validateNames" (dict "where" "gateway.options" "options" $values.gateway.options) -}}
-{{- range list "models" "num_gateways" "fairness_key" "api_key_file" "api_keys" "admin_api_key_file" "admin_api_key" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
+{{- range list "models" "num_gateways" "max_gateways" "fairness_key" "api_key_file" "api_keys" "admin_api_key_file" "admin_api_key" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
 {{- if hasKey (default dict $values.gateway.options) . -}}
 {{- fail (printf "gateway.options must not hold %q, for which the chart has a value of its own" .) -}}
 {{- end -}}
