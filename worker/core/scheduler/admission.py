@@ -295,7 +295,7 @@ class Admission:
     def _note(self, request: Request, now: float) -> None:
         if request.times.admitted_s < 0.0:
             request.times.admitted_s = now
-        self._state.drain.note(len(request.token_ids), now)
+        self._state.drain.note(len(request.token_ids))
         if not request.preemption.count:
             self._state.tenants.charge_prompt(request, request.queue_entry.num_uncached)
 

@@ -11,46 +11,64 @@ from worker.wire.messages import Rejection
 from worker.wire.queue_limits import QueueLimits, queue_full
 
 _MEMORY_S = 10.0
-"""Time constant of the drain rate: an admission of so long ago counts 1/e."""
+"""Time constant of the drain rate: an admission that long ago counts 1/e. Only time with a backlog
+counts."""
 MAX_RETRY_AFTER_S = 120
-"""Longest Retry-After."""
+"""Maximum Retry-After."""
 
 
 class DrainRate:
-    """Rate at which requests and tokens leave the queue, with exponential forgetting."""
+    """Rate at which requests and tokens leave the queue while there is a backlog, with exponential
+    forgetting.
+
+    Without a backlog the queue drains at the rate of arrivals, which says nothing about capacity:
+    neither idle time counts, nor the admissions that fill free slots at the beginning of a burst.
+    """
 
     def __init__(self) -> None:
         self._requests = 0.0
         self._tokens = 0.0
+        self._span_s = 0.0
+        self._new_requests = 0
+        self._new_tokens = 0
         self._at_s = 0.0
-        self._began_s: float | None = None
+        self._has_backlog = False
 
-    def note(self, num_tokens: int, now: float) -> None:
+    def note(self, num_tokens: int) -> None:
         """Notes that a request with `num_tokens` has left the queue to run."""
-        self._fade(now)
-        self._requests += 1
-        self._tokens += num_tokens
+        self._new_requests += 1
+        self._new_tokens += num_tokens
 
-    def retry_after_s(self, num_requests: int, num_tokens: int, now: float) -> int:
-        """Whole seconds, 1 to MAX_RETRY_AFTER_S, in which so many should have left the queue."""
-        if self._began_s is None:
-            return 1  # nothing has been admitted yet: the worker has just begun
-        self._fade(now)
-        # The sums are rates times this, which is less than the memory at the beginning.
-        span = _MEMORY_S * (1.0 - exp(-(now - self._began_s) / _MEMORY_S))
-        longest = max(
-            num_requests / max(self._requests, 1e-9), num_tokens / max(self._tokens, 1e-9)
-        )
-        return min(max(ceil(longest * span), 1), MAX_RETRY_AFTER_S)
+    def tick(self, now: float, *, is_waiting: bool) -> None:
+        """Counts the time since the last step, and the admissions in it, if there was a backlog.
 
-    def _fade(self, now: float) -> None:
-        if self._began_s is None:
-            self._began_s = now
-        else:
+        Args:
+            now: the scheduler's clock, in seconds.
+            is_waiting: whether this step leaves requests in the queue: a backlog.
+        """
+        # A backlog that ended without an admission was aborted, at an unknown time.
+        if self._has_backlog and (is_waiting or self._new_requests):
             factor = exp((self._at_s - now) / _MEMORY_S)
-            self._requests *= factor
-            self._tokens *= factor
+            self._requests = self._requests * factor + self._new_requests
+            self._tokens = self._tokens * factor + self._new_tokens
+            self._span_s = self._span_s * factor + _MEMORY_S * (1.0 - factor)
+        self._new_requests = self._new_tokens = 0
         self._at_s = now
+        self._has_backlog = is_waiting
+
+    def end_backlog(self) -> None:
+        """Notes that the queue is empty when a request arrives, as after aborts."""
+        self._has_backlog = False
+
+    def retry_after_s(self, num_requests: int, num_tokens: int) -> int:
+        """Whole seconds, 1 to MAX_RETRY_AFTER_S, in which so many should have left the queue.
+
+        A backlog that has just begun has seen no admission: one request of average length counts.
+        """
+        requests = max(self._requests, 1.0)
+        tokens = max(self._tokens, num_tokens / num_requests, 1.0)
+        longest = max(num_requests / requests, num_tokens / tokens)
+        return min(max(ceil(longest * self._span_s), 1), MAX_RETRY_AFTER_S)
 
 
 class LoadShedder:
@@ -63,7 +81,7 @@ class LoadShedder:
         limits: bounds of the queue.
         queue: the queue.
         cache: tells the number of free slots.
-        drain: tells how fast the queue drains.
+        drain: rate at which the queue drains.
     """
 
     def __init__(
@@ -83,22 +101,22 @@ class LoadShedder:
             return arrival
         return least if self._has_room(arrival, least) else arrival
 
-    def rejection(self, request: Request, now: float) -> Rejection:
+    def rejection(self, request: Request) -> Rejection:
         """The 429 for a request that is turned away."""
         return queue_full(
             request.request_id,
             request.attempt,
             num_waiting=len(self._queue),
             num_tokens=self._queue.num_tokens,
-            retry_after_s=self.retry_after_s(now),
+            retry_after_s=self.retry_after_s(),
         )
 
-    def retry_after_s(self, now: float) -> int:
+    def retry_after_s(self) -> int:
         """Seconds in which the present queue should have drained; 0 where it is empty."""
         num_requests = len(self._queue)
         if not num_requests:
             return 0
-        return self._drain.retry_after_s(num_requests, self._queue.num_tokens, now)
+        return self._drain.retry_after_s(num_requests, self._queue.num_tokens)
 
     def _has_room(self, arrival: Request, leaving: Request | None) -> bool:
         return self._limits.has_room(

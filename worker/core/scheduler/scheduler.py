@@ -112,6 +112,8 @@ class Scheduler:
             self.lifecycle.end(present, RequestState.FINISHED_ABORTED)
         self._num_arrivals += 1
         now = self._clock()
+        if not len(self.state.queue):
+            self.state.drain.end_backlog()
         request = Request(
             submit,
             arrival=self._num_arrivals,
@@ -129,7 +131,7 @@ class Scheduler:
             self.state.held[request.request_id] = request
         elif request.is_resubmitted:
             self.state.queue.push_back(request, now)  # another worker had taken it
-        elif not self._turn_away(request, now):
+        elif not self._turn_away(request):
             self.state.queue.push(request, now)
         else:
             return
@@ -196,6 +198,7 @@ class Scheduler:
         if not (builder.num_tokens or len(self.state.running)) and len(self.state.queue):
             # The only running request was preempted; it is admitted again with its cached pages.
             self.steps.build(builder, now, self._in_flight)
+        self.state.drain.tick(now, is_waiting=len(self.state.queue) > 0)
         if not builder.num_tokens:
             assert self._in_flight or len(self.state.requests) == len(self.state.held), (
                 "requests wait, but nothing can run"
@@ -281,7 +284,7 @@ class Scheduler:
             block_events=self.state.cache.take_events(),
             load=snapshot(
                 self.state,
-                retry_after_s=self._shedder.retry_after_s(self._clock()),
+                retry_after_s=self._shedder.retry_after_s(),
                 speculation=None if gate is None else gate.totals,
                 new_prompt_share=self._new_prompt_share,
             ),
@@ -306,12 +309,12 @@ class Scheduler:
         assert len(waiting) == len(state.queue), "a request is queued and running"
         state.cache.check_invariants(leases)
 
-    def _turn_away(self, arrival: Request, now: float) -> bool:
+    def _turn_away(self, arrival: Request) -> bool:
         """Turns a request away where the queue is full; whether it is the arrival."""
         loser = self._shedder.loser(arrival)
         if loser is None:
             return False
-        loser.rejection = self._shedder.rejection(loser, now)
+        loser.rejection = self._shedder.rejection(loser)
         loser.error = loser.rejection.message
         if loser is arrival:
             arrival.move_to(RequestState.FINISHED_ERROR)

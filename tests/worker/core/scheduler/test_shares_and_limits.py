@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.worker.fake_device import Harness, make_submit
 from worker.core.scheduler.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT
@@ -169,16 +173,81 @@ def test_a_tenant_with_fewer_waiting_sheds_one_of_the_tenant_with_most() -> None
     harness.drain()
 
 
-def test_the_time_to_come_again_follows_the_drain_rate() -> None:
+def drain(rate: DrainRate, begin: float, seconds: float, per_s: int = 10, tokens: int = 50) -> None:
+    """A backlog that lasts so long, of which so many requests leave each second."""
+    rate.tick(begin, is_waiting=True)
+    for i in range(1, round(seconds * per_s) + 1):
+        rate.note(tokens)
+        rate.tick(begin + i / per_s, is_waiting=True)
+
+
+def test_retry_after_follows_the_drain_rate() -> None:
     rate = DrainRate()
-    for now in (0.0, 0.001, 1.0):  # before anything was admitted
-        assert rate.retry_after_s(100, 1000, now) == 1
-    for i in range(400):  # ten requests of 50 tokens per second
-        rate.note(50, i / 10)
-    assert rate.retry_after_s(100, 0, 40.0) in (10, 11)
-    assert rate.retry_after_s(0, 10_000, 40.0) in (20, 21)
-    assert rate.retry_after_s(100, 0, 70.0) > 60  # it has stalled since
-    assert rate.retry_after_s(10**9, 0, 70.0) == 120
+    assert rate.retry_after_s(100, 1000) == 1  # nothing is known yet
+    drain(rate, 0.0, 40.0)
+    assert rate.retry_after_s(100, 0) in (10, 11)
+    assert rate.retry_after_s(10, 10_000) in (20, 21)
+    rate.tick(70.0, is_waiting=True)
+    assert rate.retry_after_s(100, 0) > 60  # it has stalled since
+    assert rate.retry_after_s(10**9, 0) == 120
+
+
+def test_a_backlog_that_has_just_begun_says_nothing_of_a_stall() -> None:
+    """None has left it in the first moments, since all slots are taken."""
+    rate = DrainRate()
+    rate.tick(0.0, is_waiting=True)
+    rate.tick(0.02, is_waiting=True)
+    assert rate.retry_after_s(100, 50_000) <= 2
+
+
+def test_requests_that_find_free_slots_are_no_backlog() -> None:
+    """64 begin at once, then two a second: a queue of 100 takes 50 s."""
+    rate = DrainRate()
+    for _ in range(64):
+        rate.note(50)
+    drain(rate, 0.0, 30.0, per_s=2)
+    assert 45 <= rate.retry_after_s(100, 5_000) <= 50
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    pauses=st.lists(st.floats(0.0, 1e5), min_size=1, max_size=5),
+    aborted=st.booleans(),
+)
+def test_idle_time_between_busy_periods_changes_no_estimate(
+    seed: int, pauses: list[float], aborted: bool
+) -> None:
+    def estimates(pauses: list[float]) -> list[int]:
+        rng, rate, now, found = Random(seed), DrainRate(), 0.0, []
+        for pause in pauses:
+            seconds, per_s = rng.choice([0.5, 3.0, 20.0]), rng.choice([1, 10, 50])
+            drain(rate, now, seconds, per_s)
+            now += seconds
+            if not aborted:
+                rate.tick(now, is_waiting=False)
+            now += pause
+            rate.end_backlog()
+            found.append(rate.retry_after_s(100, 5_000))
+        return found
+
+    # Rounding of late times may move a whole second.
+    assert estimates(pauses) == pytest.approx(estimates([0.0] * len(pauses)), abs=1)
+
+
+def test_a_burst_after_an_idle_minute_is_told_the_true_time() -> None:
+    def told(idle_s: float) -> set[int]:
+        harness = Harness(max_num_seqs=4, max_queued_requests=20)
+        for name in ("before", "after"):
+            for i in range(40):
+                request = make_submit(f"{name}{i}", [3] * 4, max_tokens=4, ignore_eos=True)
+                harness.submit(request)
+            harness.report()
+            rejections = [o.rejection for o in harness.outcomes.values() if o.rejection]
+            harness.drain()
+            harness.now += idle_s
+        return {r.retry_after_s for r in rejections[-10:]}
+
+    assert told(0.0) == told(60.0)
 
 
 def test_loads_report_how_full_the_queue_is() -> None:
