@@ -130,13 +130,14 @@ class GatewayReplica:
 def build_app(args: Mapping[str, Any]) -> serve.Application:
     """The application for a Serve config; `args` holds the keys of a rayfleet config file.
 
-    `device: cuda` is accepted without any GPU, as nodes with GPUs may join later. A failed start
+    Serve's `http_options` decide about the address, so any `Host` is allowed unless `allowed_hosts`
+    is set. `device: cuda` is accepted without any GPU, as nodes with GPUs may join later. A failed start
     that may succeed later is retried for ever by default, as nobody applies the config again.
 
     Raises:
         ValueError: an unknown key, or a value of the wrong kind.
     """
-    config = serve_config_from_mapping({"startup_retry_s": math.inf, **args})
+    config = serve_config_from_mapping({"startup_retry_s": math.inf, "host": "0.0.0.0", **args})
     if config.endpoint.ssl_certfile:
         raise ValueError(NODES_SERVE_TLS)
     return build_application(config, nodes_may_join=True)

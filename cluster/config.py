@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from cluster.autoscaling.config import AutoscalingConfig
+from cluster.ports import is_loopback
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.replies import check_parsers
 from worker.config import EngineConfig
@@ -199,6 +200,10 @@ class EndpointConfig:
     allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})
     """Origins whose pages may call this endpoint from a browser (CORS), as `https://host:port`,
     separated by commas, or * for all; none unless given."""
+    allowed_hosts: tuple[str, ...] = field(default=(), metadata={"separator": ","})
+    """Host names that clients may use in the Host header, separated by commas, or * for any. If
+    unset, any name when --host is reachable from other machines; on loopback only localhost. IP
+    addresses are always allowed."""
     root_path: str = ""
     """Path prefix of a reverse proxy in front, as /llm. Paths are served with the prefix and
     without it, so the proxy may strip it or not."""
@@ -259,10 +264,15 @@ class EndpointConfig:
         if self.admin_api_key_file and self.admin_api_key_file == self.api_key_file:
             raise ValueError("--admin-api-key-file is --api-key-file too: give it its own")
         for origin in self.allowed_origins:
-            if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise ValueError(
                     "--allowed-origins must be as https://host:port, without a path, or *, "
                     f"got {origin!r}"
+                )
+        for name in self.allowed_hosts:
+            if name != "*" and not re.fullmatch(r"[\w.-]+", name):
+                raise ValueError(
+                    f"--allowed-hosts must be names without a port, as llm.example, got {name!r}"
                 )
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
             raise ValueError(f"--root-path must be as /llm, got {self.root_path!r}")
@@ -284,6 +294,16 @@ class EndpointConfig:
     def most_gateways(self) -> int:
         """Maximum number of gateways, autoscaled or not."""
         return max(self.num_gateways, self.max_gateways)
+
+
+def known_hosts(endpoint: EndpointConfig) -> tuple[str, ...]:
+    """Names that requests may have in `Host`, besides IP addresses; empty for any.
+
+    On loopback, names of other hosts come from pages that rebind their own name to this machine.
+    """
+    if not endpoint.allowed_hosts and not is_loopback(endpoint.host):
+        return ()
+    return tuple(dict.fromkeys(("localhost", endpoint.host, *endpoint.allowed_hosts)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,6 +345,7 @@ class ServeConfig:
             admin_api_keys=(self.endpoint.admin_api_key,) if self.endpoint.admin_api_key else (),
             admin_api_key_file=self.endpoint.admin_api_key_file,
             allowed_origins=self.endpoint.allowed_origins,
+            allowed_hosts=known_hosts(self.endpoint),
             root_path=self.endpoint.root_path,
             num_gateways=self.endpoint.num_gateways,
             audit_log=self.endpoint.audit_log,

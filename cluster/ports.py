@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import socket
 import sys
@@ -80,3 +81,11 @@ def _claim(port: int) -> socket.socket | None:
             claim.close()
             return None
     return claim
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is loopback."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

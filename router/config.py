@@ -136,7 +136,9 @@ class GatewayConfig:
     root_path: str = ""
     """Prefix that a proxy in front puts before all paths, as `/llm`; empty for nothing."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins (`https://host:port`, or `*` for all) whose pages browsers let ask this endpoint."""
+    """Origins (`https://host:port`, or `*` for all) whose pages may send requests from a browser."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may have in `Host`, besides IP addresses; empty or `*` for any."""
     num_gateways: int = 1
     """Number of gateways, which share the limits of API keys."""
     audit_log: str = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import os
 import urllib.error
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from cluster.config import API_KEY
+from cluster.ports import is_loopback
 
 TIMEOUT_S = 600.0
 """Seconds to wait for the next byte: a request may be queued for long before its first token."""
@@ -149,11 +149,3 @@ def _message_of(body: Any) -> str:
         return str(body["error"]["message"])
     except (TypeError, KeyError) as error:
         raise ValueError(f"an answer of another form: {body}") from error
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is loopback."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.checkpoints import refuse_missing_model
-from cluster.cli.endpoint import is_loopback
 from cluster.cli.options import add_options, flag_name, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import (
@@ -29,6 +28,7 @@ from cluster.config import (
     find_demo_model,
     serve_config_from_mapping,
 )
+from cluster.ports import is_loopback
 from router.config import RoutingConfig
 from router.tokens.defaults import read_chat_template
 from worker.config import EngineConfig
@@ -56,6 +56,7 @@ COMMON = frozenset(
         "--port",
         "--api-key-file",
         "--allowed-origins",
+        "--allowed-hosts",
         "--num-gateways",
         "--metrics-port",
         "--num-workers",

@@ -21,6 +21,7 @@ from router.api.anthropic.routes import AnthropicRoutes
 from router.api.audit import AuditLog
 from router.api.auth import ApiKeys
 from router.api.body import Bodies, BodyLimits
+from router.api.browsers import BrowserGuard
 from router.api.completions import CompletionRoutes, request_id_of
 from router.api.count import AnswerCounter
 from router.api.openapi import openapi_document
@@ -92,6 +93,9 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
+    app.add_middleware(
+        BrowserGuard, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins
+    )
     # The last one added is the outermost.
     app.add_middleware(PlainPaths, root_path=config.root_path)
     app.add_middleware(AnswerCounter, stats=gateway.http, routes=tuple(app.router.routes))
