@@ -130,9 +130,9 @@ class GatewayReplica:
 def build_app(args: Mapping[str, Any]) -> serve.Application:
     """The application for a Serve config; `args` holds the keys of a rayfleet config file.
 
-    Serve's `http_options` decide about the address, so any `Host` is allowed unless `allowed_hosts`
-    is set. `device: cuda` is accepted without any GPU, as nodes with GPUs may join later. A failed start
+    `device: cuda` is accepted without any GPU, as nodes with GPUs may join later. A failed start
     that may succeed later is retried for ever by default, as nobody applies the config again.
+    Serve's `http_options` set the address, so any `Host` is allowed unless `allowed_hosts` is set.
 
     Raises:
         ValueError: an unknown key, or a value of the wrong kind.

@@ -17,7 +17,11 @@ binary of Ray's wheel, and leaves the API port to Serve's `http_options`.
    client gets REQUEST_TIMEOUT_S for a request, and as many may connect as file descriptors allow.
    Serve fails on a request id that is not UTF-8: such a header is removed.
 4. Clients connect by TLS if a certificate is named (CERTIFICATE_VARIABLE).
-5. Serve has HAProxy answer 500 in plain text where no gateway does: its own errors get OpenAI's
+5. Idle connections could take all of these. From IDLE_SHARE on, each response closes its connection;
+   from RESERVE_SHARE on, only health checks are served. No other machine may take more than
+   SOURCE_SHARE of the connections while SCARCE_SHARE of them are in use, or any of the last, which
+   are for this machine's own probes.
+6. Serve has HAProxy answer 500 in plain text where no gateway does: its own errors get OpenAI's
    form and the right status, and tell whether the request may be repeated.
 
 HAProxy runs until its fleet ends, which `cluster.haproxy_guard` sees to. All corrections are
@@ -56,12 +60,31 @@ MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 MAX_CONNECTIONS = 16_384
 """Most client connections by default. A request that is still arriving takes up to a buffer: with
 64 KiB, at most 1 GiB for REQUEST_TIMEOUT_S."""
+IDLE_SHARE = 0.5
+"""Share of all connections from which on responses close theirs: fewer may be idle, so that the
+rest is for requests."""
+SOURCE_SHARE = 0.5
+"""Share of all connections that one other machine (IPv6: network of 64 bits) may have once
+SCARCE_SHARE of them are in use."""
+SCARCE_SHARE = 0.75
+RESERVE_SHARE = 0.9
+"""Share of all connections from which on only health checks are served; others get a 503."""
+LOCAL_SHARE = 0.95
+"""Share of all connections from which on only this machine may connect."""
+PROBES = "/-/healthz /health /ready /ping"
+"""Paths of health checks."""
 OTHER_DESCRIPTORS = 512
 """File descriptors reserved for listeners, threads, health checks and idle connections."""
 SIDE_SECTIONS = ("frontend prometheus", "listen stats")
 """Sections of Serve's template that are bound to loopback, as no other machine needs them."""
 BAD, BROKEN = "invalid_request_error", "internal_server_error"
 STARTING = (503, "service_unavailable_error", "starting", "no gateway has started yet: try again")
+FULL = (
+    503,
+    "service_unavailable_error",
+    "too_many_connections",
+    "too many connections are open: try again",
+)
 ERRORS = (
     (400, BAD, 400, "the body of the request cannot be read: it is no HTTP"),
     (408, BAD, "request_timeout", "the request did not come in time: send it again"),
@@ -170,6 +193,9 @@ def limit_connections(
     """The configuration with limits on connections, and on the time that a request may take to
     arrive; drops request ids that Serve cannot decode.
 
+    HAProxy 2.8 cannot change the timeout of idle connections with the number of connections, but
+    closes a connection after a response with `Connection: close`.
+
     HAProxy 2.8 limits the time of a whole head, and with `http-buffer-request` that of a whole body
     or buffer, by `timeout http-request`. `timeout client` runs while HAProxy waits for more of a
     body, or for the client to read some of a response, but not while the gateway is silent.
@@ -189,14 +215,32 @@ def limit_connections(
         f"{{ {request_id} -m reg '[^\\x21-\\x7e]' }} or {{ {request_id} -m len 129: }}"
         " or { req.fhdr_cnt(x-request-id) gt 1 }"
     )
-    rules = [f"http-request del-header x-request-id if {is_bad}"]
+    rules = [*_by_fill_level(configuration), f"http-request del-header x-request-id if {is_bad}"]
     if max_per_source:
-        rules += [
-            "stick-table type ipv6 size 100k expire 1m store conn_cur",
-            "tcp-request connection track-sc0 src",
-            f"tcp-request connection reject if {{ sc0_conn_cur gt {max_per_source} }}",
-        ]
+        rules.append(f"tcp-request connection reject if {{ sc0_conn_cur gt {max_per_source} }}")
     return _begin(configuration, "frontend http_frontend", *rules)
+
+
+def _by_fill_level(configuration: str) -> list[str]:
+    """Rules of the frontend that keep connections free, by the number of those that are in use."""
+    found = re.search(r"(?m)^\s+maxconn (\d+)", configuration)
+    assert found is not None
+    maxconn = int(found[1])
+
+    def above(name: str, share: float) -> str:
+        return f"{{ {name} gt {int(maxconn * share)} }}"
+
+    is_remote = "!{ src 127.0.0.0/8 ::1 }"
+    dominates = f"{above('fe_conn', SCARCE_SHARE)} {above('sc0_conn_cur', SOURCE_SHARE)}"
+    return [
+        "stick-table type ipv6 size 100k expire 1m store conn_cur",
+        "tcp-request connection track-sc0 src,ipmask(32,64)",
+        f"tcp-request connection reject if {above('fe_conn', LOCAL_SHARE)} {is_remote}",
+        f"tcp-request connection reject if {dominates} {is_remote}",
+        f"http-request return {_answer(*FULL)} if {above('fe_conn', RESERVE_SHARE)}"
+        f" !{{ path -i {PROBES} }}",
+        f"http-after-response set-header connection close if {above('fe_conn', IDLE_SHARE)}",
+    ]
 
 
 def explain_errors(configuration: str) -> str:
@@ -233,10 +277,9 @@ def max_connections(num_descriptors: int) -> int:
 
 
 def _begin(configuration: str, section: str, *lines: str) -> str:
-    """The configuration with `lines` at the start of a section, unless it has all of them."""
+    """The configuration with `lines` at the start of a section, without those that it has."""
     written = [f"    {line}\n" for line in lines]
-    if all(line in configuration for line in written):
-        return configuration
+    written = [line for line in written if line not in configuration]
     return configuration.replace(f"\n{section}\n", f"\n{section}\n{''.join(written)}")
 
 

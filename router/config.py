@@ -136,7 +136,7 @@ class GatewayConfig:
     root_path: str = ""
     """Prefix that a proxy in front puts before all paths, as `/llm`; empty for nothing."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins (`https://host:port`, or `*` for all) whose pages may send requests from a browser."""
+    """Origins (`https://host:port`, or `*` for all) whose pages may send requests by browser."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that requests may have in `Host`, besides IP addresses; empty or `*` for any."""
     num_gateways: int = 1

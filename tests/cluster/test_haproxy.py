@@ -24,9 +24,13 @@ from cluster.haproxy import (
     BINARY_VARIABLE,
     ERRORS,
     IDLE_CONNECTIONS,
+    IDLE_SHARE,
     MAX_CONNECTIONS,
+    MAXCONN_VARIABLE,
     PER_SOURCE_VARIABLE,
+    PROBES,
     REQUEST_TIMEOUT_VARIABLE,
+    RESERVE_SHARE,
     RETRYABLE,
     max_connections,
 )
@@ -169,6 +173,74 @@ async def test_one_address_may_have_so_many_connections(
                 break
 
 
+@pytest.fixture
+def few_connections(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Maximum connections of the proxy: so few that a test can open more."""
+    monkeypatch.setenv(MAXCONN_VARIABLE, "40")
+    proxy.config.maxconn = 40
+    return 40
+
+
+@pytest.mark.parametrize("path", ["/-/healthz", "/"])
+async def test_idle_connections_do_not_keep_others_out(
+    proxy: Proxy, few_connections: int, path: str
+) -> None:
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    kept, closing = [], []
+    for _ in range(2 * few_connections):
+        kept.append(await proxy.connect())
+        status, _, is_last = await ask(kept[-1], path)
+        assert status == 200
+        closing.append(is_last)
+    assert closing.count(False) == few_connections * IDLE_SHARE
+    for (reader, _), is_last in zip(kept, closing, strict=True):
+        if is_last:
+            assert await reader.read() == b""
+    first_reader, _ = kept[0]
+    assert not first_reader.at_eof()
+    for _, writer in kept:
+        writer.close()
+
+
+async def test_a_full_proxy_still_answers_health_checks(
+    proxy: Proxy, few_connections: int
+) -> None:
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    num_served = int(few_connections * RESERVE_SHARE)
+    waiting = [
+        asyncio.create_task(ask(await proxy.connect(), "/wait")) for _ in range(num_served)
+    ]
+    async with asyncio.timeout(60):
+        while gateway.num_waiting < num_served:
+            await asyncio.sleep(0.02)
+    for _ in range(few_connections):
+        status, body, is_last = await ask(await proxy.connect())
+        assert (status, is_last) == (503, True)
+        assert json.loads(body)["error"]["code"] == "too_many_connections"
+        for probe in PROBES.split():
+            status, _, is_last = await ask(await proxy.connect(), probe)
+            assert (status, is_last) == (200, True)
+    gateway.go_on.set()
+    assert {status for status, _, _ in await asyncio.gather(*waiting)} == {200}
+
+
+def test_one_other_machine_cannot_take_all_connections(configuration: Path) -> None:
+    rules = [line.strip() for line in become_in_a_pod(configuration).splitlines()]
+    maxconn = int(next(rule for rule in rules if rule.startswith("maxconn ")).split()[1])
+    is_remote = "!{ src 127.0.0.0/8 ::1 }"
+    assert (
+        f"tcp-request connection reject if {{ fe_conn gt {int(maxconn * 0.75)} }} "
+        f"{{ sc0_conn_cur gt {int(maxconn * 0.5)} }} {is_remote}"
+    ) in rules
+    assert (
+        f"tcp-request connection reject if {{ fe_conn gt {int(maxconn * 0.95)} }} {is_remote}"
+    ) in rules
+
+
 REQUEST_IDS: list[tuple[list[bytes], bool]] = [
     ([b"req-1,A;b=\"'"], True),
     ([b"x" * 128], True),
@@ -255,7 +327,7 @@ def test_there_is_room_for_as_many_clients_as_descriptors_allow(
     assert f"    maxconn {room}\n" in become_in_a_pod(configuration)
     assert [max_connections(n) for n in (1024, 20_000, 2**20)] == [358, 7_795, MAX_CONNECTIONS]
     assert MAX_CONNECTIONS > 10_000
-    assert "stick-table" not in configuration.read_text()
+    assert "reject if { sc0_conn_cur" not in configuration.read_text()
     monkeypatch.setenv("RAY_SERVE_HAPROXY_MAXCONN", "4096")
     monkeypatch.setenv(PER_SOURCE_VARIABLE, "200")
     configuration.write_text(configuration.read_text().replace(f"maxconn {room}", "maxconn 4096"))

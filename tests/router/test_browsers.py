@@ -1,4 +1,4 @@
-"""Requests that browsers send for pages of other sites are rejected; other clients are unaffected."""
+"""Requests of browsers for pages of other sites are rejected; other clients are unaffected."""
 
 from __future__ import annotations
 
