@@ -17,10 +17,10 @@ binary of Ray's wheel, and leaves the API port to Serve's `http_options`.
    client gets REQUEST_TIMEOUT_S for a request, and as many may connect as file descriptors allow.
    Serve fails on a request id that is not UTF-8: such a header is removed.
 4. Clients connect by TLS if a certificate is named (CERTIFICATE_VARIABLE).
-5. Idle connections could take all of these. From IDLE_SHARE on, each response closes its connection;
-   from RESERVE_SHARE on, only health checks are served. No other machine may take more than
-   SOURCE_SHARE of the connections while SCARCE_SHARE of them are in use, or any of the last, which
-   are for this machine's own probes.
+5. Idle connections could take all of these. From IDLE_SHARE on, each response closes its
+   connection; from RESERVE_SHARE on, only health checks are served. No other machine may take more
+   than SOURCE_SHARE of the connections while SCARCE_SHARE of them are in use, or any of the last,
+   which are for this machine's own probes.
 6. Serve has HAProxy answer 500 in plain text where no gateway does: its own errors get OpenAI's
    form and the right status, and tell whether the request may be repeated.
 
@@ -231,14 +231,14 @@ def _by_fill_level(configuration: str) -> list[str]:
         return f"{{ {name} gt {int(maxconn * share)} }}"
 
     is_remote = "!{ src 127.0.0.0/8 ::1 }"
+    is_full = f"{above('fe_conn', RESERVE_SHARE)} !{{ path -i {PROBES} }}"
     dominates = f"{above('fe_conn', SCARCE_SHARE)} {above('sc0_conn_cur', SOURCE_SHARE)}"
     return [
         "stick-table type ipv6 size 100k expire 1m store conn_cur",
         "tcp-request connection track-sc0 src,ipmask(32,64)",
         f"tcp-request connection reject if {above('fe_conn', LOCAL_SHARE)} {is_remote}",
         f"tcp-request connection reject if {dominates} {is_remote}",
-        f"http-request return {_answer(*FULL)} if {above('fe_conn', RESERVE_SHARE)}"
-        f" !{{ path -i {PROBES} }}",
+        f"http-request return {_answer(*FULL)} if {is_full}",
         f"http-after-response set-header connection close if {above('fe_conn', IDLE_SHARE)}",
     ]
 

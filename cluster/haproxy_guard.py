@@ -6,6 +6,7 @@ configuration that it was started with:
 
 - HAProxy that ends without having been told to is restarted at once; where it keeps ending by
   itself, after pauses that double.
+- HAProxy that hangs is killed, and restarted: it has to answer at its socket within HUNG_S.
 - Serve's manager may be killed: HAProxy goes on serving with its last configuration. The next
   manager starts with a configuration that has no routes, which is never loaded: its guard adopts
   the running guard and answers in that one's place, until the manager has a configuration with
@@ -43,6 +44,13 @@ POLL_S = 0.02
 """Seconds between two checks whether a new HAProxy answers yet."""
 ASK_TIMEOUT_S = 5.0
 """Seconds that HAProxy may take to answer, and a client of the guard to send its command."""
+CHECK_PERIOD_S = 1.0
+"""Seconds between two checks whether HAProxy hangs. A check takes 0.3 ms of CPU time."""
+HUNG_S = 3.0
+"""Seconds without an answer after which HAProxy is killed. It answers within milliseconds, and
+within 0.1 s on a machine with ten times as many busy threads as cores."""
+START_S = 10.0
+"""The same until it listens at its socket: a busy machine may take long to start it."""
 FIRST_TRIES = 3
 """Starts that are tried of a HAProxy that takes over: the one before may be starting or ending."""
 LONG_RUN_S = 1.0
@@ -105,6 +113,12 @@ class Guard:
         self._started_at = 0.0
         self._start_at: float | None = None
         self._status: int | None = None
+        self._question: socket.socket | None = None
+        """Connection of the check that waits for HAProxy's answer."""
+        self._next_check = 0.0
+        self._unanswered_since: float | None = None
+        self._has_started = False
+        """Whether this HAProxy listens at its socket."""
 
     def run(self) -> int:
         """Runs HAProxy until it has ended for good; returns the exit status."""
@@ -136,7 +150,13 @@ class Guard:
             timeout = max(0.0, self._start_at - time.monotonic())
         elif self._is_new:
             timeout = POLL_S
+        elif self._is_checked:
+            timeout = max(0.0, self._next_check - time.monotonic())
+        before = time.monotonic()
         events = self._selector.select(timeout) if self._status is None else []
+        if timeout is not None and time.monotonic() > before + timeout + CHECK_PERIOD_S:
+            # This process was stopped or starved, and HAProxy perhaps as well.
+            self._unanswered_since = None
         for key, _ in events:
             key.data()
         if self._status is not None:
@@ -145,8 +165,67 @@ class Guard:
             self._start()
         elif self._is_new and self._child and ask(self._file("sock"), INFO):
             self._is_new = False
+            self._has_started = True
             self._listen()
+        elif self._is_checked:
+            self._check()
         return self._status
+
+    @property
+    def _is_checked(self) -> bool:
+        """Whether HAProxy runs and is to answer. One that finishes its streams has no socket."""
+        return bool(self._child) and not self._is_new and not self._is_told_to_stop
+
+    def _check(self) -> None:
+        """Kills HAProxy if it has not answered for too long; asks it again if it is time to."""
+        now = time.monotonic()
+        if self._patience_s <= 0.0:
+            _log(f"HAProxy hangs: no answer for {now - (self._unanswered_since or now):.1f} s")
+            self._forget_question()
+            assert self._target is not None
+            signal.pidfd_send_signal(self._target, signal.SIGKILL)
+            self._unanswered_since = None
+        elif now >= self._next_check:
+            self._next_check = now + CHECK_PERIOD_S
+            if self._unanswered_since is None:
+                self._unanswered_since = now
+            if self._question is None:
+                self._ask()
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds that HAProxy may still take to answer."""
+        limit = HUNG_S if self._has_started else START_S
+        if self._unanswered_since is None:
+            return limit
+        return self._unanswered_since + limit - time.monotonic()
+
+    def _ask(self) -> None:
+        question = socket.socket(socket.AF_UNIX)
+        question.setblocking(False)  # the queue of one that hangs may be full
+        try:
+            question.connect(str(self._file("sock")))
+            question.sendall(INFO + b"\n")
+        except OSError as error:
+            self._has_started |= isinstance(error, BlockingIOError)
+            question.close()
+            return
+        self._has_started = True
+        self._question = question
+        self._on_readable(question.fileno(), self._hear)
+
+    def _hear(self) -> None:
+        assert self._question is not None
+        with contextlib.suppress(OSError):
+            if self._question.recv(2**16):
+                self._unanswered_since = None
+        self._forget_question()
+
+    def _forget_question(self) -> None:
+        if self._question is not None:
+            self._selector.unregister(self._question.fileno())
+            self._question.close()
+            self._question = None
 
     def _start(self) -> None:
         self._start_at = None
@@ -156,6 +235,9 @@ class Guard:
             return
         others = self._take_over() if self._is_new else []
         self._started_at = time.monotonic()
+        self._forget_question()
+        self._has_started, self._unanswered_since = False, None
+        self._next_check = self._started_at + CHECK_PERIOD_S
         self._child = _spawn([*self._command, *others])
         self._target = os.pidfd_open(self._child)
         self._on_readable(self._target, self._reap)
@@ -247,7 +329,12 @@ class Guard:
                     self._on_readable(connection.fileno(), self._end)
                     stack.pop_all()
                     return
-                answer = ask(self._file("sock"), command)
+                began = time.monotonic()
+                answer = ask(
+                    self._file("sock"), command, max(POLL_S, min(HUNG_S, self._patience_s))
+                )
+                if not answer and self._unanswered_since is None:
+                    self._unanswered_since = began
                 if command == INFO and not answer:  # HAProxy is down: Serve may still replace it
                     answer = b"Pid: 0\n"
                 connection.sendall(re.sub(rb"(?m)^Pid: \d+", b"Pid: %d" % self._pid, answer))
@@ -325,10 +412,10 @@ def has_routes(configuration: str) -> bool:
     return re.search(r"(?m)^\s*use_backend ", configuration) is not None
 
 
-def ask(path: Path, command: bytes) -> bytes:
-    """The answer to a command at a Unix socket; empty if nothing answers within ASK_TIMEOUT_S."""
+def ask(path: Path, command: bytes, timeout_s: float = ASK_TIMEOUT_S) -> bytes:
+    """The answer to a command at a Unix socket; empty if nothing answers within `timeout_s`."""
     try:
-        with contextlib.closing(_connect(path)) as connection:
+        with contextlib.closing(_connect(path, timeout_s)) as connection:
             connection.sendall(command + b"\n")
             return _read(connection)
     except OSError:
@@ -341,10 +428,10 @@ def process_id(info: bytes) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: Path, timeout_s: float = ASK_TIMEOUT_S) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(ASK_TIMEOUT_S)
+        connection.settimeout(timeout_s)
         connection.connect(str(path))
     except OSError:
         connection.close()

@@ -204,16 +204,12 @@ async def test_idle_connections_do_not_keep_others_out(
         writer.close()
 
 
-async def test_a_full_proxy_still_answers_health_checks(
-    proxy: Proxy, few_connections: int
-) -> None:
+async def test_a_full_proxy_still_answers_health_checks(proxy: Proxy, few_connections: int) -> None:
     gateway = Gateway("gateway")
     await gateway.start()
     await proxy.start(gateway)
     num_served = int(few_connections * RESERVE_SHARE)
-    waiting = [
-        asyncio.create_task(ask(await proxy.connect(), "/wait")) for _ in range(num_served)
-    ]
+    waiting = [asyncio.create_task(ask(await proxy.connect(), "/wait")) for _ in range(num_served)]
     async with asyncio.timeout(60):
         while gateway.num_waiting < num_served:
             await asyncio.sleep(0.02)

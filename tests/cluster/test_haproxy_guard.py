@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,14 @@ from pathlib import Path
 import pytest
 
 from cluster.environment import has_haproxy, private_directory
-from cluster.haproxy_guard import has_routes, process_id, split_arguments
+from cluster.haproxy_guard import (
+    CHECK_PERIOD_S,
+    HUNG_S,
+    has_routes,
+    process_id,
+    split_arguments,
+)
+from cluster.haproxy_guard import ask as guard_ask
 from tests.support.cluster.serve_haproxy import (
     DEADLINE_S,
     HOST,
@@ -32,6 +40,8 @@ from tests.support.cluster.serve_haproxy import (
 )
 
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
+STOPPED_HAPROXY_S = 5.0
+"""Seconds in which a stopped HAProxy is to be replaced."""
 LOST = (OSError, asyncio.IncompleteReadError)
 
 
@@ -161,6 +171,43 @@ async def test_killed_haproxy_is_back_with_what_it_knew(proxy: Proxy, fallback: 
     await proxy.wait_old_ended()
     assert await answer(proxy.port) == "new"
     assert len(processes(proxy.directory, "haproxy")) == 1
+
+
+async def test_stopped_haproxy_is_replaced(node: Node) -> None:
+    (gateway,) = await gateways("gateway")
+    await node.manager(gateway)
+    for _ in range(2):
+        await wait_answer(node.port, "gateway")
+        (stopped,) = node.haproxies
+        began = time.monotonic()
+        os.kill(stopped, signal.SIGSTOP)
+        asking = [asyncio.create_task(ask_serve(node)) for _ in range(3)]  # they must not delay it
+        await until(lambda stopped=stopped: stopped not in node.haproxies)
+        await wait_answer(node.port, "gateway")
+        assert time.monotonic() - began < STOPPED_HAPROXY_S
+        await asyncio.gather(*asking)
+
+
+async def ask_serve(node: Node) -> None:
+    """A question of Serve's at the admin socket."""
+    path = node.directory / "haproxy" / "admin.sock"
+    await asyncio.to_thread(guard_ask, path, b"show stat")
+
+
+async def test_a_stopped_guard_does_not_take_its_haproxy_for_stopped(node: Node) -> None:
+    (gateway,) = await gateways("gateway")
+    await node.manager(gateway)
+    (haproxy,) = node.haproxies
+    (guard,) = set(processes(node.directory)) - {haproxy}
+    for pid in (guard, haproxy):
+        os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(HUNG_S + 2 * CHECK_PERIOD_S)  # as a machine that is suspended
+    os.kill(guard, signal.SIGCONT)
+    await asyncio.sleep(CHECK_PERIOD_S)
+    os.kill(haproxy, signal.SIGCONT)
+    await wait_answer(node.port, "gateway")
+    await asyncio.sleep(HUNG_S)
+    assert node.haproxies == [haproxy]
 
 
 async def test_serve_may_change_what_does_not_come_back(proxy: Proxy) -> None:
