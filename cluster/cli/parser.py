@@ -12,6 +12,8 @@ from cluster.config import REFUSED, REMOVED, RENAMED
 
 SIMILARITY = 0.6
 """Least ratio of difflib at which another flag is suggested; difflib's own default."""
+MOST_SUGGESTED = 3
+"""Maximum number of flags that are suggested for a common beginning of their names."""
 WIDTH = 1000
 """Columns of the usage line of an error, wide enough to be never broken."""
 OWN_GROUPS = ("positional arguments", "options")
@@ -23,8 +25,9 @@ HELP_ON = "--help="
 class CommandParser(argparse.ArgumentParser):
     """ArgumentParser with shorter errors and help; its subcommands have parsers of this class.
 
-    A subcommand itself reports a flag that it does not know. In argparse the outermost parser does,
-    with the usage of all commands.
+    Flags cannot be abbreviated: a typo such as --num-worker is an error that suggests the flag.
+    A subcommand itself reports an unknown flag. In argparse the outermost parser does, with the
+    usage of all commands.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> None:
         """Creates a parser; `fill` adds its arguments when this command is called, as that imports
         the command's modules."""
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, allow_abbrev=False, **kwargs)
         self._fill = fill
         self.common: frozenset[str] = frozenset()
         """Flags that plain `--help` lists; empty for all."""
@@ -53,6 +56,14 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             self.error(self._describe(unknown))
         return namespace, unknown
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Flags that an unknown word may stand for: none.
+
+        argparse would take -t for -tp even without `allow_abbrev`, which only concerns flags with
+        two dashes.
+        """
+        return []
 
     def format_help(self) -> str:
         """The text that `--help` prints."""
@@ -81,8 +92,8 @@ class CommandParser(argparse.ArgumentParser):
         if not topic:
             number = sum(1 for group in groups for _ in group._group_actions) - 1
             formatter.add_text(
-                f"These are the most used of {number} options: --help=all tells all, --help=GROUP "
-                f"those of {', '.join(topics[1:])}."
+                f"These are the most used of {number} options. --help=all lists all, --help=GROUP "
+                f"those of a group: {', '.join(topics[1:])}."
             )
         return formatter.format_help()
 
@@ -95,7 +106,7 @@ class CommandParser(argparse.ArgumentParser):
         formatter = argparse.HelpFormatter(prog=f"{self.prog} [FLAGS]", width=WIDTH)
         formatter.add_usage(None, [a for a in self._actions if not a.option_strings], [])
         usage = formatter.format_help().strip()
-        self.exit(2, f"{usage}   (`{self.prog} --help` tells the flags)\n{self.prog}: {message}\n")
+        self.exit(2, f"{usage}   (`{self.prog} --help` lists the flags)\n{self.prog}: {message}\n")
 
     def _describe(self, unknown: list[str]) -> str:
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -107,8 +118,10 @@ class CommandParser(argparse.ArgumentParser):
             if (news := self._news_of(flag)) is not None:
                 descriptions.append(f"{flag} ({news})")
                 continue
-            meant = difflib.get_close_matches(flag.replace("_", "-"), known, 1, SIMILARITY)
-            descriptions.append(f"{flag} (did you mean {meant[0]}?)" if meant else flag)
+            word = flag.replace("_", "-")
+            meant = [name for name in known if name.startswith(word)][:MOST_SUGGESTED]
+            meant = meant or difflib.get_close_matches(word, known, 1, SIMILARITY)
+            descriptions.append(f"{flag} (did you mean {' or '.join(meant)}?)" if meant else flag)
         return f"unknown flag {', '.join(descriptions)}"
 
     def _news_of(self, flag: str) -> str | None:

@@ -10,7 +10,6 @@ are written anew, so that a run which is cut off leaves what it has.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.bench.kernels.shapes import SHAPES
+from cluster.cli.parser import CommandParser
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
@@ -312,7 +312,7 @@ def _replace(path: Path, text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status is 1 unless each step ran, and met its goals."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("deploy/benchmarks/results"))
     parser.add_argument("--peer", default=shutil.which("vllm"), help="vLLM's program")
     parser.add_argument("steps", nargs="*", metavar="STEP", help="default: all")

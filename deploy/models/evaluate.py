@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from cluster.cli.parser import CommandParser
 from deploy.models.corpus import Question, questions_path, read_questions, tool_questions_path
 from deploy.models.tokenizer import THOUGHT_END
 
@@ -20,7 +20,7 @@ _MAX_NEW_TOKENS: Final = 256
 
 def main() -> None:
     """Print the accuracy per family and the questions that were answered wrongly."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m deploy.models.evaluate")
+    parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate")
     parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
     parser.add_argument("--thinking", action="store_true", help="with a thought before each answer")
     args = parser.parse_args()

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cluster.cli.parser import CommandParser
 from deploy.models.corpus import Question, read_questions
 from worker.llm import LLM, SamplingParams
 
@@ -38,9 +38,7 @@ class FamilyResult:
 
 def main() -> None:
     """Print the accuracy per family, and how many tokens a round decides."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, prog="python -m deploy.models.evaluate_diffusion"
-    )
+    parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_diffusion")
     parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
     directory = parser.parse_args().directory
     own = directory.with_name(f"{directory.name}_heldout.jsonl")

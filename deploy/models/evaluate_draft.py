@@ -6,7 +6,6 @@ same noise, as when one drafts for the other.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from cluster.cli.parser import CommandParser
 from deploy.models.corpus import Question, questions_path, read_questions, tool_questions_path
 from deploy.models.evaluate import answers
 
@@ -22,9 +22,7 @@ _TEMPERATURES: Final = (0.0, 0.7, 1.3)
 
 def main() -> None:
     """Print the shares of equal draws by family and temperature."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, prog="python -m deploy.models.evaluate_draft"
-    )
+    parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_draft")
     parser.add_argument("--model", type=Path, default=Path("deploy/models/demo"))
     parser.add_argument("--draft", type=Path, default=Path("deploy/models/demo-draft"))
     args = parser.parse_args()

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from cluster.cli.parser import CommandParser
 from deploy.models.diffusion_training import DiffusionTraining
 from deploy.models.training import CausalTraining, DraftTraining, ToolTraining, TrainingConfig
 
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m deploy.models.train")
+    parser = CommandParser(description=__doc__, prog="python -m deploy.models.train")
     parser.add_argument("--output", type=Path, required=True, help="directory of the checkpoint")
     parser.add_argument(
         "--teacher", type=Path, help="trained model to distil into a small one that drafts for it"

@@ -8,7 +8,6 @@ checked: what nobody has looked at has not passed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
+from cluster.cli.parser import CommandParser
 from deploy.supply.index import Lock, parse_lock, pins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,7 +227,7 @@ def _run(command: Sequence[str], text: str = "") -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints all outcomes; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("--values", type=Path, nargs="*", default=[], help="of a release's charts")
     arguments = parser.parse_args(argv)
     verdicts = []

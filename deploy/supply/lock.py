@@ -8,13 +8,13 @@ what `make check-supply` runs.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.cli.parser import CommandParser
 from deploy.supply.index import (
     MACHINES,
     IndexUnreachableError,
@@ -117,7 +117,7 @@ def update_torch(home: Path, index: str, common: Lock) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the locks; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="take the newest of what is no pin")
     parser.add_argument(
         "--torch-index",

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cluster.bench.cli import main as bench
-from cluster.cli.main import build_parser
+from cluster.cli.main import COMMANDS, build_parser
 from cluster.cli.serve import COMMON
 from cluster.config import REFUSED
 
@@ -31,6 +31,11 @@ from cluster.config import REFUSED
             "unknown flag --number-prompts (did you mean --num-prompts?)",
         ),
         ("doctor --prot 9000", "rayfleet doctor [FLAGS]", "--prot (did you mean --port?)"),
+        ("serve --num-worker 2", "rayfleet serve", "--num-worker (did you mean --num-workers?)"),
+        ("serve --max-num-s=2", "rayfleet serve", "--max-num-s (did you mean --max-num-seqs?)"),
+        ("serve -t 2", "rayfleet serve", "unknown flag -t (did you mean -tp?)"),
+        ("serve -tp2", "rayfleet serve", "unknown flag -tp2 (did you mean -tp?)"),
+        ("chat --temp 0", "rayfleet chat", "--temp (did you mean --temperature?)"),
         (
             "serve --fair-by=key",
             "rayfleet serve",
@@ -152,3 +157,18 @@ def test_the_benchmarks_by_themselves_say_it_too(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         bench(["serve", "--number-prompts", "8"])
     assert "did you mean --num-prompts?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "bench serve", "bench compare a b"])
+def test_flags_cannot_be_abbreviated(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each flag without its last letter is unknown, and the flag itself is suggested."""
+    topic = "--help=all" if command == "serve" else "--help"
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([*command.split(), topic])
+    lines = re.findall(r"^  (-.*)", capsys.readouterr().out, re.MULTILINE)
+    flags = {flag for line in lines for flag in re.findall(r"(?:^|, )(--?[a-z][-a-z]+)", line)}
+    for flag in flags - {"--help"}:
+        with pytest.raises(SystemExit) as exit_:
+            build_parser().parse_args([*command.split(), flag[:-1], "1"])
+        assert exit_.value.code == 2
+        assert f"unknown flag {flag[:-1]} (did you mean -" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from cluster.bench.client import Record
 from cluster.bench.report import Check, Result, emit
 from cluster.cli.options import add_options, given_options
+from cluster.cli.parser import CommandParser
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
 from cluster.ports import free_ports
 from worker.config import EngineConfig
@@ -27,7 +28,7 @@ def check_main(
     """
     module = sys.modules[run.__module__]
     name = module.__spec__.name if module.__spec__ else run.__module__
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"python -m {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

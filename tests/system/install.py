@@ -6,13 +6,13 @@ The cut of it that runs with all tests is test_install.py.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import sys
 import tempfile
 from pathlib import Path
 
+from cluster.cli.parser import CommandParser
 from deploy.supply.index import MACHINES, IndexUnreachableError, NoSolutionError, compiled, pins
 from tests.support.paths import ROOT
 
@@ -84,7 +84,7 @@ def check_triton(constraints: Path, *, home: Path, python: str, machine: str) ->
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the check on all Pythons and machines; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
     constraints = parser.parse_args(argv).constraints.resolve()
     failed = False

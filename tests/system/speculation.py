@@ -6,7 +6,6 @@ all tests is test_speculation.py.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cluster.cli.parser import CommandParser
 from tests.support.engines.engine_driver import Outcome
 from tests.support.engines.speculation_cases import (
     DRAFT,
@@ -152,7 +152,7 @@ def _differ(expected: list[Outcome], outcomes: list[Outcome]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS)
     parser.add_argument("--others", type=int, default=54, help="prompts beside the base")
     args = parser.parse_args()

@@ -80,7 +80,7 @@ def main(try_all: Callable[[Endpoint], Iterator[Outcome]]) -> int:
 
     Its argument is the endpoint as JSON; it prints a JSON list of outcomes.
     """
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("endpoint", type=lambda text: Endpoint(*json.loads(text)))
     endpoint = parser.parse_args().endpoint
     with contextlib.redirect_stdout(sys.stderr):  # some clients print
