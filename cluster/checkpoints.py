@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker.config import EngineConfig, pinned
+from worker.rank.preflight import check_engine
+from worker.wire.retry import Unavailable
 
 T = TypeVar("T")
 
@@ -50,6 +52,28 @@ def with_commits(engine: EngineConfig) -> EngineConfig:
 
 def _models(engine: EngineConfig) -> tuple[str, ...]:
     return (engine.model, *((engine.speculative_model,) if engine.speculative_model else ()))
+
+
+def check_model(engine: EngineConfig) -> None:
+    """Checks a model, and its draft model, as far as files tell before anything is started: both
+    exist, and their config.json can be served with this configuration.
+
+    Nothing is raised while the Hub fails: workers try again.
+
+    Raises:
+        ValueError: a model is missing or cannot be served; the message says what to do.
+    """
+    weights = engine.load_format != "dummy"
+    refuse_missing_model(engine.model, engine.revision, weights=weights)
+    if engine.speculative_model:
+        refuse_missing_model(engine.speculative_model, engine.speculative_revision, weights=weights)
+    if all(Path(model).expanduser().is_dir() for model in _models(engine)):
+        check_engine(engine)
+        return
+    try:
+        _in_time(lambda: check_engine(engine), PIN_TIMEOUT_S)
+    except (Unavailable, OSError) as error:
+        logger.warning("not checked before the start: %s", " ".join(str(error).split()))
 
 
 def refuse_missing_model(model: str, revision: str = "", *, weights: bool = True) -> None:

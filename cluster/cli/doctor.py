@@ -21,9 +21,14 @@ from typing import Literal
 import psutil
 from packaging.utils import canonicalize_name
 
-from cluster.checkpoints import find_hub_problem, refuse_missing_model
+from cluster import checkpoints
+from cluster.checkpoints import find_hub_problem
 from cluster.cli import checks
 from cluster.cli.checks import Finding, Gpu
+from cluster.cli.options import add_options, given_options
+from cluster.cli.parser import CommandParser
+from worker.config import EngineConfig
+from worker.wire.admission import option_name
 
 PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "starlette", "tokenizers")
 """Distributions whose versions are listed."""
@@ -39,22 +44,28 @@ FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """Safetensors types that are converted to the model's data type when they are loaded."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fills the parser of `rayfleet doctor`."""
-    parser.description = "A line per check. The exit status is 1 where one is bad."
-    parser.add_argument("--port", type=int, default=8000, help="port that serve would use")
-    parser.add_argument("--model", help="folder or Hub name: whether it can be had, and fits")
-    parser.add_argument(
-        "--tensor-parallel-size", type=int, default=1, metavar="INT", help="ranks of a worker"
+COMMON = frozenset(
+    (
+        *("--port", "--model", "--address", "--tensor-parallel-size", "--max-model-len"),
+        *("--gpu-memory-utilization", "--device", "--speculative-model"),
     )
+)
+"""Flags that `doctor --help` lists; `--help=all` lists all."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Fills the parser of `rayfleet doctor`."""
+    parser.common = COMMON
+    parser.description = (
+        "Prints a line per check; exits with status 1 if one is bad. With --model it takes all "
+        "engine flags of `rayfleet serve`, and checks the model as serve and its workers do."
+    )
+    parser.add_argument("--port", type=int, default=8000, help="port that serve would use")
     parser.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        default=0.9,
-        metavar="FLOAT",
-        help="part of a GPU that a rank may use (default: 0.9)",
+        "--model", help="folder or Hub name: whether it exists, is supported, and fits into memory"
     )
     parser.add_argument("--address", help="Ray cluster that serve would join: HOST:PORT, or auto")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
 
 
@@ -64,8 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: an argument is out of range.
     """
-    if arguments.tensor_parallel_size < 1 or not 0 < arguments.gpu_memory_utilization <= 1:
-        raise ValueError("--tensor-parallel-size is at least 1, --gpu-memory-utilization at most 1")
+    options, engine = given_options(arguments, EngineConfig), None
+    if arguments.model is not None:
+        engine = EngineConfig(**options)
+    elif flags := [option_name(EngineConfig, name) for name in options if name != "model"]:
+        raise ValueError(f"engine flags need a --model: {', '.join(flags)}")
     gpus, driver = read_gpus()
     sections: list[Callable[[], Iterator[Finding]]] = [
         check_versions,
@@ -75,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         lambda: check_port(arguments.port),
         lambda: check_machine(gpus, driver),
         check_compiler,
-        lambda: check_model(arguments, gpus),
+        lambda: check_model(engine, gpus),
         lambda: check_cluster(arguments.address),
     ]
     failed = False
@@ -179,17 +193,20 @@ def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
     )
 
 
-def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Finding]:
-    """Whether --model exists, can be stored and fits into memory; without it, whether the Hub
-    answers."""
+def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Whether a model exists, can be loaded with its options, stored, and fits into memory; without
+    a model, whether the Hub answers."""
     from worker.rank.dtype import prefers_bf16
 
-    model = arguments.model
-    if model is None:
+    if engine is None:
         yield checks.check_hub(*find_hub_problem())
         return
+    model = engine.model
     try:
-        refuse_missing_model(model)
+        checkpoints.check_model(engine)
+        yield check_loading(engine)
+        if engine.load_format == "dummy":
+            return
         elements = read_elements(model)
     except (ValueError, OSError) as error:
         yield Finding("bad", str(error).replace("\n", ": "))
@@ -205,10 +222,43 @@ def check_model(arguments: argparse.Namespace, gpus: list[Gpu]) -> Iterator[Find
     yield checks.check_weights(
         sum(count * width(kind, computed) for kind, count in elements.items()),
         gpus,
-        tensor_parallel_size=arguments.tensor_parallel_size,
-        gpu_memory_utilization=arguments.gpu_memory_utilization,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
         available_bytes=read_available_bytes(),
     )
+
+
+def check_loading(engine: EngineConfig) -> Finding:
+    """Whether gateways can load a model's tokenizer, and workers its weights, by their headers.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    from worker.models.checkpoint import weight_files
+    from worker.models.config import load_model_config
+    from worker.models.loader import check_weights
+    from worker.wire.retry import Unavailable
+    from worker.wire.tokenizer import load_tokenizer
+
+    try:
+        load_tokenizer(engine.tokenizer_checkpoint)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # tokenizers raises no other type for a malformed file
+        raise ValueError(f"cannot load the tokenizer of {engine.model}: {error}") from error
+    config = load_model_config(engine.checkpoint, weights=False)
+    length = config.resolve_max_model_len(engine.max_model_len)
+    told = f"{config.architecture}, up to {length} tokens"
+    if engine.load_format == "dummy":
+        return Finding("ok", f"{told}: configuration and tokenizer are supported")
+    try:
+        weight_files(config.folder)
+    except Unavailable:  # a folder without weights was rejected before: this is the Hub's cache
+        return Finding("note", f"{told}: weights are not checked, as they are not downloaded yet")
+    check_weights(
+        config, engine.tensor_parallel_size, expert_parallel=engine.enable_expert_parallel
+    )
+    return Finding("ok", f"{told}: configuration, tokenizer and headers of weights fit together")
 
 
 def check_cluster(address: str | None) -> Iterator[Finding]:

@@ -81,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
         if topic and topic not in topics:
             self.error(f"--help={topic}: choose from {', '.join(topics)}")
         formatter = self._get_formatter()
-        formatter.add_usage(f"{self.prog} [FLAGS] [model]", [], [])
+        formatter.add_usage(self._usage(), [], [])
         formatter.add_text(self.description)
         for group, title in zip(groups, titles, strict=True):
             if topic in ("", "all", title):
@@ -103,10 +103,14 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints a line of usage and the message, and exits with 2."""
+        hint = f"(`{self.prog} --help` lists the flags)"
+        self.exit(2, f"usage: {self._usage()}   {hint}\n{self.prog}: {message}\n")
+
+    def _usage(self) -> str:
+        """Line with the command and its positional arguments."""
         formatter = argparse.HelpFormatter(prog=f"{self.prog} [FLAGS]", width=WIDTH)
         formatter.add_usage(None, [a for a in self._actions if not a.option_strings], [])
-        usage = formatter.format_help().strip()
-        self.exit(2, f"{usage}   (`{self.prog} --help` lists the flags)\n{self.prog}: {message}\n")
+        return formatter.format_help().strip().removeprefix("usage: ")
 
     def _describe(self, unknown: list[str]) -> str:
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cluster.autoscaling.config import AutoscalingConfig
-from cluster.checkpoints import refuse_missing_model
+from cluster.checkpoints import check_model
 from cluster.cli.options import add_options, flag_name, given_options
 from cluster.cli.parser import CommandParser
 from cluster.config import (
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     # where they may be mounted later.
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
-            _refuse_missing_checkpoints(model.engine)
+            check_model(model.engine)
             if model.fleet.chat_template:
                 read_chat_template(model.fleet.chat_template)
     from cluster.launch import LaunchError, LocalFleet
@@ -220,13 +220,6 @@ def open_listener(endpoint: EndpointConfig) -> str | None:
         f"everyone who reaches port {endpoint.port} of this machine is let in: set {API_KEY}, or "
         "name an --api-key-file (`rayfleet keys new NAME` begins one)"
     )
-
-
-def _refuse_missing_checkpoints(engine: EngineConfig) -> None:
-    weights = engine.load_format != "dummy"
-    refuse_missing_model(engine.model, engine.revision, weights=weights)
-    if engine.speculative_model:
-        refuse_missing_model(engine.speculative_model, engine.speculative_revision, weights=weights)
 
 
 def _flag(name: str) -> str:

@@ -19,6 +19,8 @@ TORCH_FREE = [
     "worker.core.loop",
     "cluster.app",
     "cluster.cli.main",
+    "cluster.cli.serve",
+    "worker.rank.preflight",
 ]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from cluster import checkpoints
+from cluster.config import find_demo_model
 
 MODEL = "org/model"
 HUB_VARIABLES = ("HF_", "HUGGING", "TRANSFORMERS_")
@@ -178,6 +179,7 @@ def test_a_library_that_takes_long_to_import_is_not_the_hubs_time(tmp_path: Path
     code = """
 import sys, time
 from cluster import checkpoints
+from cluster.config import find_demo_model
 from worker.config import EngineConfig
 class Slow:
     def find_spec(name, path, target=None):
@@ -253,3 +255,39 @@ def test_folders_say_what_they_lack(tmp_path: Path) -> None:
         assert remedy in lines[-1]
         assert len(lines) == 2 or not remedy
     checkpoints.refuse_missing_model(str(tmp_path / "bare"), weights=False)
+
+
+def copy_of_demo(folder: Path, **changes: object) -> Path:
+    """The demo model with other values in config.json, which its weights do not fit to."""
+    folder.mkdir()
+    demo = Path(find_demo_model())
+    for path in demo.iterdir():
+        (folder / path.name).symlink_to(path)
+    (folder / "config.json").unlink()
+    config = json.loads((demo / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_what_config_json_says_is_checked_before_ray_starts(tmp_path: Path) -> None:
+    """A worker found these after 12 s, and ended with a traceback of 73 lines."""
+    nine = str(copy_of_demo(tmp_path / "nine", num_attention_heads=9, num_key_value_heads=3))
+    demo = find_demo_model()
+    cases: list[tuple[list[str], str, str]] = [
+        ([nine, "-tp", "2"], "does not divide the number of attention heads (9)", "one of 1, 3"),
+        ([demo, "-tp", "3"], "attention heads (8)", "set --tensor-parallel-size to one of 1, 2, 4"),
+        ([demo, "--max-model-len", "9999"], "more than this checkpoint's 4096", "lower it"),
+        ([demo, "--enable-expert-parallel", "-tp", "2"], "needs experts", "leave it out"),
+        (
+            [str(copy_of_demo(tmp_path / "other", architectures=["Odd"], model_type="odd"))],
+            "architectures",
+            "",
+        ),
+    ]
+    for (_, mistake, remedy), lines in zip(
+        cases, serve_each(tmp_path, *((case[0], "") for case in cases)), strict=True
+    ):
+        assert len(lines) <= 2, lines
+        assert lines[0].startswith("rayfleet: ")
+        assert mistake in lines[0]
+        assert remedy in lines[-1]

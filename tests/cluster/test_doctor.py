@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from safetensors.numpy import save_file
 
 from cluster.cli import checks, doctor
 from cluster.cli.checks import GIB, Finding, Gpu
+from cluster.cli.main import build_parser
+from cluster.cli.options import given_options
+from cluster.config import find_demo_model
+from worker.config import EngineConfig
 
 H100 = Gpu("NVIDIA H100", 80 * GIB)
 L4 = Gpu("NVIDIA L4", 24 * GIB)
@@ -171,6 +176,61 @@ def test_a_gpu_that_is_too_old_is_told_beforehand() -> None:
     assert t4.text == "GPU 0: Tesla T4, 16 GiB: compute capability 7.5, and kernels need 8.0"
     assert checks.check_gpu(1, Gpu("NVIDIA A100", 80 * GIB, (8, 0))).verdict == "ok"
     assert checks.check_gpu(1, H100).verdict == "ok"
+
+
+def findings(*arguments: str) -> list[Finding]:
+    """What `rayfleet doctor --model` finds of a model."""
+    namespace = build_parser().parse_args(["doctor", *arguments])
+    engine = EngineConfig(**given_options(namespace, EngineConfig))
+    return list(doctor.check_model(engine, []))
+
+
+def changed_demo(folder: Path, *, config: dict[str, object], without: str = "") -> str:
+    """A copy of the demo model with other values in config.json, and without one file."""
+    for path in Path(find_demo_model()).iterdir():
+        if path.name != without:
+            (folder / path.name).write_bytes(path.read_bytes())
+    raw = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(raw))
+    return str(folder)
+
+
+def test_a_model_that_loads_is_ok() -> None:
+    loading, memory = findings("--model", find_demo_model(), "-tp", "2", "--max-model-len", "512")
+    assert loading.verdict == memory.verdict == "ok"
+    assert "Qwen3ForCausalLM, up to 512 tokens" in loading.text
+
+
+@pytest.mark.parametrize(
+    ("config", "without", "flags", "problem"),
+    [
+        ({}, "", "-tp 3", "does not divide the number of attention heads"),
+        ({}, "", "--max-model-len 5000", "more than this checkpoint's 4096"),
+        ({"num_attention_heads": 16}, "", "", "has shape"),
+        ({"num_hidden_layers": 7, "layer_types": None}, "", "", "lacks model.layers.6."),
+        ({"num_hidden_layers": 5, "layer_types": None}, "", "", "holds model.layers.5."),
+        ({"attention_bias": True}, "", "", "lacks model.layers.0.self_attn.k_proj.bias"),
+        ({"architectures": ["Odd"], "model_type": "odd"}, "", "", "architectures"),
+        ({"hidden_act": "tanh"}, "", "", "hidden_act"),
+        ({}, "tokenizer.json", "", "no tokenizer.json"),
+        ({}, "model.safetensors", "", "holds no *.safetensors file"),
+    ],
+)
+def test_a_model_that_loading_refuses_is_bad(
+    config: dict[str, object], without: str, flags: str, problem: str, tmp_path: Path
+) -> None:
+    folder = changed_demo(tmp_path, config=config, without=without)
+    finding = findings("--model", folder, *flags.split())[-1]
+    assert finding.verdict == "bad"
+    assert problem in finding.text
+
+
+def test_a_malformed_tokenizer_is_bad(tmp_path: Path) -> None:
+    folder = changed_demo(tmp_path, config={}, without="tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    (finding,) = findings("--model", folder)
+    assert finding.verdict == "bad"
+    assert "cannot load the tokenizer" in finding.text
 
 
 def test_the_exit_status_tells_what_is_bad(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from worker.models.linear import (
     ColumnParallelLinear,
     ColumnPart,
     RowParallelLinear,
-    divide,
     divided_part,
 )
 from worker.models.linear_method import WeightSlot
@@ -25,6 +24,7 @@ from worker.models.llama import PreNormLayer
 from worker.models.moe import MoeNames
 from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.sharing import divide
 
 _EPS = 1e-6
 """Epsilon of the norms within attention, which config.json does not set."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.models.linear import divide
 from worker.models.linear_method import LayerOptions
 from worker.models.moe_config import MoeConfig
+from worker.models.sharing import divide_experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +37,12 @@ def share_experts(moe: MoeConfig, options: LayerOptions) -> ExpertShare:
     Raises:
         ValueError: the ranks cannot share experts, or their columns, evenly.
     """
-    group, count, size = options.group, moe.num_experts, moe.intermediate_size
-    if not options.expert_parallel:
-        own = divide(size, group.world_size, "the size of an expert")
-        return ExpertShare(first=0, count=count, start=group.rank * own, size=own, is_whole=False)
-    if count % group.world_size:
-        raise ValueError(
-            f"--tensor-parallel-size {group.world_size} does not divide the number of experts "
-            f"({count}): choose a size that does, or leave out --enable-expert-parallel"
-        )
-    own = count // group.world_size
-    return ExpertShare(first=group.rank * own, count=own, start=0, size=size, is_whole=True)
+    group, is_whole = options.group, options.expert_parallel
+    count, size = divide_experts(moe, group.world_size, expert_parallel=is_whole)
+    return ExpertShare(
+        first=group.rank * count if is_whole else 0,
+        count=count,
+        start=0 if is_whole else group.rank * size,
+        size=size,
+        is_whole=is_whole,
+    )

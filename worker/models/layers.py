@@ -16,11 +16,11 @@ from worker.models.linear import (
     ColumnParallelLinear,
     ColumnPart,
     RowParallelLinear,
-    divide,
     divided_part,
 )
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.norms import RMSNorm
+from worker.models.sharing import divide, local_heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -526,20 +526,3 @@ def _grouped_parts(config: ModelConfig, options: LayerOptions, name: str) -> lis
     ]
     keys = [heads(start + per_group, 1) for start in starts]
     return queries + keys + [heads(start + per_group + 1, 1) for start in starts]
-
-
-def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
-    """Numbers of query heads and KV heads on one rank.
-
-    Raises:
-        ValueError: the ranks cannot share the heads evenly; the message has the numbers.
-    """
-    num_heads = divide(config.num_heads, world_size, "the number of attention heads")
-    if config.num_kv_heads >= world_size:
-        return num_heads, divide(config.num_kv_heads, world_size, "the number of key-value heads")
-    if world_size % config.num_kv_heads:
-        raise ValueError(
-            f"--tensor-parallel-size {world_size} is no multiple of the number of key-value heads "
-            f"({config.num_kv_heads}), so ranks cannot hold copies of them: choose a multiple"
-        )
-    return num_heads, 1

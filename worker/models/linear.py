@@ -19,6 +19,7 @@ from worker.models.linear_method import (
     WeightPart,
     WeightSlot,
 )
+from worker.models.sharing import divide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,20 +44,6 @@ def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
     """
     local = divide(size, options.group.world_size, f"the output size of {name}")
     return ColumnPart(name=name, full_size=size, local_size=local, start=options.group.rank * local)
-
-
-def divide(size: int, world_size: int, what: str) -> int:
-    """size / world_size.
-
-    Raises:
-        ValueError: that is no integer; the message has the numbers, and names `what` is divided.
-    """
-    if size % world_size:
-        raise ValueError(
-            f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
-            "choose a size that does"
-        )
-    return size // world_size
 
 
 class _Linear:

@@ -26,6 +26,8 @@ from worker.models.families import FAMILIES
 from worker.models.linear_method import LayerOptions, WeightSlot
 from worker.models.native import NativeOptions, pack_weights, weight_memory
 from worker.models.quantized_linear import create_linear_method
+from worker.models.sharing import check_sharing
+from worker.models.tensor_parallel import TensorParallelGroup
 from worker.models.tensor_reader import Block, TensorFile, read_blocks
 from worker.progress import Advance, progress
 
@@ -58,11 +60,7 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
         ValueError: the ranks cannot share the model evenly, or expert parallelism is on and it has
             no experts.
     """
-    if options.expert_parallel and config.moe is None:
-        raise ValueError(
-            f"--enable-expert-parallel shares experts out, and {config.architecture} has none with "
-            "this config.json: leave it out"
-        )
+    check_sharing(config, options.group.world_size, expert_parallel=options.expert_parallel)
     module, name = FAMILIES[config.architecture].implementation.split(":")
     implementation = getattr(importlib.import_module(f"worker.models.{module}"), name)
     method = create_linear_method(config.quantization, config.tensors)
@@ -70,6 +68,33 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
     model = implementation(config, options, max_model_len)
     assert isinstance(model, DecoderModel)
     return model
+
+
+def check_weights(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
+    """Checks a checkpoint as a rank does when it loads it, but reads only headers of weight files
+    and takes no memory for weights.
+
+    Args:
+        config: the model's configuration.
+        world_size: number of ranks.
+        expert_parallel: whether ranks hold some experts whole.
+
+    Raises:
+        ValueError: the ranks cannot share the model evenly, or tensors are missing, unexpected, or
+            of another shape or type.
+    """
+    device = torch.device("meta")
+    group = TensorParallelGroup(rank=0, world_size=world_size, device=device, process_group=None)
+    options = LayerOptions(
+        group=group,
+        dtype=torch.bfloat16,  # headers are checked alike for all types
+        device=device,
+        batch_invariant=False,
+        expert_parallel=expert_parallel,
+    )
+    # One block: the tables of the rotary embedding are made on the CPU, for each position.
+    model = build_model(config, options, max_model_len=config.block_size)
+    _check_headers(_slots_by_name(model), config)
 
 
 def load_weights(
@@ -104,9 +129,7 @@ def load_weights(
 def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None:
     """Fills all slots of a model. No slot outlives this call: slots reference memory that packing
     frees."""
-    slots: dict[str, list[WeightSlot]] = {}
-    for slot in model.weight_slots():
-        slots.setdefault(slot.name, []).append(slot)
+    slots = _slots_by_name(model)
     contents = _check_headers(slots, config)
     start = time.perf_counter()
     blocks = list(_blocks(contents, slots))
@@ -119,6 +142,13 @@ def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None
     if contents.tied_file is not None:
         embedding = slots[f"{model.embedding_name}.weight"][0]
         _check_tied(contents.tied_file, contents.tied_name, embedding)
+
+
+def _slots_by_name(model: DecoderModel) -> dict[str, list[WeightSlot]]:
+    slots: dict[str, list[WeightSlot]] = {}
+    for slot in model.weight_slots():
+        slots.setdefault(slot.name, []).append(slot)
+    return slots
 
 
 def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:

@@ -19,11 +19,12 @@ from worker.models.context import ForwardContext, StateCache
 from worker.models.decoder import DecoderModel, FeedForward
 from worker.models.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers import AttentionTraits, GatedMLP
-from worker.models.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear, divide
+from worker.models.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
 from worker.models.linear_method import WeightSlot
 from worker.models.llama import LlamaLayer, PreNormLayer
 from worker.models.norms import RMSNorm
 from worker.models.qwen3_moe import Qwen2MoeForCausalLM
+from worker.models.sharing import divide
 
 _NORM_EPS = 1e-6
 """Epsilon in the normalisation of queries and keys to length 1."""

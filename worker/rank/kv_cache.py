@@ -15,33 +15,6 @@ from worker.rank.cpu import lazy_zeros
 from worker.wire.page_groups import PageGroups
 
 
-def check_windows(config: EngineConfig, layout: KVCacheLayout) -> None:
-    """Checks, before weights are read, that the engine's configuration suits a layout with sliding
-    windows or with several groups of layers.
-
-    Raises:
-        ValueError: it does not; the message says what to change.
-    """
-    windows = [group.window for group in layout.groups if group.window]
-    if not windows and len(layout.groups) == 1:
-        return
-    what, remedy = "layers of this model keep unlike things of a token", "leave it out"
-    if windows:
-        what = f"layers of this model see {min(windows)} at a time"
-        remedy = f"{remedy}, or set --max-model-len {min(windows)}"
-    refused = {
-        "--host-cache-gib": ("keeps prefixes whole", config.host_cache_gib > 0.0),
-        "--speculative-method draft": (
-            "takes pages of all positions",
-            config.speculative_method == "draft",
-        ),
-        "--cpu-backend native": ("attends to all positions", config.cpu_backend == "native"),
-    }
-    for option, (reason, is_set) in refused.items():
-        if is_set:
-            raise ValueError(f"{option} {reason}, {what}: {remedy}")
-
-
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
     """The layout's page groups in the form that the scheduler takes."""
     num_pages = layout.snapshot_pages(config.page_size) if config.enable_prefix_caching else 0

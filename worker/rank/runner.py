@@ -23,22 +23,28 @@ from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
 from worker.rank.cpu import native_options, tune_cpu_process
 from worker.rank.device_clock import DeviceClock
-from worker.rank.diffusion.decoder import BlockDecoder, check_blocks
+from worker.rank.diffusion.decoder import BlockDecoder
 from worker.rank.dtype import resolve_dtype
 from worker.rank.graphs import StepGraphs, create_capture
 from worker.rank.host_pages import HostPages, create_host_pages
-from worker.rank.kv_cache import allocate_kv_caches, check_windows, page_bytes, page_groups
+from worker.rank.kv_cache import allocate_kv_caches, page_bytes, page_groups
 from worker.rank.limits import resolve_limits
 from worker.rank.memory import plan_host_pages, plan_pages
+from worker.rank.preflight import (
+    check_blocks,
+    check_draft_model,
+    check_states,
+    check_windows,
+)
 from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logprobs import score_prompts
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.sampler import SamplerOutput, sample
 from worker.rank.speculation.device_model import DeviceDraftModel, DeviceModelProposer
-from worker.rank.speculation.draft_model import check_draft_model, draft_page_bytes
+from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.rank.speculation.drafter import DraftedStep, Drafter
 from worker.rank.speculation.factory import create_drafter
-from worker.rank.states import RequestStates, check_states
+from worker.rank.states import RequestStates
 from worker.rank.steps import ForwardStep, SampledStep, fetch_output
 from worker.rank.streams import DeviceStreams, StepSlot
 from worker.rank.tables import DeviceTables
@@ -85,8 +91,9 @@ class ModelRunner:
         )
         self.model = build_model(self.model_config, options, self.max_model_len)
         self._layout = group_layers([layer.kv_cache_spec for layer in self.model.layers])
-        check_windows(config, self._layout)
-        check_states(config, self._layout)
+        groups = self._layout.groups
+        check_windows(config, [group.window for group in groups], num_groups=len(groups))
+        check_states(config, self.model_config)
         self._page_groups = page_groups(config, self._layout)
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)

@@ -6,36 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from worker.config import EngineConfig
 from worker.models.context import StateCache, StatePart, StateRows
 from worker.models.kv_cache import KVCacheLayout, StateSpec
 from worker.plan.plan import StateLoad, StateStore
 from worker.rank.batch import Batch
 from worker.rank.cpu import lazy_zeros
 from worker.rank.transfer import to_device
-
-
-def check_states(config: EngineConfig, layout: KVCacheLayout) -> None:
-    """Checks, before weights are read, that the engine's configuration suits a model's layers with
-    states, if it has any.
-
-    Raises:
-        ValueError: it does not; the message says what to leave out.
-    """
-    refused = {
-        "--host-cache-gib": ("keeps pages alone", config.host_cache_gib > 0.0),
-        f"--speculative-method {config.speculative_method}": (
-            "takes back positions that were computed",
-            config.speculative_method != "none",
-        ),
-        "--cpu-backend native": ("knows attention alone", config.cpu_backend == "native"),
-    }
-    for option, (reason, is_set) in refused.items():
-        if layout.states and is_set:
-            raise ValueError(
-                f"{option} {reason}, and layers of this model keep a state of each request: "
-                "leave it out"
-            )
 
 
 class RequestStates:

@@ -10,7 +10,8 @@ import torch
 
 from worker.config import EngineConfig
 from worker.models.kv_cache import KVCacheSpec, StateSpec, group_layers
-from worker.rank.kv_cache import allocate_kv_caches, check_windows
+from worker.rank.kv_cache import allocate_kv_caches
+from worker.rank.preflight import check_windows
 from worker.wire.page_groups import LEAST_SNAPSHOTS, UNBOUNDED, PageGroups
 
 FULL = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -90,11 +91,16 @@ def test_layers_that_share_pages_are_no_matter_for_all(
 ) -> None:
     wide = replace(FULL, num_kv_heads=1)
     config = EngineConfig(model="any", **options)
-    check_windows(config, group_layers([FULL, FULL]))
+
+    def check(*specs: KVCacheSpec) -> None:
+        groups = group_layers(specs).groups
+        check_windows(config, [group.window for group in groups], num_groups=len(groups))
+
+    check(FULL, FULL)
     with pytest.raises(ValueError, match=f"{refusal}.* unlike things of a token: leave it out$"):
-        check_windows(config, group_layers([FULL, wide]))
+        check(FULL, wide)
     with pytest.raises(ValueError, match=f"{refusal}.* or set --max-model-len 100$"):
-        check_windows(config, group_layers([WINDOW, wide]))
+        check(WINDOW, wide)
 
 
 def test_a_state_takes_as_much_memory_as_some_pages() -> None:

@@ -123,7 +123,7 @@ def test_of_other_ranks_experts_nothing_is_read(tmp_path: Path, name: str) -> No
 
 def test_experts_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
     write_specimen("flex-olmo", tmp_path / "odd")
-    with pytest.raises(ValueError, match=r"number of experts \(7\).*leave out --enable-expert"):
+    with pytest.raises(ValueError, match=r"number of experts \(7\)\nleave out --enable-expert"):
         expert_rank(tmp_path / "odd", 0)
     write_checkpoint("llama", tmp_path / "dense")
     with pytest.raises(ValueError, match=r"LlamaForCausalLM has none .* leave it out"):

@@ -65,30 +65,6 @@ class BlockResults:
         )
 
 
-def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks that an engine's configuration suits its block-diffusion model, if it has one.
-
-    Raises:
-        ValueError: it does not; the message says what to change.
-    """
-    size = model.block_size
-    if size == 1:
-        return
-    if config.page_size % size:
-        raise ValueError(
-            f"--page-size {config.page_size} must be a multiple of this model's block size, {size}"
-        )
-    if config.max_num_batched_tokens < 2 * size:
-        raise ValueError(
-            f"--max-num-batched-tokens must be at least two blocks of this model, {2 * size}"
-        )
-    if config.speculative_method != "none":
-        raise ValueError(
-            f"--speculative-method {config.speculative_method} drafts single tokens, this "
-            "model decides blocks: use none"
-        )
-
-
 class BlockDecoder:
     """Runs rounds of running blocks; their requests may name different algorithms.
 

@@ -10,7 +10,7 @@ import torch
 
 from kernels.native import DraftTables, NativeDrafter
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig, load_model_config
+from worker.models.config import load_model_config
 from worker.models.decoder import DecoderModel
 from worker.models.linear_method import LayerOptions
 from worker.models.loader import build_model, load_weights
@@ -119,37 +119,6 @@ def draft_page_bytes(config: EngineConfig) -> int:
     model = load_model_config(config.draft_checkpoint)
     values = model.num_kv_heads * model.head_dim * config.page_size
     return 2 * model.num_layers * values * DRAFT_DTYPE.itemsize
-
-
-def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len: int) -> None:
-    """Checks, before weights are read, that the configured draft model can draft for `model`.
-
-    Raises:
-        ValueError: it cannot; the message says why.
-    """
-    if config.speculative_method != "draft":
-        return
-    draft = load_model_config(config.draft_checkpoint, weights=False)
-    if draft.block_size > 1:
-        raise ValueError(
-            "--speculative-model decides blocks of tokens: use one that produces one after another"
-        )
-    if draft.vocab_size != model.vocab_size:
-        raise ValueError(
-            f"--speculative-model has a vocabulary of {draft.vocab_size} tokens, the model "
-            f"one of {model.vocab_size}: they must share a tokenizer"
-        )
-    if draft.linear_layers:
-        raise ValueError(
-            "--speculative-model has layers of linear attention, which are not supported: use "
-            "another one"
-        )
-    windows = list(filter(None, draft.windows_within(max_model_len)))
-    if windows:
-        raise ValueError(
-            f"--speculative-model has layers that see {min(windows)} positions at a time, which is "
-            f"not supported: use another one, or set --max-model-len {min(windows)}"
-        )
 
 
 def load_draft_model(

@@ -21,7 +21,7 @@ from worker.llm import LLM
 from worker.models.config import load_model_config
 from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
-from worker.rank.speculation.draft_model import check_draft_model
+from worker.rank.preflight import check_draft_model
 from worker.wire.diffusion import DiffusionParams
 from worker.wire.sampling import SamplingParams
 
