@@ -24,6 +24,8 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 
+MODEL_NOT_FOUND = "model_not_found"
+"""Code of the error about a model that does not exist, or that the API key may not use."""
 ANTHROPIC_PATH = "/v1/messages"
 """Path of Anthropic's Messages API, and prefix of its other paths."""
 _ANTHROPIC_TYPES = {
@@ -131,9 +133,7 @@ def anthropic_body(error: ApiError, request_id: str) -> bytes:
 
 def unknown_model(name: str) -> ApiError:
     """A 404: the model does not exist, or the key may not use it."""
-    return ApiError(
-        404, f"The model `{name}` does not exist.", param="model", code="model_not_found"
-    )
+    return ApiError(404, f"The model `{name}` does not exist.", param="model", code=MODEL_NOT_FOUND)
 
 
 def rate_limited(message: str, retry_after_s: int) -> ApiError:

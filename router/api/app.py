@@ -29,7 +29,8 @@ from router.api.parts import PartsApp
 from router.api.readers import ReaderLimits, Readers
 from router.api.responses.routes import ResponsesRoutes
 from router.api.tokenize import TokenRoutes
-from router.errors import ApiError, error_body, error_headers
+from router.api.unknown_routes import describe_unknown_route
+from router.errors import MODEL_NOT_FOUND, ApiError, error_body, error_headers
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
 from router.page.routes import PAGE, PAGE_FILES, PageRoutes
@@ -37,6 +38,8 @@ from worker.wire.hub import local_folder
 
 logger = logging.getLogger(__name__)
 
+_MODELS_NAMED = 10
+"""Maximum number of models that an error about an unknown model names."""
 EXPOSED_HEADERS = (
     "request-id",
     "retry-after",
@@ -75,7 +78,7 @@ def create_app(
     app = PartsApp(
         routes=_routes(gateway, bodies, readers, keys, admin_keys),
         exception_handlers={
-            ApiError: _api_error,
+            ApiError: _ModelNames(gateway).api_error,
             HTTPException: _http_error,
             Exception: _unexpected_error,
         },
@@ -261,6 +264,34 @@ class MonitorRoutes:
         }
 
 
+class _ModelNames:
+    """Handler of errors that adds the models that a key may use to errors about an unknown model.
+
+    Args:
+        gateway: the gateway.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def api_error(self, request: Request, error: Exception) -> Response:
+        """The response to an ApiError."""
+        assert isinstance(error, ApiError)
+        if error.code == MODEL_NOT_FOUND:
+            error.message += f" {self._hint(request)}"
+        return await _api_error(request, error)
+
+    def _hint(self, request: Request) -> str:
+        account = account_of(request)
+        routes = self._gateway.config.models
+        names = [name for route in routes if account.may_use(route) for name in route.names]
+        if not names:
+            return "This API key may use no model."
+        more = len(names) - _MODELS_NAMED
+        rest = f" and {more} more (GET /v1/models)" if more > 0 else ""
+        return f"Available: {', '.join(names[:_MODELS_NAMED])}{rest}."
+
+
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request_id = request_id_of(request)
@@ -272,7 +303,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = error.detail or HTTPStatus(error.status_code).phrase
     if error.status_code == 404:
-        message = f"there is no route {request.url.path}"
+        paths = [route.path for route in request.app.routes]
+        message = describe_unknown_route(request.url.path, paths)
     response = await _api_error(request, ApiError(error.status_code, message))
     if error.status_code == 405:
         # Methods of all routes with this path: Starlette names those of the first route.

@@ -1,0 +1,81 @@
+"""Hints for requests to routes that do not exist: wrong base URLs, and parts of other APIs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_UNSUPPORTED = {
+    "/v1/assistants": "the Assistants API of OpenAI",
+    "/v1/audio": "speech and transcription (OpenAI)",
+    "/v1/batches": "the Batch API of OpenAI",
+    "/v1/complete": "the Text Completions API of Anthropic",
+    "/v1/containers": "containers of the code interpreter (OpenAI)",
+    "/v1/conversations": "the Conversations API of OpenAI; use previous_response_id",
+    "/v1/embeddings": "embeddings, vectors that represent texts (OpenAI)",
+    "/v1/evals": "the Evals API of OpenAI",
+    "/v1/files": "the Files API of OpenAI and Anthropic",
+    "/v1/fine_tuning": "the fine-tuning API of OpenAI",
+    "/v1/images": "image generation (OpenAI)",
+    "/v1/messages/batches": "the Message Batches API of Anthropic",
+    "/v1/moderations": "moderation, a classification of texts (OpenAI)",
+    "/v1/realtime": "the Realtime API of OpenAI",
+    "/v1/rerank": "reranking (Cohere, Jina)",
+    "/v1/score": "scores of pairs of texts (vLLM)",
+    "/v1/skills": "skills (OpenAI, Anthropic)",
+    "/v1/threads": "the Assistants API of OpenAI",
+    "/v1/uploads": "the Uploads API of OpenAI",
+    "/v1/vector_stores": "vector stores of OpenAI",
+    "/v1/videos": "video generation (OpenAI)",
+    "/classify": "classification (vLLM)",
+    "/pooling": "pooling models (vLLM)",
+}
+"""Routes of other servers that are not supported, with those below them, and what each is."""
+_VERSION = "/v1"
+_SIMILARITY = 0.85
+"""Minimum ratio of difflib at which another route is suggested: a letter or two of a path."""
+
+
+def describe_unknown_route(path: str, known: Iterable[str]) -> str:
+    """Message for a path that no route has, with a hint if it is known what was meant.
+
+    Args:
+        path: path of the request.
+        known: paths of all routes.
+    """
+    served = [one for one in known if "{" not in one and one != "/"]
+    for name in _other_spellings(path):
+        for prefix, meaning in _UNSUPPORTED.items():
+            if name == prefix or name.startswith(prefix + "/"):
+                return (
+                    f"{prefix} is not supported ({meaning}): this endpoint serves text generation; "
+                    "GET /openapi.json lists its routes"
+                )
+    meant = _meant(path, served)
+    if meant is None:
+        return f"there is no route {path}: GET /openapi.json lists all"
+    hint = f"there is no route {path}, did you mean {meant}?"
+    if meant.startswith(_VERSION):
+        hint += (
+            " The base URL for OpenAI clients ends with /v1 (http://HOST:PORT/v1), for Anthropic "
+            "clients it does not (http://HOST:PORT)"
+        )
+    return hint
+
+
+def _other_spellings(path: str) -> tuple[str, str]:
+    """The path, and what it would be with the right base URL."""
+    return path, _VERSION + path.rpartition(_VERSION)[2]
+
+
+def _meant(path: str, served: list[str]) -> str | None:
+    """The route that was probably meant; None if none is alike.
+
+    A wrong base URL adds or drops the beginning of a path, so that its end is that of a route.
+    """
+    ends = {one.removeprefix(_VERSION): one for one in served}
+    same = [end for end in ends if path.endswith(end)]
+    if same:
+        return ends[max(same, key=len)]
+    close = difflib.get_close_matches(path, served, 1, _SIMILARITY)
+    return close[0] if close else None
