@@ -154,6 +154,119 @@ async def test_a_model_writes_no_html(agent_model: Model) -> None:
         assert await watched.page.locator(".message img, .message b").count() == 0
 
 
+MARKDOWN = """\
+# A title
+
+One **bold** and *slanted* `co*de*` line,
+and snake_case_name, 2 * 3 * 4.
+
+- first
+- second
+  1. inner
+
+> quoted
+
+| a | b |
+|---|---|
+| 1 | **2** |
+
+[docs](https://example.org/a) [no](javascript:alert(1)) ![i](https://example.org/i.png)
+
+```html
+<script>alert("**x**")</script>
+```"""
+
+
+async def test_an_answer_in_markdown_is_shown_as_such(agent_model: Model) -> None:
+    rig = agent_rig(*agent_model)
+    rig.answer = MARKDOWN
+    async with serving(rig) as (url, browser), opened(browser, url) as watched:
+        await watched.say("show me")
+        await watched.whole()
+        body = watched.page.locator(".message.assistant .body")
+        for selector, text in {
+            "h3": "A title",
+            "strong >> nth=0": "bold",
+            "em": "slanted",
+            "p code": "co*de*",
+            "ul > li >> nth=0": "first",
+            "ul ol > li": "inner",
+            "blockquote": "quoted",
+            "td strong": "2",
+            "pre code": '<script>alert("**x**")</script>',
+        }.items():
+            assert await body.locator(selector).inner_text() == text
+        assert "snake_case_name, 2 * 3 * 4." in await body.inner_text()
+        assert "[no](javascript:alert(1))" in await body.inner_text()
+        links = [await link.get_attribute("href") for link in await body.locator("a").all()]
+        assert links == ["https://example.org/a", "https://example.org/i.png"]
+        assert await body.locator("script, img").count() == 0
+        # JSON by a schema is shown as it is.
+        rig.answer = '{"a": "*1*"}'
+        await watched.settings(0, schema='{"type": "object"}')
+        await watched.say("an object")
+        await watched.whole()
+        assert (await watched.answers())[1] == rig.answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["*a " * 30000, "[" * 60000, "[a](" * 20000, "`a``b" * 15000, "-" * 60000 + "x", "*a* " * 20000,
+     "> " * 30000, "~" * 60000 + "`", "|" * 60000 + "\n" + "-|" * 30000],
+    ids=lambda text: text[:5],
+)  # fmt: skip
+async def test_no_text_takes_long_to_show(agent_model: Model, text: str) -> None:
+    rig = agent_rig(*agent_model)
+    async with serving(rig) as (url, browser), opened(browser, url) as watched:
+        ms = await watched.page.evaluate(
+            "async (text) => { const { showMarkdown } = await import('./ui/markdown.js');"
+            " const root = document.createElement('div'); const begun = performance.now();"
+            " showMarkdown(root, text); return performance.now() - begun; }",
+            text,
+        )
+        assert ms < 5000, "quadratic: a linear pass takes 0.1 to 0.5 s"
+
+
+async def test_an_example_is_a_click_away_while_a_chat_is_empty(agent_model: Model) -> None:
+    rig = agent_rig(*agent_model)
+    async with serving(rig) as (url, browser), opened(browser, url) as watched:
+        page = watched.page
+        await page.wait_for_selector("[name=model] option", state="attached")
+        examples = page.locator("#examples button")
+        assert await examples.count() == 3
+        text = await examples.nth(1).inner_text()
+        await examples.nth(1).click()
+        await watched.whole()
+        assert await page.locator(".message.user .body").all_inner_texts() == [text]
+        assert await watched.answers() == [rig.answer]
+        assert not await examples.nth(0).is_visible()
+        await page.click("#new-chat")
+        assert await examples.nth(0).is_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+async def test_a_new_message_is_in_view(agent_model: Model, width: int) -> None:
+    rig = agent_rig(*agent_model)
+    rig.answer = "line\n" * 60
+    size: Any = {"width": width, "height": 600}
+    async with serving(rig) as (url, browser), opened(browser, url, viewport=size) as watched:
+        page = watched.page
+        await watched.say("first")
+        await watched.whole()
+        await page.locator(".messages").evaluate("log => (log.scrollTop = 0)")
+        await watched.settings(0, temperature="0")
+        rig.answer = "three four"
+        await watched.say("second")
+        await watched.whole()
+        for locator in (page.locator(".message.user").last, page.locator(".figures").last):
+            shown = await locator.evaluate(
+                "one => { const { top, bottom } = one.getBoundingClientRect();"
+                " const log = one.closest('.messages').getBoundingClientRect();"
+                " return top >= log.top - 1 && bottom <= Math.min(log.bottom, innerHeight) + 1; }"
+            )
+            assert shown
+
+
 async def test_drafts_of_a_diffusion_model_resolve(plain_model: Model) -> None:
     rig = Rig(*plain_model)
     for worker in rig.workers:

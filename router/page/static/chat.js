@@ -2,6 +2,7 @@
 
 import { ApiError } from "./api.js";
 import { byId, element, notify } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
 import { Reply } from "./reply.js";
 import { bodyOf, FieldError } from "./request.js";
 import { explanationOf } from "./routing.js";
@@ -32,10 +33,18 @@ export class ChatView {
         this.#send();
       }
     });
+    for (const example of byId("examples").children) {
+      example.addEventListener("click", () => {
+        byId("message").value = example.textContent;
+        byId("message").focus();
+        this.#send();
+      });
+    }
     byId("stop").addEventListener("click", () => this.stop());
     byId("new-chat").addEventListener("click", () => {
       this.stop();
       for (const column of this.#columns) column.clear();
+      this.#update();
       byId("message").focus();
     });
     byId("two").addEventListener("change", (event) => this.#setCount(event.target.checked ? 2 : 1));
@@ -90,6 +99,7 @@ export class ChatView {
     const busy = this.#columns.some((column) => column.isBusy);
     byId("send").disabled = busy;
     byId("stop").disabled = !busy;
+    byId("examples").hidden = busy || this.#columns.some((column) => !column.isEmpty);
   }
 }
 
@@ -110,6 +120,10 @@ class Column {
     this.root.setAttribute("aria-label", `Chat ${number}`);
     this.log = this.root.querySelector(".messages");
     this.log.setAttribute("aria-label", `Messages of chat ${number}`);
+  }
+
+  get isEmpty() {
+    return this.log.childElementCount === 0;
   }
 
   get isBusy() {
@@ -149,10 +163,11 @@ class Column {
     this.#onChange();
     const messages = [...this.#messages, ...asked];
     this.#messages = messages;
-    const views = asked.map((message) => this.#showAsked(message));
+    const views = asked.map(askedOf);
     const reply = new Reply(performance.now());
-    const view = new ReplyView(reply);
-    this.log.append(view.root);
+    const view = new ReplyView(reply, !this.#fields().schema.trim());
+    this.log.append(...views, view.root);
+    this.#showEnd();
     let headers = new Headers();
     let failed = false;
     try {
@@ -196,16 +211,10 @@ class Column {
     return bodyOf(fields, messages, (model?.diffusion_block_size ?? 0) > 1);
   }
 
-  #showAsked(message) {
-    const title = message.role === "tool" ? "Result" : "You";
-    const root = element(
-      "div",
-      { className: `message ${message.role}` },
-      element("span", { className: "role" }, title),
-      element("div", { className: "body" }, message.content),
-    );
-    this.#following(() => this.log.append(root));
-    return root;
+  /** Shows the newest message, wherever the reader was; open settings would leave it no room. */
+  #showEnd() {
+    this.root.querySelector(".settings").open = false;
+    this.log.scrollTop = this.log.scrollHeight;
   }
 
   #offerResults(view, reply) {
@@ -236,14 +245,30 @@ class Column {
   }
 }
 
+function askedOf(message) {
+  const title = message.role === "tool" ? "Result" : "You";
+  return element(
+    "div",
+    { className: `message ${message.role}` },
+    element("span", { className: "role" }, title),
+    element("div", { className: "body" }, message.content),
+  );
+}
+
 /** An answer as it grows. */
 class ReplyView {
   #reply;
+  #isMarkdown;
 
-  constructor(reply) {
+  /**
+   * @param reply that is shown.
+   * @param isMarkdown whether its text is markdown; JSON by a schema is shown as it is.
+   */
+  constructor(reply, isMarkdown) {
     this.#reply = reply;
+    this.#isMarkdown = isMarkdown;
     this.thought = element("div", { className: "thought", hidden: true });
-    this.body = element("div", { className: "body" }, "…");
+    this.body = element("div", { className: "body" }, element("p", {}, "…"));
     this.calls = element("div");
     this.figures = element("div", { className: "figures" });
     this.root = element(
@@ -263,10 +288,17 @@ class ReplyView {
     this.thought.hidden = !reply.reasoning;
     this.thought.textContent = reply.reasoning;
     if (reply.firstAt !== null || reply.endedAt !== null) {
-      this.body.replaceChildren(reply.content, ...draftOf(reply.draft));
+      this.#showContent();
     }
     this.calls.replaceChildren(...reply.toolCalls.map(callOf));
     this.figures.textContent = [reply.figures(), this.noted].filter(Boolean).join(" · ");
+  }
+
+  #showContent() {
+    const { content, draft } = this.#reply;
+    // A draft is the end of a text that may change: it stands in its line.
+    if (this.#isMarkdown && draft === null) showMarkdown(this.body, content);
+    else this.body.replaceChildren(element("p", {}, content, ...draftOf(draft)));
   }
 
   note(text) {
