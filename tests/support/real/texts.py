@@ -1,0 +1,11 @@
+"""Passages in the public domain, on which perplexity is measured and long prompts are built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+PASSAGES: Final = tuple(
+    Path(__file__).with_name("passages.txt").read_text("utf-8").removesuffix("\n").split("\n---\n")
+)
+"""Openings of books and speeches, and a program."""
