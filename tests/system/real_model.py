@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -267,15 +268,25 @@ def run_real_model(options: RealModelOptions) -> Result:
     return RealModelRun(options).run()
 
 
+def _is_date(value: object) -> bool:
+    """RFC 3339 has a year 0000, a leap year, which Python's dates do not have."""
+    if not isinstance(value, str):
+        return True
+    year, rest = value[:4], value[4:]
+    return bool(date.fromisoformat(f"{'2000' if year == '0000' else year}{rest}"))
+
+
+_FORMATS = jsonschema.FormatChecker()
+_FORMATS.checks("date", raises=ValueError)(_is_date)
+
+
 def _bits(outcome: Outcome) -> tuple[list[int], list[bytes]]:
     return outcome.token_ids, [token.packed_logprobs for token in outcome.logprobs]
 
 
 def _schema_fault(schema: dict[str, Any], text: str) -> str:
     """Why a text does not validate; empty if it does."""
-    validator = jsonschema.Draft202012Validator(
-        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-    )
+    validator = jsonschema.Draft202012Validator(schema, format_checker=_FORMATS)
     try:
         validator.validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as error:
