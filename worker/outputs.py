@@ -83,8 +83,11 @@ class ChoiceState:
         self._text: RequestText | None = None
         if tokenizer is not None:
             sampling = submit.sampling
+            skip = sampling.skip_special_tokens
+            prompt = memoryview(submit.prompt).cast("i")
+            context = tokenizer.context(prompt, skip_special_tokens=skip)
             self._text = RequestText(
-                tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
+                tokenizer.detokenizer(context=context, skip_special_tokens=skip),
                 stop=StopStrings(sampling.stop),
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,

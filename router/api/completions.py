@@ -228,14 +228,23 @@ class CompletionRoutes:
                 model.tokenizer, num_top, by_id=bool(body.return_tokens_as_token_ids)
             ),
             prompt_logprobs=body.prompt_logprobs is not None,
-            echo=await model.encoder.texts(texts) if body.echo else None,
+            echo=await model.encoder.texts(
+                texts,
+                owner=account.name,
+                add_special_tokens=body.add_special_tokens is not False,
+                skip_special_tokens=asked.feasibility.sampling.skip_special_tokens,
+                with_offsets=num_top is not None,
+                is_whole=echo_only,
+            )
+            if body.echo
+            else None,
             echo_only=echo_only,
         )
         prepared = Prepared(
             body=body, account=account, arrived_at=arrived_at, asked=asked, prompts=prompts
         )
         writer = _writer(TextWriter, TextWriter.prefix, prepared, extras)
-        return self.respond(request, prepared, writer)
+        return self.respond(request, prepared, writer, with_offsets=num_top is not None)
 
     async def _asked(
         self,
@@ -311,6 +320,8 @@ class CompletionRoutes:
         request: Request,
         prepared: Prepared[Body],
         make_writer: Callable[[Generation], Writer],
+        *,
+        with_offsets: bool = False,
     ) -> GenerationResponse:
         """The response to a request; it runs the generation when it is sent.
 
@@ -318,6 +329,7 @@ class CompletionRoutes:
             request: the HTTP request.
             prepared: the checked request.
             make_writer: makes the writer of the response's form.
+            with_offsets: whether the response has text offsets of tokens.
         """
         account, body, asked = prepared.account, prepared.body, prepared.asked
         model = asked.model
@@ -330,6 +342,7 @@ class CompletionRoutes:
                 priority=asked.priority,
                 slo=asked.slo,
                 shown_tokens=model.dialect.special if prepared.reading else frozenset(),
+                with_offsets=with_offsets,
                 tenant=account.tenant(body.user, self._gateway.config.fairness_key),
                 arrived_at=prepared.arrived_at,
                 span=self._span(request, model, prepared.arrived_at),

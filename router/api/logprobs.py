@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from router.api.slices import Kept, Rows
@@ -25,12 +25,10 @@ class Echoed:
 
     columns: Mapping[str, Kept]
     """Encoded arrays by field name."""
-    length: int
-    """Characters of the prompt's tokens."""
 
 
 class LogprobFormat(ABC):
-    """Writes the `logprobs` of one response; keeps the text offset of each choice.
+    """Writes the `logprobs` of one response.
 
     Args:
         tokenizer: tokenizer of the model, for the texts of tokens.
@@ -39,52 +37,46 @@ class LogprobFormat(ABC):
             text.
     """
 
+    has_offsets: bool
+    """Whether text offsets are written."""
+
     def __init__(self, tokenizer: Tokenizer, num_top: int, *, by_id: bool = False) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._by_id = by_id
-        self._offsets: dict[int, int] = {}
 
     def entries(
-        self, index: int, tokens: Sequence[Scored], echoed: Echoed | None = None
+        self, tokens: Sequence[Scored], offsets: Iterable[int], echoed: Echoed | None = None
     ) -> dict[str, Any]:
-        """`logprobs` for new tokens of a choice; its Rows must be encoded in the order of calls.
+        """`logprobs` for new tokens of a choice.
 
         Args:
-            index: index of the choice.
             tokens: new tokens of the choice.
+            offsets: index in the choice's text at which each token's text begins; not read unless
+                `has_offsets`.
             echoed: the choice's prompt if it is echoed before them.
         """
-        columns = self._columns(tokens, self._places(index, tokens, echoed))
+        columns = self._columns(tokens, offsets)
         first = {} if echoed is None else echoed.columns
         return {name: Rows(items, first.get(name)) for name, items in columns.items()}
 
-    def echoed(self, tokens: Sequence[Scored]) -> Echoed:
+    def echoed(self, tokens: Sequence[Scored], offsets: Iterable[int]) -> Echoed:
         """Log-probabilities of a prompt for `entries` of all its choices, encoded once for all.
 
         With 20 log-probabilities each, 4,096 tokens take 70 ms.
         """
-        lengths = [len(token_text(self._tokenizer, token_id)) for token_id, _ in tokens]
-        columns = self._columns(tokens, accumulate(lengths[:-1], initial=0))
-        return Echoed(
-            columns={name: Kept(items) for name, items in columns.items()}, length=sum(lengths)
-        )
-
-    def _places(self, index: int, tokens: Sequence[Scored], echoed: Echoed | None) -> Iterator[int]:
-        if echoed is not None:
-            self._offsets[index] = echoed.length
-        for token_id, _ in tokens:
-            offset = self._offsets.get(index, 0)
-            self._offsets[index] = offset + len(token_text(self._tokenizer, token_id))
-            yield offset
+        columns = self._columns(tokens, offsets)
+        return Echoed(columns={name: Kept(items) for name, items in columns.items()})
 
     @abstractmethod
-    def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
+    def _columns(
+        self, tokens: Sequence[Scored], offsets: Iterable[int]
+    ) -> dict[str, Iterable[Any]]:
         """The arrays of `logprobs` by field name.
 
         Args:
             tokens: the tokens.
-            places: text offset of each token.
+            offsets: text offset of each token.
         """
 
     def _name(self, token_id: int) -> str:
@@ -94,7 +86,11 @@ class LogprobFormat(ABC):
 class ChatLogprobs(LogprobFormat):
     """`logprobs` of chats: a list with an object per token."""
 
-    def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
+    has_offsets = False
+
+    def _columns(
+        self, tokens: Sequence[Scored], offsets: Iterable[int]
+    ) -> dict[str, Iterable[Any]]:
         return {"content": (self.entry(found) for _, found in tokens if found is not None)}
 
     def entry(self, found: TokenLogprobs) -> dict[str, Any]:
@@ -117,14 +113,18 @@ class ChatLogprobs(LogprobFormat):
 class TextLogprobs(LogprobFormat):
     """`logprobs` of /v1/completions: four parallel arrays."""
 
-    def _columns(self, tokens: Sequence[Scored], places: Iterable[int]) -> dict[str, Iterable[Any]]:
+    has_offsets = True
+
+    def _columns(
+        self, tokens: Sequence[Scored], offsets: Iterable[int]
+    ) -> dict[str, Iterable[Any]]:
         return {
             "tokens": (self._name(token_id) for token_id, _ in tokens),
             "token_logprobs": (
                 None if found is None else finite(found.logprobs[0]) for _, found in tokens
             ),
             "top_logprobs": (None if found is None else self._top(found) for _, found in tokens),
-            "text_offset": places,
+            "text_offset": offsets,
         }
 
     def _top(self, found: TokenLogprobs) -> dict[str, float]:

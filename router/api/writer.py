@@ -18,6 +18,7 @@ from router.api.slices import encode as _encode
 from router.errors import ApiError
 from router.fleet import PromptBlocks
 from router.serving import Completion, Generation
+from router.tokens.encoder import PromptText
 from worker.wire.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -36,7 +37,7 @@ class Extras:
     """Format of log-probabilities in choices; None for none."""
     prompt_logprobs: bool = False
     """Whether responses that are not streamed have log-probabilities of the prompts."""
-    echo: Sequence[str] | None = None
+    echo: Sequence[PromptText] | None = None
     """Texts of the prompts, with which their choices begin; None for none."""
     echo_only: bool = False
     """Whether generated tokens are left out."""
@@ -211,26 +212,30 @@ class ResponseWriter(ABC):
         echoed."""
         extras, index = self._extras, completion.spec.index
         scored: list[Scored] = []
+        offsets = completion.offsets(token_ids)
         echoed: Echoed | None = None
         if extras.logprobs is not None:
             scored += zip(token_ids, completion.take_logprobs(), strict=True)
         if extras.echo_only:
-            text, scored = "", []
-        if extras.echo is not None and index not in self._echoed:
-            self._echoed.add(index)
-            text = extras.echo[index // self.generation.request.feasibility.sampling.n] + text
-            if extras.logprobs is not None:
-                echoed = self._echo_of(completion, extras.logprobs)
+            text, scored, offsets = "", [], ()
+        if extras.echo is not None:
+            prompt = extras.echo[index // self.generation.request.feasibility.sampling.n]
+            offsets = [len(prompt.text) + offset for offset in offsets]
+            if index not in self._echoed:
+                self._echoed.add(index)
+                text = prompt.text + text
+                if extras.logprobs is not None:
+                    echoed = self._echo_of(completion, prompt, extras.logprobs)
         if extras.logprobs is None:
             return text, None
-        return text, extras.logprobs.entries(index, scored, echoed)
+        return text, extras.logprobs.entries(scored, offsets, echoed)
 
-    def _echo_of(self, completion: Completion, logprobs: LogprobFormat) -> Echoed:
+    def _echo_of(self, completion: Completion, text: PromptText, logprobs: LogprobFormat) -> Echoed:
         prompt = completion.spec.prompt
         if self._echo is None or self._echo[0] is not prompt:
             before = (None, *(self.generation.prompt_logprobs(completion) or ()))
             tokens = list(zip(_prompt_ids(completion), before, strict=False))
-            self._echo = prompt, logprobs.echoed(tokens)
+            self._echo = prompt, logprobs.echoed(tokens, text.offsets)
         return self._echo[1]
 
     def _ending(self, completion: Completion) -> dict[str, Any]:

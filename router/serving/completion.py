@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from router.channel import WorkerChannel
@@ -261,6 +262,11 @@ class Completion:
         token_ids = self.token_ids[self.num_taken :]
         self.num_taken += len(token_ids)
         return text, token_ids
+
+    def offsets(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Text offsets of the tokens that the last `take` returned; empty unless the request is
+        `with_offsets`."""
+        return (self._text.offsets or ())[self.num_taken - len(token_ids) : self.num_taken]
 
     def take_draft(self) -> list[int] | None:
         """The running block, if it has changed since the last call (see `draft`)."""

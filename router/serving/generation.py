@@ -31,6 +31,8 @@ class GenerationRequest:
     slo: Slo | None = None
     shown_tokens: frozenset[str] = frozenset()
     """Special tokens that are written into the text even if skip_special_tokens is set."""
+    with_offsets: bool = False
+    """Whether completions have the text offsets of their tokens."""
     tenant: str = ""
     """Tenant whose service it is, for fairness and metrics; empty for none."""
     arrived_at: float | None = None

@@ -7,13 +7,13 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from router.channel import WorkerChannel, WorkerTransport
 from router.config import ModelRoute
 from router.explain import DecisionLog
-from router.fleet import Fleet, RefusedGrammars
+from router.fleet import Fleet, PromptBlocks, RefusedGrammars
 from router.metrics.stats import ModelStats, WorkerTarget
 from router.replies import dialect_of
 from router.serving.admission import AdmissionRules, SettingsStore
@@ -127,6 +127,7 @@ class ServedModel:
             others = shared.amended(prompt_logprobs=None)
         completions = []
         unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
+        contexts = [self._context(prompt, request) for prompt in request.prompts]
         pairs = itertools.product(request.prompts, range(sampling.n))
         for index, (prompt, choice) in enumerate(pairs):
             spec = CompletionSpec(
@@ -142,7 +143,8 @@ class ServedModel:
                 traceparent="" if request.span is None else request.span.traceparent,
                 gateway_id=self._gateway_id,
             )
-            completions.append(self._completion(spec, stop, mailbox, request, now))
+            context = contexts[index // sampling.n]
+            completions.append(self._completion(spec, context, stop, mailbox, request, now))
         for prompt in request.prompts:
             prompt.priority = request.priority
             self.stats.prompt_tokens += prompt.num_tokens
@@ -217,9 +219,18 @@ class ServedModel:
             if channel.set_admission(change)
         ]
 
+    def _context(self, prompt: PromptBlocks, request: GenerationRequest) -> Sequence[int]:
+        """Last tokens of a prompt, behind which its completions are detokenized."""
+        return self.tokenizer.context(
+            memoryview(prompt.token_ids).cast("i"),
+            skip_special_tokens=request.feasibility.sampling.skip_special_tokens,
+            shown=request.shown_tokens,
+        )
+
     def _completion(
         self,
         spec: CompletionSpec,
+        context: Sequence[int],
         stop: StopStrings,
         mailbox: Mailbox[Completion],
         request: GenerationRequest,
@@ -228,11 +239,14 @@ class ServedModel:
         sampling = spec.sampling
         text = RequestText(
             self.tokenizer.detokenizer(
-                skip_special_tokens=sampling.skip_special_tokens, shown=request.shown_tokens
+                context=context,
+                skip_special_tokens=sampling.skip_special_tokens,
+                shown=request.shown_tokens,
             ),
             stop=stop,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
+            with_offsets=request.with_offsets,
         )
         return Completion(
             spec,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from router.tokens.pool import WorkPool
 from worker.wire.blocks import cache_scope
+from worker.wire.detokenizer import RequestText
 from worker.wire.limits import Limits
 from worker.wire.messages import EngineInfo, TokenizerFingerprint
 from worker.wire.sampling import SamplingParams, with_bad_words
@@ -189,18 +190,58 @@ class PromptEncoder:
 
         return await self._run(work, sum(map(len, sampling.bad_words)))
 
-    async def texts(self, prompts: Sequence[str | Sequence[int]]) -> list[str]:
-        """Texts of prompts; token ids are decoded, without special tokens."""
+    async def texts(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        owner: str = "",
+        add_special_tokens: bool = True,
+        skip_special_tokens: bool = True,
+        with_offsets: bool = False,
+        is_whole: bool = False,
+    ) -> list[PromptText]:
+        """Texts of prompts; token ids are decoded.
 
-        def work() -> list[str]:
-            return [
-                prompt
-                if isinstance(prompt, str)
-                else self._tokenizer.decode(prompt, skip_special_tokens=True)
-                for prompt in prompts
-            ]
+        Args:
+            prompts: texts or token ids.
+            owner: name of the API key.
+            add_special_tokens: as of `prompts`.
+            skip_special_tokens: whether special tokens among token ids yield no text.
+            with_offsets: whether to find the text offsets of tokens.
+            is_whole: whether no completion follows, which would begin with a character that token
+                ids have begun.
 
-        return await self._run(work, sum(map(len, prompts)))
+        Raises:
+            ApiError: 429 if too much work is waiting.
+        """
+
+        def text_of(prompt: str | Sequence[int]) -> PromptText:
+            tokenizer = self._tokenizer
+            if isinstance(prompt, str):
+                offsets: Sequence[int] = ()
+                if with_offsets:
+                    offsets = tokenizer.offsets(prompt, add_special_tokens=add_special_tokens)
+                return PromptText(prompt, offsets)
+            text = tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens)
+            offsets = ()
+            if with_offsets:
+                reader = RequestText(
+                    tokenizer.detokenizer(skip_special_tokens=skip_special_tokens),
+                    with_offsets=True,
+                )
+                text = reader.push(prompt)
+                offsets = reader.offsets or ()
+                text += reader.flush()
+            if not is_whole:
+                context = tokenizer.context(prompt, skip_special_tokens=skip_special_tokens)
+                begun = tokenizer.detokenizer(
+                    context=context, skip_special_tokens=skip_special_tokens
+                )
+                text = text.removesuffix(begun.flush())
+            return PromptText(text, offsets)
+
+        size = (1 + with_offsets) * sum(map(len, prompts))
+        return await self._run(lambda: [text_of(prompt) for prompt in prompts], size, owner)
 
     def _check(self, feasibility: Feasibility, last: int | None = None) -> Callable[[int], None]:
         """A function that raises ApiError (400) for a number of tokens that no ready worker takes.
@@ -248,6 +289,14 @@ class PromptEncoder:
         if size <= _SHORT:
             return work()
         return await self._pool.run(work, size=max(size, at_least), owner=owner)
+
+
+class PromptText(NamedTuple):
+    """The text of a prompt, to be echoed."""
+
+    text: str
+    offsets: Sequence[int]
+    """Index in the text at which the text of each token begins; empty if not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

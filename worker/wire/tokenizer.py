@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders
 
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.detokenizer import (
+    CHARACTER_TOKENS,
+    TRIM_TOKENS,
     ByteDetokenizer,
     Detokenizer,
     StreamDetokenizer,
     bytes_of_token,
+    pending_of,
 )
 from worker.wire.hub import download, local_folder
 from worker.wire.retry import Unavailable
@@ -51,8 +54,15 @@ class Tokenizer:
         self._template: ChatTemplate | None = None
         if chat_template is not None:
             self._template = ChatTemplate(chat_template, self.special_tokens)
-        self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        added = backend.get_added_tokens_decoder().values()
+        kinds = _decoder_kinds(backend)
+        self._byte_level = "ByteLevel" in kinds
+        """Whether names of tokens are spelled in GPT-2's alphabet."""
+        self._is_bytes = kinds[:1] == ["ByteLevel"] and not {*kinds[1:]} - {"Fuse"}
+        """Whether a text is its tokens' bytes, joined."""
+        added_ids = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(n for n, token in added_ids.items() if token.special)
+        """Ids of special tokens, which stand for no text, such as the ends of turns."""
+        added = added_ids.values()
         template = chat_template or ""
         wanted = {token.content for token in added if token.content in template}
         self._separators = separators(added, wanted.union(self.special_tokens.values()))
@@ -77,12 +87,6 @@ class Tokenizer:
         return self._longest_token
 
     @property
-    def special_token_ids(self) -> frozenset[int]:
-        """Ids of special tokens, which stand for no text, such as the ends of turns."""
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
-
-    @property
     def chat_template(self) -> ChatTemplate | None:
         """Chat template that `render_chat` renders; None where the checkpoint has none."""
         return self._template
@@ -99,6 +103,23 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Index in `text` at which the text of each token of `encode` begins.
+
+        It ends where that of the next token begins: white space that the tokenizer drops counts as
+        of the token behind it, a character of several tokens as of the last one. Tokens that the
+        checkpoint puts around texts have none.
+        """
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        offsets: list[int] = []
+        last = end = 0
+        for is_added, span in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
+            if not is_added:
+                last = max(last, min(end, span[0]))
+                end = max(end, span[1])
+            offsets.append(end if is_added else last)
+        return offsets
 
     def pieces(self, text: str) -> list[str]:
         """Pieces of `text` whose tokens, each encoded by itself, are those of the whole.
@@ -149,23 +170,57 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder().values()
         return frozenset(t.content for t in added if t.special and t.content in names)
 
+    def context(
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[str] = frozenset(),
+    ) -> tuple[int, ...]:
+        """Last tokens of a prompt, on which the text of a completion's first tokens depends: the
+        `context` of `detokenizer`.
+
+        Args:
+            prompt: token ids of the prompt.
+            skip_special_tokens: as of `detokenizer`, as is `shown`.
+            shown: special tokens that yield their names.
+        """
+        skipped = self._skipped(skip_special_tokens, shown) or frozenset()
+        tokens = (token_id for token_id in reversed(prompt) if token_id not in skipped)
+        return tuple(itertools.islice(tokens, TRIM_TOKENS + CHARACTER_TOKENS))[::-1]
+
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, shown: frozenset[str] = frozenset()
+        self,
+        *,
+        context: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: frozenset[str] = frozenset(),
     ) -> Detokenizer:
         """A fresh incremental detokenizer for one completion.
 
         Args:
+            context: what `context` returns for the prompt; empty to decode tokens as if they were
+                the first.
             skip_special_tokens: whether special tokens yield no text.
             shown: special tokens that yield their names even so; in vocabularies that are not
                 byte-level, all do then.
         """
-        if self._byte_level:
+        pending = pending_of([self.token_bytes(number) for number in context[-CHARACTER_TOKENS:]])
+        if self._is_bytes:
             known = self._token_bytes.setdefault((skip_special_tokens, shown), {})
             return ByteDetokenizer(
-                self._backend, known, skip_special_tokens=skip_special_tokens, shown=shown
+                self._backend,
+                known,
+                skip_special_tokens=skip_special_tokens,
+                shown=shown,
+                pending=pending,
             )
-        skips = skip_special_tokens and not shown
-        return StreamDetokenizer(self._backend, skip_special_tokens=skips)
+        skipped = self._skipped(skip_special_tokens, shown)
+        return StreamDetokenizer(self._backend, context=context, pending=pending, skipped=skipped)
+
+    def _skipped(self, skip_special_tokens: bool, shown: frozenset[str]) -> frozenset[int] | None:
+        """Ids of tokens that yield no text; None to have special tokens decoded by their names."""
+        return self.special_token_ids if skip_special_tokens and not shown else None
 
     def render_chat(
         self,
@@ -243,6 +298,20 @@ def _find_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
+    """Types of a tokenizer's decoders, in the order in which they apply; empty without any."""
+    if backend.decoder is None:
+        return []
+    kinds: list[str] = []
+    left = [json.loads(backend.decoder.__getstate__())]
+    while left:
+        decoder = left.pop()
+        left += reversed(decoder.get("decoders", ()))
+        if decoder["type"] != "Sequence":
+            kinds.append(decoder["type"])
+    return kinds
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
