@@ -79,6 +79,9 @@ def sampling_params(
     """
     given = {name: getattr(request, name) for name in _PASSED_ON}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    if ends := defaults.get("stop_token_ids"):
+        ends = () if request.ignore_eos else ends
+        values["stop_token_ids"] = (*dict.fromkeys((*(request.stop_token_ids or ()), *ends)),)
     _refuse_long("stop", [request.stop] if isinstance(request.stop, str) else request.stop)
     _refuse_long("bad_words", request.bad_words)
     _refuse_many_allowed(request, vocab_size)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.wire.end_tokens import eos_token_ids
 from worker.wire.limits import Limits
 from worker.wire.tokenizer import checkpoint_folder, read_json
 
@@ -38,7 +39,8 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
     Args:
         model: folder or Hub name of the checkpoint.
         source: `auto` for the checkpoint's own, `vllm` for none, else the folder or Hub name of
-            another generation_config.json.
+            another generation_config.json, whose end tokens are stop tokens of all requests:
+            workers end requests at the checkpoint's own anyway.
 
     Raises:
         ValueError: the source has no generation_config.json.
@@ -49,7 +51,8 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
         return load_sampling_defaults(model)
     if not (checkpoint_folder(source) / "generation_config.json").is_file():
         raise ValueError(f"--generation-config: there is no generation_config.json in {source}")
-    return load_sampling_defaults(source)
+    ends = eos_token_ids(read_json(checkpoint_folder(source) / "generation_config.json"))
+    return load_sampling_defaults(source) | ({"stop_token_ids": ends} if ends else {})
 
 
 def read_chat_template(given: str) -> str:

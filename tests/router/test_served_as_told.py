@@ -76,6 +76,18 @@ async def test_sampling_is_as_the_named_file_recommends(
     assert max(submit.sampling.top_k, 0) == top_k
 
 
+async def test_end_tokens_of_the_named_file_end_requests(rig: Any, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    await start(rig, generation_config=str(tmp_path))
+    for fields, expected in (
+        ({}, (7, 9)),
+        ({"stop_token_ids": [8, 7]}, (8, 7, 9)),
+        ({"stop_token_ids": [8], "ignore_eos": True}, (8,)),
+    ):
+        assert (await rig.chat("hello", **fields)).status_code == 200
+        assert rig.submits()[-1].sampling.stop_token_ids == expected
+
+
 async def test_another_tokenizer_makes_the_tokens(rig: Any, tmp_path: Path) -> None:
     build_checkpoint(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(SHOUTED)

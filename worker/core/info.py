@@ -9,8 +9,9 @@ from concurrent.futures import Future
 
 from worker.config import EngineConfig
 from worker.models.checkpoint import block_hash_salt
-from worker.models.config import load_model_config
+from worker.models.config import ModelConfig, load_model_config
 from worker.plan.messages import Hello, Ready, Start
+from worker.wire.end_tokens import tokenizer_eos_token_id
 from worker.wire.messages import EngineInfo
 
 
@@ -67,7 +68,7 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         vocab_size=hellos[0].vocab_size,
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
-        eos_token_ids=list(model.eos_token_ids),
+        eos_token_ids=_eos_token_ids(config, model, hellos[0].vocab_size),
         block_hash_salt=f"{salt}-{hellos[0].dtype}",
         block_size=model.block_size,
         dllm_algorithm=config.dllm_algorithm if model.block_size > 1 else "",
@@ -84,6 +85,16 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
         page_groups=groups,
         processes={"rank 0": os.getpid()} | _processes(hellos),
     )
+
+
+def _eos_token_ids(config: EngineConfig, model: ModelConfig, vocab_size: int) -> list[int]:
+    """End tokens of the checkpoint's configuration and of its tokenizer."""
+    try:
+        own = tokenizer_eos_token_id(config.tokenizer_checkpoint)
+    except ValueError:  # prompts are token ids, or gateways report the tokenizer's fault
+        own = None
+    found = dict.fromkeys([*model.eos_token_ids, *(() if own is None else (own,))])
+    return [token_id for token_id in found if 0 <= token_id < vocab_size]
 
 
 def start_of(info: EngineInfo) -> Start:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from worker.models.quantization import QuantizationConfig
 from worker.models.quantization_formats import read_quantization
 from worker.models.rope_config import RopeConfig, parse_rope, parse_window_rope
 from worker.models.wrappers import TensorNames, read_text_part, with_skipped_tensors
+from worker.wire.end_tokens import eos_token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +165,7 @@ class ModelConfig:
     def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
         """Reads the content of config.json, and end tokens from the folder's other files; raises
         ValueError, which names the key, for a value that is malformed or not supported."""
+        given = raw
         raw, tensors = read_text_part(_unlisted(raw))
         _check_kinds(raw)
         architecture, family = find_family(raw)
@@ -211,7 +214,7 @@ class ModelConfig:
             tie_word_embeddings=bool(merged.get("tie_word_embeddings", False)),
             max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
-            eos_token_ids=_eos_token_ids(merged, folder),
+            eos_token_ids=_eos_token_ids(given, merged, folder),
             dtype=_stored_dtype(raw),
             block_size=block_size,
             mask_token_id=mask_token_id,
@@ -488,16 +491,21 @@ def _length_limit(
     return limit, reason
 
 
-def _eos_token_ids(raw: RawConfig, folder: Path) -> tuple[int, ...]:
-    """End tokens in generation_config.json, else in config.json."""
+def _eos_token_ids(given: RawConfig, merged: RawConfig, folder: Path) -> tuple[int, ...]:
+    """End tokens that config.json and generation_config.json name, as in vLLM those of both; else
+    the family's default.
+
+    Args:
+        given: the content of config.json.
+        merged: that of its text part, with the family's defaults.
+        folder: folder of the checkpoint.
+    """
     path = folder / "generation_config.json"
-    generation = read_json(path) if path.is_file() else {}
-    value = generation.get("eos_token_id")
-    if value is None:
-        value = raw.get("eos_token_id")
-    if value is None:
-        return ()
-    tokens = value if isinstance(value, list) else [value]
-    if not all(type(token) is int for token in tokens):
-        raise ValueError(f"eos_token_id must be token ids, got {value!r:.80}: repair it")
-    return tuple(tokens)
+    text = given.get("text_config")
+    sources = [
+        given,
+        text if isinstance(text, dict) else {},
+        read_json(path) if path.is_file() else {},
+    ]
+    named = chain.from_iterable(map(eos_token_ids, sources))
+    return tuple(dict.fromkeys(named)) or eos_token_ids(merged)

@@ -260,13 +260,30 @@ def load_tokenizer(model: str) -> Tokenizer:
             f"no tokenizer.json in {folder}: save the checkpoint with a fast tokenizer "
             "(tokenizer.save_pretrained of transformers writes one)"
         )
-    config = read_json(folder / "tokenizer_config.json")
-    special = {**read_json(folder / "special_tokens_map.json"), **config}
     return Tokenizer(
         tokenizers.Tokenizer.from_file(str(path)),
-        chat_template=_find_chat_template(folder, config),
-        special_tokens=_special_tokens(special),
+        chat_template=_find_chat_template(folder),
+        special_tokens=special_tokens(folder),
     )
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Special tokens of a checkpoint's tokenizer by role (`eos_token`, ...).
+
+    Raises ValueError if a file that names them holds no JSON object.
+    """
+    config = {
+        **read_json(folder / "special_tokens_map.json"),
+        **read_json(folder / "tokenizer_config.json"),
+    }
+    tokens: dict[str, str] = {}
+    for key in SPECIAL_TOKEN_KEYS:
+        value = config.get(key)
+        if isinstance(value, Mapping):  # an added token with its flags
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[key] = value
+    return tokens
 
 
 def checkpoint_folder(model: str) -> Path:
@@ -287,13 +304,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _find_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _find_chat_template(folder: Path) -> str | None:
     """Chat template of a checkpoint; a file of its own wins over the tokenizer's configuration."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
     template = read_json(folder / "chat_template.json").get("chat_template")
-    template = template or config.get("chat_template")
+    template = template or read_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several named ones
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
@@ -312,14 +329,3 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
         if decoder["type"] != "Sequence":
             kinds.append(decoder["type"])
     return kinds
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens: dict[str, str] = {}
-    for key in SPECIAL_TOKEN_KEYS:
-        value = config.get(key)
-        if isinstance(value, Mapping):  # an added token with its flags
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[key] = value
-    return tokens

@@ -43,3 +43,36 @@ def test_limits_are_the_devices_where_none_are_given(tmp_path: Path) -> None:
 
     assert limits() == (256, 2048)
     assert limits(max_num_seqs=5) == (5, 2048)
+
+
+def test_end_tokens_are_those_of_all_files(tmp_path: Path) -> None:
+    """config.json with its text_config, generation_config.json, and the tokenizer's files."""
+    hello = Hello(0, 9, 256, 100)
+
+    def ends(**options: str) -> list[int]:
+        config = EngineConfig(model=str(tmp_path), load_format="dummy", **options)  # type: ignore[arg-type]
+        return build_engine_info(config, [hello], "salt").eos_token_ids
+
+    def write(name: str, **content: object) -> None:
+        (tmp_path / name).write_text(json.dumps(content))
+
+    write("config.json", **CONFIG)
+    assert ends() == [2], "transformers' default"
+    write("config.json", **CONFIG, eos_token_id=5)
+    assert ends() == [5]
+    write("generation_config.json", eos_token_id=[6, 5, 7])
+    assert ends() == [5, 6, 7]
+    write("tokenizer_config.json", eos_token="<|im_end|>")
+    assert ends() == [5, 6, 7]
+    added = [{"content": "<|im_end|>", "id": 9}, {"content": "<|beyond|>", "id": 100}]
+    write("tokenizer.json", added_tokens=added, model={"vocab": {"a": 0}})
+    assert ends() == [5, 6, 7, 9]
+    write("tokenizer_config.json", eos_token="<|beyond|>")
+    assert ends() == [5, 6, 7], "the model has 100 tokens"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text())
+    (other / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    assert ends(tokenizer=str(other)) == [5, 6, 7, 0]
+    write("tokenizer.json", model=3)
+    assert ends() == [5, 6, 7]

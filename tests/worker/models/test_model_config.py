@@ -244,7 +244,8 @@ def test_eos_token_ids(folder: Path) -> None:
     assert load(folder).eos_token_ids == (2,)
     assert load(folder, eos_token_id=[3, 4]).eos_token_ids == (3, 4)
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    assert load(folder, eos_token_id=3).eos_token_ids == (5, 6)
+    assert load(folder, eos_token_id=3).eos_token_ids == (3, 5, 6)
+    assert load(folder, eos_token_id=[6, 4]).eos_token_ids == (6, 4, 5)
 
 
 def test_salt_names_the_checkpoint(folder: Path) -> None:
