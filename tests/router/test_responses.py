@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import response_create_params as create_params
 
 from router.api.responses.protocol import KNOWN, ResponsesRequest
@@ -435,6 +437,37 @@ def test_the_store_is_bounded_and_who_has_most_makes_room() -> None:
     assert store.get("small", "a") is kept
     with pytest.raises(ApiError, match="keeps none"):
         ResponseStore("gw-7", 0, 8).get("small", "a")
+
+
+def test_many_small_responses_of_a_key_do_not_evict_another_key_s_large_ones() -> None:
+    store = ResponseStore("gw-7", max_bytes=64 * 2**20, max_entries=64)
+    for number in range(4):
+        store.put("victim", str(number), Stored(response=b"", messages=b"m" * 500_000))
+    for number in range(200):
+        store.put("attacker", str(number), Stored(response=b"", messages=b"[]"))
+    assert store.num_entries == 64
+    for number in range(4):
+        store.get("victim", str(number))
+
+
+@given(
+    puts=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40_000)), max_size=120),
+    max_entries=st.integers(3, 20),
+)
+def test_a_key_within_its_share_of_both_limits_loses_nothing(
+    puts: list[tuple[str, int]], max_entries: int
+) -> None:
+    max_bytes = 200_000
+    store = ResponseStore("gw-7", max_bytes, max_entries)
+    for number, (owner, size) in enumerate(puts):
+        store.put(owner, str(number), Stored(response=b"x" * size, messages=b""))
+        assert store.num_entries <= max_entries
+        assert store.num_bytes <= max_bytes
+    for name in "abc":
+        own = [(str(n), size + OVERHEAD) for n, (owner, size) in enumerate(puts) if owner == name]
+        is_small = len(own) <= max_entries // 3 and sum(size for _, size in own) <= max_bytes // 3
+        for response_id, _ in own if is_small else ():
+            store.get(name, response_id)
 
 
 async def test_the_official_client_puts_a_stream_together(agent: Rig) -> None:

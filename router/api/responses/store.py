@@ -44,7 +44,9 @@ class _Shelf:
 class ResponseStore:
     """Stored responses of one gateway process, by API key and id. Thread-safe.
 
-    When it is full, the key with the most bytes loses its least recently used response.
+    Over the limit on bytes the key with the most bytes loses its least recently used response, over
+    the limit on entries the key with the most entries: a key is never evicted for what another one
+    uses more of.
 
     Args:
         gateway_id: id of this gateway, which is part of response ids.
@@ -79,9 +81,12 @@ class ResponseStore:
             shelf = self._shelves.setdefault(owner, _Shelf())
             shelf.entries[response_id] = stored
             self._count(shelf, stored.num_bytes, 1)
-            while self.num_bytes > self._max_bytes or self.num_entries > self._max_entries:
-                largest = max(self._shelves, key=lambda name: self._shelves[name].num_bytes)
-                self._remove(largest, next(iter(self._shelves[largest].entries)))
+            while self.num_bytes > self._max_bytes:
+                self._evict_from(max(self._shelves, key=lambda name: self._shelves[name].num_bytes))
+            while self.num_entries > self._max_entries:
+                self._evict_from(
+                    max(self._shelves, key=lambda name: len(self._shelves[name].entries))
+                )
 
     def get(self, owner: str, response_id: str, field: str | None = None) -> Stored:
         """A response of a key.
@@ -107,6 +112,9 @@ class ResponseStore:
         with self._lock:
             if not self._remove(owner, response_id):
                 raise self._unknown(response_id, None)
+
+    def _evict_from(self, owner: str) -> None:
+        self._remove(owner, next(iter(self._shelves[owner].entries)))
 
     def _remove(self, owner: str, response_id: str) -> bool:
         shelf = self._shelves.get(owner)
