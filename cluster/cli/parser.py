@@ -35,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
     ) -> None:
         """Creates a parser; `fill` adds its arguments when this command is called, as that imports
         the command's modules."""
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
         self._fill = fill
         self.common: frozenset[str] = frozenset()
         """Flags that plain `--help` lists; empty for all."""
