@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels import rowwise
 from kernels.choose_experts.base import ExpertChoice, Routing
 
 
@@ -21,7 +22,7 @@ def choose_experts(
     if not routing.num_always:
         return choice
     always = torch.arange(count, count + routing.num_always, device=scores.device)
-    weight = torch.ones_like(choice.weights[:, :1]) if gate is None else sigmoid(gate)
+    weight = torch.ones_like(choice.weights[:, :1]) if gate is None else rowwise.sigmoid(gate)
     return ExpertChoice(
         torch.cat((choice.expert_ids, always.expand(num_tokens, -1)), dim=1),
         torch.cat((choice.weights, weight.expand(-1, routing.num_always)), dim=1),
@@ -33,8 +34,10 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -
     if routing.scoring in ("softmax of chosen", "sigmoid of chosen"):
         chosen, expert_ids = scores.topk(routing.num_chosen, dim=-1)
         is_softmax = routing.scoring == "softmax of chosen"
-        return ExpertChoice(expert_ids, chosen.softmax(dim=-1) if is_softmax else sigmoid(chosen))
-    shares = sigmoid(scores) if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
+        return ExpertChoice(
+            expert_ids, chosen.softmax(dim=-1) if is_softmax else rowwise.sigmoid(chosen)
+        )
+    shares = rowwise.sigmoid(scores) if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
     ranking = shares if bias is None else shares + bias
     if routing.num_chosen_groups < routing.num_groups:
         groups = ranking.view(len(ranking), routing.num_groups, -1)
@@ -47,12 +50,3 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -
     if routing.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return ExpertChoice(expert_ids, weights * routing.scale)
-
-
-def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Sigmoid whose values do not depend on their place in the tensor.
-
-    HAZARD(invariance): torch's sigmoid evaluates the end of a contiguous run with another exp than
-    the rest.
-    """
-    return 1.0 / (1.0 + (-x).exp())

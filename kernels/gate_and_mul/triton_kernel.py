@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gate_and_mul.reference import CUBIC, SLOPE
+from kernels.rowwise import CUBIC, SLOPE
 from kernels.tiles import cdiv
 
 _BLOCK = 1024

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels import rowwise
+
 _CHUNK = 64
 """Number of positions per chunk, which are computed together by matrix products."""
 
@@ -47,7 +49,7 @@ def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tens
     total = inputs.narrow(-2, 0, count) * weight[:, 0]
     for tap in range(1, num_taps):
         total = total + inputs.narrow(-2, tap, count) * weight[:, tap]
-    return torch.nn.functional.silu(total)
+    return rowwise.silu(total)
 
 
 def gated_delta_steps(

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from kernels import xielu
+from kernels import rowwise, xielu
 from worker.models.decoder import DecoderModel
 from worker.models.layers import MLP
 from worker.models.linear_method import WeightSlot
@@ -39,10 +39,8 @@ class XieluMLP(MLP):
     def pack(self) -> None:
         """Packs the projections, and computes the activation's parameters p, n, b and e."""
         super().pack()
-        positive, negative, slope, limit = self._numbers.unbind()
-        positive, negative = (
-            torch.nn.functional.softplus(number) for number in (positive, negative)
-        )
+        slope, limit = self._numbers[2:]
+        positive, negative = rowwise.softplus(self._numbers[:2])
         self._numbers = torch.stack((positive, slope + negative, slope, limit))
 
     def _xielu(self, x: torch.Tensor) -> torch.Tensor:

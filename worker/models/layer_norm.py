@@ -4,9 +4,7 @@ Orion (huggingface.co/OrionStarAI), Starcoder 2 (huggingface.co/bigcode), Nemotr
 
 from __future__ import annotations
 
-import torch
-
-from kernels import squared_relu
+from kernels import rowwise, squared_relu
 from worker.models.decoder import DecoderModel
 from worker.models.layers import MLP, GatedMLP
 from worker.models.llama import LlamaLayer
@@ -33,7 +31,7 @@ class Starcoder2ForCausalLM(StableLmForCausalLM):
     def build_layer(self, index: int) -> LlamaLayer:
         """Builds a layer; all are alike."""
         names = {"up_name": "c_fc", "down_name": "c_proj"}
-        return LlamaLayer(self, index, MLP(self.config, self.options, gelu_tanh, **names))
+        return LlamaLayer(self, index, MLP(self.config, self.options, rowwise.gelu_tanh, **names))
 
 
 class NemotronForCausalLM(StableLmForCausalLM):
@@ -50,8 +48,3 @@ class NemotronForCausalLM(StableLmForCausalLM):
         return LayerNorm(
             *(config.hidden_size, config.rms_norm_eps, self.options), has_bias=True, offset=1.0
         )
-
-
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """Elementwise GELU with the tanh approximation."""
-    return torch.nn.functional.gelu(x, approximate="tanh")

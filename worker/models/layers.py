@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from kernels import HeadNorms, qk_norm_rope_store, rms_norm_pair, silu_and_mul
+from kernels import HeadNorms, qk_norm_rope_store, rms_norm_pair, rowwise, silu_and_mul
 from worker.models.config import ModelConfig
 from worker.models.context import ForwardContext, KVCache
 from worker.models.kv_cache import KVCacheSpec, StateSpec
@@ -339,7 +339,7 @@ def attend(
 
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Output x [T, N] times the sigmoid of its gate [T, N]."""
-    return x * gate.sigmoid()
+    return x * rowwise.sigmoid(gate)
 
 
 class MLP:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
+from kernels import rowwise
 from worker.models.cohere import ParallelLayer
-from worker.models.layer_norm import StableLmForCausalLM, gelu_tanh
+from worker.models.layer_norm import StableLmForCausalLM
 from worker.models.layers import MLP, AttentionNames, AttentionTraits
 
 _PHI_NAMES = AttentionNames(output="dense")
@@ -30,7 +29,7 @@ class PhiForCausalLM(StableLmForCausalLM):
 
     def build_layer(self, index: int) -> ParallelLayer:
         """Builds a layer; all are alike."""
-        mlp = MLP(self.config, self.options, gelu_tanh, up_name="fc1", down_name="fc2")
+        mlp = MLP(self.config, self.options, rowwise.gelu_tanh, up_name="fc1", down_name="fc2")
         return ParallelLayer(self, index, mlp, traits=AttentionTraits(names=_PHI_NAMES))
 
 
@@ -44,6 +43,6 @@ class FalconForCausalLM(StableLmForCausalLM):
     def build_layer(self, index: int) -> ParallelLayer:
         """Builds a layer; all are alike."""
         names = {"up_name": "dense_h_to_4h", "down_name": "dense_4h_to_h"}
-        mlp = MLP(self.config, self.options, torch.nn.functional.gelu, **names)
+        mlp = MLP(self.config, self.options, rowwise.gelu, **names)
         traits = AttentionTraits(names=_FALCON_NAMES)
         return ParallelLayer(self, index, mlp, traits=traits, attention_name="self_attention")

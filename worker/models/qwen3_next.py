@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from kernels import rms_norm
+from kernels import rms_norm, rowwise
 from kernels.gated_delta_rule import (
     DeltaInputs,
     causal_convolution,
@@ -132,10 +132,10 @@ class GatedDeltaNet:
         all rows."""
         projected = self._projection.forward(hidden)
         mixed, z, b, a = projected.split([sum(self._widths[:3]), *self._widths[3:]], dim=1)
-        decay = -self._decay.exp() * torch.nn.functional.softplus(a.float() + self._step_bias)
-        out = self._mix(mixed, decay, b.float().sigmoid(), ctx)
+        decay = -self._decay.exp() * rowwise.softplus(a.float() + self._step_bias)
+        out = self._mix(mixed, decay, rowwise.sigmoid(b.float()), ctx)
         out = rms_norm(out.to(hidden.dtype), self._norm.weight, self._eps)
-        gate = torch.nn.functional.silu(z.float()).view(out.shape)
+        gate = rowwise.silu(z.float()).view(out.shape)
         out = (out * gate).to(hidden.dtype).flatten(1)
         return self._output.forward(out if read is None else out.index_select(0, read))
 

@@ -120,7 +120,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "no bias": {"use_bias": False},
             "eps": {"norm_epsilon": 0.1},
-            "activation": Patch(target="worker.models.layer_norm:gelu_tanh", value=torch.relu),
+            "activation": Patch(target="kernels.rowwise:gelu_tanh", value=torch.relu),
             "window of one more": {"sliding_window": _WINDOW + 1},
             **_LAYER_NORMS,
             **_THETA,
@@ -155,7 +155,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
                 target="worker.models.phi:PhiForCausalLM.compute_logits",
                 value=lambda self, hidden: _without_bias_of_scores(self, hidden),
             ),
-            "activation": Patch(target="worker.models.phi:gelu_tanh", value=torch.relu),
+            "activation": Patch(target="kernels.rowwise:gelu_tanh", value=torch.relu),
             **_LAYER_NORMS,
             **_HALF_MUTATIONS,
         },

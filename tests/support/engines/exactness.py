@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.effort import IS_LONG
-from tests.support.engines.engine_driver import Engine
+from tests.support.engines.engine_driver import Engine, Outcome
 from worker.wire.sampling import SamplingParams
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -42,7 +42,7 @@ def make_prompts(number: int = 20) -> list[list[int]]:
 
 
 def seeded_params() -> list[SamplingParams]:
-    """Greedy and sampled requests in turn, every filter used."""
+    """Greedy and sampled requests in turn, every filter used, with log-probabilities."""
     sampled: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -51,13 +51,15 @@ def seeded_params() -> list[SamplingParams]:
         {"temperature": 0.9, "min_p": 0.05},
     ]
     return [
-        SamplingParams(seed=100 + i, max_tokens=NUM_NEW, ignore_eos=True, **sampled[i % 5])
+        SamplingParams(
+            seed=100 + i, max_tokens=NUM_NEW, ignore_eos=True, logprobs=3, **sampled[i % 5]
+        )
         for i in range(20)
     ]
 
 
 class Settings:
-    """The same prompts through differently set engines."""
+    """The same prompts through differently set engines: tokens and log-probabilities."""
 
     def __init__(self, folder: str, params: list[SamplingParams], **options: Any) -> None:
         self._folder = folder
@@ -65,42 +67,42 @@ class Settings:
         self._options = options
         self._prompts = make_prompts(len(params))
 
-    def alone(self, some: slice = EVERY) -> list[list[int]]:
+    def alone(self, some: slice = EVERY) -> list[Outcome]:
         """Each of some prompts by itself, which takes more steps than all the other settings."""
         with self._engine(enable_prefix_caching=False, overlap_depth=0) as engine:
             pairs = list(zip(self._prompts, self._params, strict=True))[some]
-            return [engine.generate([prompt], [one])[0] for prompt, one in pairs]
+            return [engine.outcomes([prompt], [one])[0] for prompt, one in pairs]
 
-    def batched_then_cached(self) -> tuple[list[list[int]], list[list[int]]]:
+    def batched_then_cached(self) -> tuple[list[Outcome], list[Outcome]]:
         with self._engine() as engine:
-            batched = engine.generate(self._prompts, self._params)
-            return batched, engine.generate(self._prompts, self._params)
+            batched = engine.outcomes(self._prompts, self._params)
+            return batched, engine.outcomes(self._prompts, self._params)
 
-    def chunked(self) -> list[list[int]]:
+    def chunked(self) -> list[Outcome]:
         with self._engine(max_num_batched_tokens=32) as engine:
-            return engine.generate(self._prompts, self._params)
+            return engine.outcomes(self._prompts, self._params)
 
-    def scarce(self) -> list[list[int]]:
+    def scarce(self) -> list[Outcome]:
         with self._engine(kv_cache_tokens=SCARCE_TOKENS) as engine:
-            outputs = engine.generate(self._prompts, self._params)
+            outputs = engine.outcomes(self._prompts, self._params)
             assert engine.num_preemptions > 0, "pages were not scarce"
             return outputs
 
-    def tensor_parallel(self) -> list[list[int]]:
+    def tensor_parallel(self) -> list[Outcome]:
         """TP 2: scarce pages with chunks."""
         with self._parallel_engine() as engine:
-            return engine.generate(self._prompts, self._params)
+            return engine.outcomes(self._prompts, self._params)
 
-    def tensor_parallel_and_alone(self) -> tuple[list[list[int]], list[list[int]]]:
+    def tensor_parallel_and_alone(self) -> tuple[list[Outcome], list[Outcome]]:
         """TP 2: scarce pages with chunks, then alone, of every other prompt.
 
         Every filter is used there, too. A step of several ranks takes many times as long as one of
         one rank where they have to share a processor.
         """
         with self._parallel_engine() as engine:
-            together = engine.generate(self._prompts, self._params)
+            together = engine.outcomes(self._prompts, self._params)
             pairs = list(zip(self._prompts, self._params, strict=True))[1::2]
-            return together[1::2], [engine.generate([prompt], [one])[0] for prompt, one in pairs]
+            return together[1::2], [engine.outcomes([prompt], [one])[0] for prompt, one in pairs]
 
     def _parallel_engine(self) -> Engine:
         return self._engine(
@@ -112,11 +114,12 @@ class Settings:
 
 
 def assert_greedy_of_transformers(
-    model: PreTrainedModel, prompts: list[list[int]], outputs: list[list[int]]
+    model: PreTrainedModel, prompts: list[list[int]], outputs: list[Outcome]
 ) -> None:
     """Every token is the reference's best after the same tokens, near ties aside."""
     near_ties = 0
-    for prompt, output in zip(prompts, outputs, strict=True):
+    for prompt, outcome in zip(prompts, outputs, strict=True):
+        output = outcome.token_ids
         assert len(output) == NUM_NEW
         logits = _logits(model, (*prompt, *output[:-1]))[len(prompt) - 1 :]
         best, second = logits.topk(2, dim=-1).values.unbind(-1)

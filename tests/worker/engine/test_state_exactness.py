@@ -1,5 +1,5 @@
-"""Models whose layers keep a state of each request: bitwise the same tokens whatever the engine
-does, and prefixes hit where they have a snapshot."""
+"""Models whose layers keep a state of each request: bitwise the same tokens and log-probabilities
+whatever the engine does, and prefixes hit where they have a snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
-from tests.support.engines.engine_driver import Engine, Outcome
+from tests.support.engines.engine_driver import Engine
 from tests.support.engines.poisoned_engine import LateExecutor
 from worker.wire.sampling import SamplingParams
 
@@ -20,7 +20,7 @@ PAGE = 8
 LENGTHS = (3, 8, 37, 64, 110)
 SCARCE_TOKENS = 160
 SAMPLING = [
-    SamplingParams(temperature=0.9, seed=number, max_tokens=20, ignore_eos=True)
+    SamplingParams(temperature=0.9, seed=number, max_tokens=20, ignore_eos=True, logprobs=3)
     for number in range(len(LENGTHS))
 ]
 
@@ -75,13 +75,13 @@ def test_outputs_are_bitwise_equal(folder: Path) -> None:
     prompts = make_prompts()
     with StatesEngine(folder, enable_prefix_caching=False, overlap_depth=0) as engine:
         pairs = zip(prompts, SAMPLING, strict=True)
-        alone = [engine.generate([prompt], [params])[0] for prompt, params in pairs]
+        alone = [engine.outcomes([prompt], [params])[0] for prompt, params in pairs]
     with StatesEngine(folder, overlap_depth=1) as engine:
-        assert engine.generate(prompts, SAMPLING) == alone
-        assert engine.generate(prompts, SAMPLING) == alone, "with hits"
+        assert engine.outcomes(prompts, SAMPLING) == alone
+        assert engine.outcomes(prompts, SAMPLING) == alone, "with hits"
     scarce = {"kv_cache_tokens": SCARCE_TOKENS, "max_num_batched_tokens": 13}
     with StatesEngine(folder, overlap_depth=1, **scarce) as engine:
-        assert engine.generate(prompts, SAMPLING) == alone
+        assert engine.outcomes(prompts, SAMPLING) == alone
         assert engine.num_preemptions > 0, "pages were not scarce"
 
 
@@ -120,9 +120,8 @@ def test_an_aborted_request_leaves_nothing_behind(folder: Path) -> None:
             engine.core.scheduler.abort(request_id, 0)
         while engine.core.has_work():
             engine.step(outputs)
-        expected = engine.generate(prompts, SAMPLING)
-        kept: list[Outcome] = list(outputs.values())
-        assert [one.token_ids for one in kept[1::2]] == expected[1::2]
+        expected = engine.outcomes(prompts, SAMPLING)
+        assert list(outputs.values())[1::2] == expected[1::2]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.effort import IS_LONG
-from tests.support.engines.engine_driver import Engine
+from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.exactness import (
     GREEDY,
     Settings,
@@ -43,19 +43,19 @@ class WindowSettings(Settings):
             "max_num_batched_tokens": 64,
         }
 
-    def scarce(self) -> list[list[int]]:
+    def scarce(self) -> list[Outcome]:
         with self._engine(**self._scarce) as engine:
-            outputs = engine.generate(self._prompts, self._params)
+            outputs = engine.outcomes(self._prompts, self._params)
             assert engine.num_preemptions > 0, "pages were not scarce"
             return outputs
 
-    def tensor_parallel(self) -> list[list[int]]:
+    def tensor_parallel(self) -> list[Outcome]:
         with self._engine(tensor_parallel_size=2, **self._scarce) as engine:
-            return engine.generate(self._prompts, self._params)
+            return engine.outcomes(self._prompts, self._params)
 
-    def speculative(self) -> list[list[int]]:
+    def speculative(self) -> list[Outcome]:
         with self._engine(speculative_method="ngram", speculative_adaptive=False) as engine:
-            return engine.generate(self._prompts, self._params)
+            return engine.outcomes(self._prompts, self._params)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,45 @@
+"""With --batch-invariant a request has the same bits alone, in a batch and in chunks, in every
+family: tokens and log-probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.checkpoints.families import SPECIMENS, write_specimen
+from tests.support.checkpoints.specimen import VOCAB_SIZE
+from tests.support.engines.engine_driver import Engine, Outcome
+from worker.wire.sampling import SamplingParams
+
+LENGTHS = (5, 33, 12, 47, 20)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3)
+OWN_FUNCTIONS = ("qwen3-next", "starcoder2", "phi", "falcon", "apertus", "llama4", "deepseek-v3")
+"""Families with functions of torch of their own: SiLU, softplus, sigmoids, both GELUs."""
+
+
+def outcomes(folder: Path, *, is_alone: bool, **options: Any) -> list[Outcome]:
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+    common = {"batch_invariant": True, "kv_cache_tokens": 2048, "enable_prefix_caching": False}
+    with Engine(str(folder), **common, **options) as engine:
+        if is_alone:
+            return [engine.outcomes([prompt], PARAMS)[0] for prompt in prompts]
+        return engine.outcomes(prompts, PARAMS)
+
+
+@pytest.mark.parametrize("cpu_threads", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in OWN_FUNCTIONS else pytest.mark.long) for n in SPECIMENS],
+)
+def test_bits_do_not_depend_on_other_requests(tmp_path: Path, name: str, cpu_threads: int) -> None:
+    torch.set_num_threads(1)
+    write_specimen(name, tmp_path)
+    alone = outcomes(tmp_path, is_alone=True, cpu_threads=cpu_threads)
+    assert outcomes(tmp_path, is_alone=False, cpu_threads=cpu_threads) == alone
+    chunks = {"max_num_batched_tokens": 20, "max_num_seqs": 16}
+    assert outcomes(tmp_path, is_alone=False, cpu_threads=cpu_threads, **chunks) == alone
