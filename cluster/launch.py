@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from cluster.config import ServeConfig
-from cluster.environment import DIRECTORY_VARIABLE, Environment, prepare
+from cluster.directories import processes_of
+from cluster.environment import Environment, prepare
 from cluster.haproxy import CERTIFICATE_VARIABLE
 from cluster.local_ray import (
     haproxy_of_cluster,
@@ -81,7 +82,8 @@ class LocalFleet:
 
     @property
     def log_directory(self) -> str:
-        """Folder of Ray's logs of all processes of this fleet; they are kept when it ends."""
+        """Folder of Ray's logs of all processes of this fleet, removed when it ends: only those of
+        a failed start are kept, until another fleet starts here."""
         from ray._private.worker import _global_node
 
         return str(_global_node.get_logs_dir_path())
@@ -114,7 +116,7 @@ class LocalFleet:
             self._deploy()
             self._wait_ready()
         except BaseException:
-            self.stop()
+            self.stop(keep_logs=True)
             raise
 
     def update(self, config: ServeConfig) -> None:
@@ -138,8 +140,9 @@ class LocalFleet:
         except ValueError as error:
             self._report(f"still serving the old TLS certificate: {error}")
 
-    def stop(self) -> None:
-        """Ends everything that `start` began; no process of a local cluster is left."""
+    def stop(self, *, keep_logs: bool = False) -> None:
+        """Ends everything that `start` began; no process of a local cluster is left, and no file
+        except for Ray's logs with `keep_logs`."""
         import ray
 
         environment, self._environment = self._environment, None
@@ -154,7 +157,7 @@ class LocalFleet:
             ray.shutdown()
         # An interrupted start leaves processes that ray.shutdown does not know.
         end_processes_of(environment.directory, grace_s=5.0 if started else 0.2)
-        environment.close()
+        environment.close(keep_logs=keep_logs)
 
     def __enter__(self) -> Self:
         self.start()
@@ -336,19 +339,3 @@ def end_processes_of(directory: Path, grace_s: float) -> None:
                     os.kill(pid, signal.SIGKILL)
             return
         time.sleep(0.05)
-
-
-def processes_of(directory: Path) -> list[int]:
-    """Ids of the processes of the local cluster with this private directory, this one left out.
-
-    HAZARD: psutil reads an environment up to its first empty entry, and Ray, which writes process
-    titles over it, leaves empty ones.
-    """
-    wanted = f"{DIRECTORY_VARIABLE}={directory}".encode()
-    pids = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            pid = int(entry.parent.name)
-            if wanted in entry.read_bytes().split(b"\0") and pid != os.getpid():
-                pids.append(pid)
-    return pids

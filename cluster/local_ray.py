@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.directories import private_directory, ray_directory, remove_private_directory
 from cluster.environment import (
     ENABLE_HAPROXY,
     NO_HAPROXY,
     local_ray_settings,
-    private_directory,
-    ray_directory,
     ray_settings,
-    remove_private_directory,
     require_authentication,
 )
 

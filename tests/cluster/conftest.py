@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster.environment import private_directory
+from cluster.directories import private_directory
 from cluster.haproxy import BINARY_VARIABLE
 from tests.support.cluster.serve_haproxy import Gateway, Proxy, settings_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import stat
 import subprocess
@@ -14,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from cluster import launch
+from cluster.directories import private_directory
 from cluster.environment import (
     NODE_WRAPPER,
-    Environment,
     cluster_settings,
     haproxy_policy,
     haproxy_settings,
@@ -24,8 +23,6 @@ from cluster.environment import (
     main,
     node_settings,
     prepare,
-    private_directory,
-    ray_directory,
     ray_settings,
     require_authentication,
     serve_settings,
@@ -163,32 +160,6 @@ def test_a_used_port_is_refused() -> None:
         taken.listen()
         with pytest.raises(ValueError, match="choose another --port"):
             refuse_used_port("127.0.0.1", first)
-
-
-def test_of_what_a_fleet_leaves_there_are_logs_alone() -> None:
-    directory = private_directory()
-    session = ray_directory(directory) / "session_2026-01-01_00-00-00_000000_1"
-    for folder in (directory / "haproxy", session / "sockets", session / "logs" / "serve"):
-        folder.mkdir(parents=True)
-        (folder / "file").touch()
-    (ray_directory(directory) / "session_latest").symlink_to(session)
-    (directory / "ray-token").touch()
-    environment = Environment(
-        directory=directory, haproxy=True, serve_host="127.0.0.1", gateway_ports=None
-    )
-    environment.close()
-    try:
-        files = [path for path in directory.rglob("*") if not path.is_dir()]
-        assert files == [session / "logs" / "serve" / "file"]
-        assert not (session / "sockets").exists()
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    finally:
-        shutil.rmtree(directory)
-    environment.close()  # there is nothing any more
-
-    empty = private_directory()
-    Environment(directory=empty, haproxy=True, serve_host="127.0.0.1", gateway_ports=None).close()
-    assert not empty.exists()
 
 
 @pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")

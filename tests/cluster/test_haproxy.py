@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.environment import has_haproxy, private_directory
+from cluster.directories import private_directory
+from cluster.environment import has_haproxy
 from cluster.haproxy import (
     BINARY_VARIABLE,
     ERRORS,

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.environment import has_haproxy, private_directory
+from cluster.directories import private_directory
+from cluster.environment import has_haproxy
 from cluster.haproxy_guard import (
     CHECK_PERIOD_S,
     HUNG_S,

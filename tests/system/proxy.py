@@ -18,8 +18,8 @@ from typing import Any
 
 from cluster.bench.client import Record
 from cluster.bench.report import Check, Result, at_most, checks_json, exactly, note
-from cluster.environment import DIRECTORY_VARIABLE
-from cluster.launch import LocalFleet, processes_of
+from cluster.directories import DIRECTORY_VARIABLE, processes_of
+from cluster.launch import LocalFleet
 from tests.support.fleet.client_load import ClientLoad, ClientOptions
 from tests.support.fleet.proxy_loss import HAPROXY, MANAGER, Probe, Victims, wait_until
 from tests.system.checks import check_main, is_whole, serve_config

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.environment import DIRECTORY_VARIABLE
+from cluster.directories import DIRECTORY_VARIABLE
 from tests.support.chaos.connections import clients_through, listening_ports, tcp_connections
 from tests.support.chaos.faults import NotPossible, Saboteur
 from tests.support.chaos.kinds import Part

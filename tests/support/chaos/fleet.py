@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig, find_demo_model
-from cluster.environment import DIRECTORY_VARIABLE
+from cluster.directories import DIRECTORY_VARIABLE
 from cluster.ports import free_ports
 from tests.support.chaos.asks import DIFFUSION, MODEL
 from tests.support.chaos.haproxy import gateways_up

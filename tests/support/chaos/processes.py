@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from cluster.directories import processes_of
 from cluster.environment import START_HAPROXY
-from cluster.launch import APPLICATION, processes_of
+from cluster.launch import APPLICATION
 from tests.support.chaos.kinds import Part
 from tests.support.fleet.processes import resident_mib
 

@@ -13,7 +13,8 @@ import select
 import sys
 import traceback
 
-from cluster.environment import DIRECTORY_VARIABLE, prepare
+from cluster.directories import DIRECTORY_VARIABLE
+from cluster.environment import prepare
 from cluster.local_ray import init_local_ray
 
 PERIOD_S = 0.25

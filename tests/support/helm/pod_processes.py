@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.environment import private_directory
+from cluster.directories import private_directory
 from cluster.launch import RAY_IS_SLOW
 from cluster.ports import PortRange, free_ports
 from tests.support.helm.kuberay import (
