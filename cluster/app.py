@@ -179,6 +179,10 @@ def build_application(
         max_surge_percent=100,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=2,
+        # A gateway is killed after three checks in a row without an answer, 9 to 11 s after it
+        # hangs: Serve's default of 30 s leaves its clients waiting for 96 s. A check runs on the
+        # event loop, which no request may keep for more than 0.05 s.
+        health_check_timeout_s=3,
         graceful_shutdown_timeout_s=LONGEST_STREAM_S,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,

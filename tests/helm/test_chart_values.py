@@ -53,6 +53,8 @@ WRONG = {
     "no Gateway": (["--set", "httpRoute.enabled=true,allowOpenEndpoint=true"], "needs parentRefs"),
     "no host": (["--set", "ingress.enabled=true,allowOpenEndpoint=true"], "needs a host"),
     "services without a lasting name": (["--set", "upgradeStrategy.type=NewClusterWithIncrementalUpgrade"], "names the Service after each cluster"),
+    "RocksDB and Redis": (["--set", "gcsFaultTolerance.enabled=true,gcsFaultTolerance.backend=rocksdb,gcsFaultTolerance.redisAddress=r:1"], "uses neither redisAddress"),
+    "one volume for two clusters": (["--set", "gcsFaultTolerance.enabled=true,gcsFaultTolerance.backend=rocksdb,gcsFaultTolerance.storage.claimName=c"], "open the files of the one that still serves"),
     "one Redis namespace for two clusters": (["--set", "gcsFaultTolerance.enabled=true,gcsFaultTolerance.redisAddress=r:1,gcsFaultTolerance.externalStorageNamespace=n"], "the state of the one that still serves"),
     "load balancer that the policy closes": (["--set", "service.type=LoadBalancer,allowOpenEndpoint=true"], "Set networkPolicy.clientCidrs"),
     "node port that the policy closes": (["--set", "service.type=NodePort,allowOpenEndpoint=true"], "service.type NodePort: what comes in there has the address of a node"),

@@ -73,6 +73,28 @@ def test_releases_differ_in_what_they_know(helm4: Helm) -> None:
     assert "secretName" in found
 
 
+@pytest.mark.parametrize(
+    ("values", "storage"),
+    [
+        ("storage.size=2Gi", {"size": "2Gi"}),
+        ("storage.storageClassName=ssd", {"size": "1Gi", "storageClassName": "ssd"}),
+        ("storage.claimName=mine", {"claimName": "mine"}),
+    ],
+)
+def test_the_gcs_may_store_its_state_on_a_volume(
+    helm4: Helm, values: str, storage: dict[str, str]
+) -> None:
+    rendered = helm4.template(
+        "--set",
+        "gcsFaultTolerance.enabled=true,gcsFaultTolerance.backend=rocksdb,"
+        f"upgradeStrategy.type=None,gcsFaultTolerance.{values}",
+    )
+    service = only(rendered, "RayService")
+    options = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert options == {"backend": "rocksdb", "storage": storage}
+    assert violations(service, "1.7.0") == []
+
+
 DEFINITION = """
 spec:
   names: {kind: RayThing}

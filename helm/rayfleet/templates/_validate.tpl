@@ -66,8 +66,14 @@
 {{- fail "with rayAuth.enabled=false and networkPolicy.enabled=false whoever reaches the pods could run code in them: enable one" -}}
 {{- end -}}
 {{- with $values.gcsFaultTolerance -}}
-{{- if and .enabled (not .redisAddress) -}}
-{{- fail "gcsFaultTolerance needs redisAddress, such as redis:6379" -}}
+{{- if and .enabled (eq .backend "redis") (not .redisAddress) -}}
+{{- fail "gcsFaultTolerance needs redisAddress, such as redis:6379, or backend=rocksdb" -}}
+{{- end -}}
+{{- if and .enabled (eq .backend "rocksdb") (or .redisAddress .externalStorageNamespace) -}}
+{{- fail "gcsFaultTolerance.backend=rocksdb uses neither redisAddress nor externalStorageNamespace: remove them" -}}
+{{- end -}}
+{{- if and .enabled (eq .backend "rocksdb") .storage.claimName (ne $values.upgradeStrategy.type "None") -}}
+{{- fail "gcsFaultTolerance.storage.claimName with upgradeStrategy.type NewCluster: the new cluster would open the files of the one that still serves. Leave the claim to KubeRay, which makes one per cluster, or set upgradeStrategy.type=None" -}}
 {{- end -}}
 {{- if and .enabled .externalStorageNamespace (ne $values.upgradeStrategy.type "None") -}}
 {{- fail "gcsFaultTolerance.externalStorageNamespace with upgradeStrategy.type NewCluster: the new cluster would read and overwrite the state of the one that still serves. Leave the namespace to KubeRay, which makes one per cluster, or set upgradeStrategy.type=None" -}}
