@@ -1,4 +1,4 @@
-"""What fleets leave in /tmp: nothing after their end; a later start removes what killed ones left."""
+"""Files that fleets leave in /tmp: none after their end; a later start removes those of killed ones."""
 
 from __future__ import annotations
 
