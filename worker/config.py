@@ -31,11 +31,13 @@ class SchedulingOptions(AdmissionOptions):
     """
 
     max_num_seqs: int = 0
-    """Most requests in the running set. 0 takes the device's default: 1,024 on GPUs of 70 GiB or
-    more (not A100s), 256 on other GPUs, 64 on CPU and for models with linear attention."""
+    """Maximum number of running requests. 0 uses the device's default, but no more than
+    --max-num-batched-tokens: 1,024 on GPUs of 70 GiB or more (not A100s), 256 on other GPUs, 64 on
+    CPU and for models with linear attention."""
     max_num_batched_tokens: int = 0
-    """Token budget of one step; longer prompts are computed in chunks. 0 takes the device's
-    default: 8,192 on GPUs of 70 GiB or more (not A100s), 2,048 on other GPUs, 1,024 on CPU."""
+    """Token budget of one step, at least --max-num-seqs; longer prompts are computed in chunks.
+    0 uses the device's default: 8,192 on GPUs of 70 GiB or more (not A100s), 2,048 on other GPUs,
+    1,024 on CPU."""
     enable_chunked_prefill: bool = True
     """Chunked prefill: compute prompts in chunks beside other work. Without it a prompt is computed
     in one step, in a step of its own where it is longer than `prefill_max_tokens` of
@@ -69,6 +71,14 @@ class SchedulingOptions(AdmissionOptions):
         ):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{option_name(self, name)} must not be negative, got {value}")
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
+            tokens, seqs = (
+                option_name(self, name) for name in ("max_num_batched_tokens", "max_num_seqs")
+            )
+            raise ValueError(
+                f"{tokens} ({self.max_num_batched_tokens}) must be greater than or equal to {seqs} "
+                f"({self.max_num_seqs}): each running request computes one token per step"
+            )
 
     @property
     def admission(self) -> AdmissionOptions:
@@ -260,11 +270,15 @@ class EngineConfig(SchedulingOptions):
         return at_revision(self.speculative_model, self.speculative_revision)
 
     def with_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> EngineConfig:
-        """This configuration with these limits where it leaves them to the device (0)."""
+        """This configuration with these limits where it leaves them to the device (0).
+
+        A default gives way to a limit that is set: there are at least as many tokens as requests.
+        """
+        tokens = self.max_num_batched_tokens or max(max_num_batched_tokens, self.max_num_seqs)
         return replace(
             self,
-            max_num_seqs=self.max_num_seqs or max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens or max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs or min(max_num_seqs, tokens),
+            max_num_batched_tokens=tokens,
         )
 
     def _check_speculation(self) -> None:

@@ -95,9 +95,9 @@ class EngineCore:
         """Queues a request that the frontend has found to fit.
 
         A request that names a grammar is held, and no other with it, until its matcher is ready.
+        A repeated submit is ignored.
         """
-        self.scheduler.add(submit)
-        if submit.grammar:
+        if self.scheduler.add(submit) and submit.grammar:
             self.grammars.request(submit)
 
     def abort(self, abort: Abort) -> None:
@@ -113,9 +113,8 @@ class EngineCore:
         """Resumes a held request with its matcher, or ends it where there is a problem."""
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
-            return
-        self._guided.add(request_id, attempt, grammar)
-        self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar))
+        elif self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar)):
+            self._guided.add(request_id, attempt, grammar)
 
     def close(self) -> None:
         """Ends the grammars' threads. The executor is the caller's to close."""

@@ -196,6 +196,7 @@ class WorkerFrontend:
             grammars, broken = await self._grammars.compile(wanted)
             rejections += broken
         # Nothing is awaited from here on: what is found now holds until the batch is handed over.
+        rejections = self._drop_repeated(batch, rejections)
         if batch.admission is not None:
             self._admission_change = self._admission_change.then(batch.admission)
         refused = {rejection.request_id for rejection in rejections}
@@ -317,6 +318,26 @@ class WorkerFrontend:
         for gateway_id, attachment in self._attachments.items():
             if gateway_id != submits[0].gateway_id:
                 attachment.put_step(self.epoch, [], [], self.load)
+
+    def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
+        """Drops submits of requests that this or a later attempt has opened already, which run
+        on; returns the other submits' rejections."""
+        attempts = {
+            submit.request_id: attachment.open_requests[submit.request_id]
+            for submit in batch.submits
+            if (attachment := self._attachments.get(submit.gateway_id)) is not None
+            and submit.request_id in attachment.open_requests
+        }
+        kept, seen = [], set[tuple[str, int]]()
+        for submit in batch.submits:
+            key = (submit.request_id, submit.attempt)
+            if key in seen or submit.attempt <= attempts.get(submit.request_id, -1):
+                logger.warning("repeated submit ignored", extra={"request_id": submit.request_id})
+                continue
+            seen.add(key)
+            kept.append(submit)
+        batch.submits = kept
+        return [one for one in rejections if (one.request_id, one.attempt) in seen]
 
     def _refusals(
         self, batch: SubmitBatch, hopeless: Collection[str], info: EngineInfo | None

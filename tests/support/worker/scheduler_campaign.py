@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tests.support.worker.fake_device import SALT_SEEDS, Harness, make_submit
-from worker.core.scheduler.policy import ORDERS, POLICIES
-from worker.wire.admission import AdmissionChange
+from worker.wire.admission import AdmissionChange, AdmissionOptions
 from worker.wire.messages import Submit
 from worker.wire.slo import Slo
 
@@ -38,6 +39,32 @@ def random_submit(rng: random.Random, request_id: str, limit: int) -> Submit:
         stop_token_ids=(5,) if rng.random() < 0.2 else (),
         num_resumed=rng.randrange(length) if rng.random() < 0.1 else 0,
     )
+
+
+def random_admission(rng: random.Random) -> dict[str, Any]:
+    """A value for every field of AdmissionOptions, so that no new field is left out."""
+    hints = get_type_hints(AdmissionOptions)
+    return {
+        option.name: rng.choice(_choices(hints[option.name], option.name, option.default))
+        for option in fields(AdmissionOptions)
+    }
+
+
+def _choices(kind: Any, name: str, default: Any) -> list[Any]:
+    if get_origin(kind) is Literal:
+        return [*get_args(kind)]
+    if kind is float:
+        return [0.1, 0.5, 1.0]
+    assert kind is int, f"the campaign has no values for {name}, of type {kind}"
+    return [value for value in (0, 1, 2, 3, 7, default) if _is_valid(name, value)]
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    try:
+        AdmissionOptions(**{name: value})
+    except ValueError:
+        return False
+    return True
 
 
 class Campaign:
@@ -98,20 +125,7 @@ class Campaign:
 
     def change(self) -> None:
         """Other rules of admission from now on."""
-        rng = self.rng
-        self.harness.scheduler.set_admission(
-            AdmissionChange(
-                {
-                    "schedule_policy": rng.choice([*ORDERS]),
-                    "prefill_admission_policy": rng.choice([*POLICIES]),
-                    "prefill_admission_lookahead": rng.choice([1, 4, 64]),
-                    "prefill_force_fifo_every": rng.choice([0, 1, 3]),
-                    "prefill_max_tokens": rng.choice([0, 1, 7]),
-                    "prefill_max_batch_size": rng.choice([0, 1, 3]),
-                    "max_prefill_share": rng.choice([0.1, 0.5, 1.0]),
-                }
-            )
-        )
+        self.harness.scheduler.set_admission(AdmissionChange(random_admission(self.rng)))
 
     def wait(self) -> None:
         """Deadlines come nearer."""

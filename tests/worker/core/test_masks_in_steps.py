@@ -188,3 +188,16 @@ def test_nobody_waits_for_a_slow_grammar(
     load = core.step().load
     assert load.num_free_pages == load.num_total_pages
     core.close()
+
+
+def test_a_matcher_that_arrives_again_is_dropped() -> None:
+    core, _ = make_core(0)
+    grammar, again = CountingGrammar(), CountingGrammar()
+    add(core, "a", grammar, max_tokens=4)
+    core.step()
+    core.guide("a", 0, again)
+    core.guide("a", 0, GrammarProblem("too late", 500))
+    core.guide("nobody", 0, again)
+    assert run(core)["a"][-1] == 4
+    assert (grammar.taken, again.taken) == ([1, 2, 3], [])
+    assert not len(core._guided)

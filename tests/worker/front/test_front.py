@@ -526,3 +526,33 @@ async def test_what_completions_share_is_looked_through_once_and_stays_shared(
     assert {id(s.sampling) for s in batch.submits} == {id(batch.submits[0].sampling)}
     assert batch.submits[0].sampling == shared
     await gateway.close()
+
+
+async def test_a_repeated_submit_is_accepted_once(front: WorkerFrontend, engine: Engine) -> None:
+    """It is neither handed over again nor rejected, since its request runs on."""
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    assert (await send(front, submit("r"), submit("r"))).last_ordinal == 1
+    reply = await send(front, submit("r"))
+    assert (reply.rejections, reply.last_ordinal) == ([], 0)
+    assert (await send(front, submit("r", attempt=1), submit("r"))).last_ordinal == 2
+    assert (await send(front, submit("s"), submit("r"))).last_ordinal == 3
+    assert front.load.num_reserved == 3
+    batches = [await engine.batch() for _ in range(3)]
+    assert [[(s.request_id, s.attempt) for s in one.submits] for one in batches] == [
+        [("r", 0)],
+        [("r", 1)],
+        [("s", 0)],
+    ]
+
+
+async def test_a_repeated_submit_is_not_rejected_for_a_full_queue(front: WorkerFrontend) -> None:
+    engine = Engine(front.open())
+    engine.stream.send(encode(msgspec.structs.replace(INFO, max_queued_requests=1, max_num_seqs=1)))
+    await front.wait_ready()
+    gateway = Gateway(front, "g0")
+    await gateway.next()
+    assert not (await send(front, submit("a"), submit("b"))).rejections
+    assert [r.status for r in (await send(front, submit("c"))).rejections] == [429]
+    assert not (await send(front, submit("b"), submit("a"))).rejections
+    engine.close()

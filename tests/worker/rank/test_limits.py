@@ -56,6 +56,8 @@ def test_what_is_given_counts(model: ModelConfig) -> None:
     assert limits(model, alone) == (64, 1024)
     assert limits(model, alone, max_num_seqs=7) == (7, 1024)
     assert limits(model, alone, max_num_batched_tokens=512) == (64, 512)
+    assert limits(model, alone, max_num_batched_tokens=32) == (32, 32), "a default gives way"
+    assert limits(model, alone, max_num_seqs=2000) == (2000, 2000)
 
 
 def test_ranks_agree(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +78,12 @@ def test_slots_with_states_are_few(model: ModelConfig, monkeypatch: pytest.Monke
 def test_negative_ones_are_refused() -> None:
     with pytest.raises(ValueError, match="--max-num-seqs must not be negative"):
         EngineConfig(model="any", max_num_seqs=-1)
+
+
+def test_each_running_request_needs_a_token_of_the_step() -> None:
+    expected = (
+        r"--max-num-batched-tokens \(8\) must be greater than or equal to --max-num-seqs \(9\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        EngineConfig(model="any", max_num_seqs=9, max_num_batched_tokens=8)
+    assert EngineConfig(model="any", max_num_seqs=8, max_num_batched_tokens=8).max_num_seqs == 8

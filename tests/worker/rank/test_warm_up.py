@@ -44,7 +44,7 @@ def test_steps_are_within_limits_and_reach_them(
 ) -> None:
     config, ran = steps_of(
         *(max_model_len, block_size),
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
         max_num_batched_tokens=max_num_batched_tokens,
     )
     totals = []

@@ -154,6 +154,10 @@ class StepBudget:
         self._decodes += granted
         self._unused -= granted
 
+    def give_back(self, count: int) -> None:
+        """Gives back tokens of prompts that are not computed in this step after all."""
+        self._unused += count
+
     def take_drafts(self, most: int) -> int:
         """Takes tokens for up to `most` drafts of a decode from what prompts left; how many."""
         granted = max(0, min(most, self._unused))

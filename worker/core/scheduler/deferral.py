@@ -98,10 +98,22 @@ class DecodeDeferral:
             max_prompts: prompt tokens that it has room for.
         """
         deferred = candidates.requests
-        if num_prompt_tokens < min(candidates.num_tokens, max_prompts):
+        if _falls_short(candidates, num_prompt_tokens, max_prompts):
             deferred = {}
         self._num_steps = self._num_steps + 1 if deferred else 0
         return deferred
+
+    def withdraws(self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
+        """Whether a step that left decodes out computes them after all, because running prompts
+        found too few pages; arguments as in `decide`, after all rows are added.
+
+        Pages are claimed row by row, so this is known only then. Without it the step could be
+        empty.
+        """
+        if not self._num_steps or not _falls_short(candidates, num_prompt_tokens, max_prompts):
+            return False
+        self._num_steps = 0
+        return True
 
     def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
         """Whether decodes would take an eighth or more of a step with so many prompt tokens."""
@@ -118,3 +130,8 @@ class DecodeDeferral:
         if self._admission.has_slots:
             num_tokens += self._state.queue.num_tokens - self._state.queue.num_expected_cached
         return num_tokens
+
+
+def _falls_short(candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
+    """Whether a step has too few prompt tokens to leave decodes out; always without any."""
+    return num_prompt_tokens < max(1, min(candidates.num_tokens, max_prompts))

@@ -35,12 +35,14 @@ class PageClaims:
         self.num_promised = 0
         """Pages (blocks) that requests admitted to this step take after the running ones."""
 
-    def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> None:
-        """Adds a row of `length` positions, or of as many as there are pages for, if any."""
+    def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
+        """Adds a row of `length` positions, or of as many as there are pages for, if any; returns
+        their number."""
         if request.num_computed + length > len(lease.pages) * self._page_size:
             length = self._claim(request, lease, length, builder)
         if length:
             builder.add_row(request, lease, length)
+        return length
 
     def add_draft_row(
         self, request: Request, lease: Lease, num_drafts: int, builder: StepBuilder

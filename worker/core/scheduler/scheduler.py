@@ -92,11 +92,14 @@ class Scheduler:
         """Shape of the newest step in flight."""
         return self._in_flight[-1].shape
 
-    def add(self, submit: Submit) -> None:
+    def add(self, submit: Submit) -> bool:
         """Queues a request that the frontend has found to fit.
 
         A higher attempt of a known request replaces it without a report, since its gateway no
         longer listens to the older attempt; the same or a lower attempt is ignored.
+
+        Returns:
+            Whether the submit was taken; False for one that is ignored.
         """
         self.state.stats.num_submits += 1
         present = self.state.requests.get(submit.request_id)
@@ -108,7 +111,7 @@ class Scheduler:
                     present.attempt,
                     extra={"request_id": submit.request_id},
                 )
-                return
+                return False
             self.lifecycle.end(present, RequestState.FINISHED_ABORTED)
         self._num_arrivals += 1
         now = self._clock()
@@ -134,23 +137,24 @@ class Scheduler:
         elif not self._turn_away(request):
             self.state.queue.push(request, now)
         else:
-            return
+            return True
         if len(request.token_ids) >= request.limit:
             # An earlier attempt generated all there was to generate, but its end got lost.
             self.lifecycle.end(request, RequestState.FINISHED_LENGTH)
             self.state.outputs.put(request)
+        return True
 
     def provide(
         self, request_id: str, attempt: int, grammar: GrammarStatus | GrammarProblem
-    ) -> None:
+    ) -> bool:
         """Queues a request that was held for its grammar, or ends it where there is a problem.
 
-        A request that has ended meanwhile is ignored, but reported by `take_ended`.
+        Returns:
+            Whether the request was held; False if it has ended or already has its grammar.
         """
         request = self.state.held.get(request_id)
         if request is None or attempt != request.attempt:
-            self.lifecycle.note_ended(request_id, attempt)
-            return
+            return False
         if isinstance(grammar, GrammarProblem):
             request.give_up(grammar)
             self.lifecycle.end(request, RequestState.FINISHED_ERROR)
@@ -167,6 +171,7 @@ class Scheduler:
                 self.state.queue.push_back(request, now)
             else:
                 self.state.queue.push(request, now)
+        return True
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Ends a request wherever it is; unknown ids and aborts of older attempts are ignored."""

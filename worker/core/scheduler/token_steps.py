@@ -102,10 +102,17 @@ class TokenSteps:
         chunks = {m[0].request_id: length for m, length in zip(prompts, lengths, strict=False)}
         entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
         self._claims.num_promised = sum(self._admission.num_pages(*one) for one in entering)
+        left_out = [member for member in members if member[0].request_id in deferred]
         members = [member for member in members if member[0].request_id not in deferred]
-        self._add_rows(members, chunks, budget, builder)
+        missing = self._add_rows(members, chunks, budget, builder)
         for one, length in entering:
             self._admission.launch(one, length, builder)
+        num_prompt_tokens = sum(lengths) - missing
+        if self._deferral.withdraws(deferrable, num_prompt_tokens, budget.max_prompts):
+            self._claims.num_promised = 0  # launched
+            budget.give_back(missing)
+            budget.add_decodes(len(left_out))
+            self._add_rows(left_out, {}, budget, builder)
 
     def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
         """Tokens of the result per row. Raises ValueError if these do not add up."""
@@ -267,7 +274,7 @@ class TokenSteps:
         chunks: Mapping[str, int],
         budget: StepBudget,
         builder: StepBuilder,
-    ) -> None:
+    ) -> int:
         """Adds the rows of requests that ran before this step.
 
         Args:
@@ -275,15 +282,21 @@ class TokenSteps:
             chunks: tokens to compute of the prompts among them, by request id.
             budget: the step's budget, which has tokens for the decodes.
             builder: gets the rows.
+
+        Returns:
+            Tokens of `chunks` for which there are no pages.
         """
+        missing = 0
         deferred, claims = self._lifecycle.deferred, self._claims
         drafts = self.speculation is not None and self.speculation.is_open
         for request, pending in members:
             lease = request.lease
+            length = chunks.get(request.request_id, 0)
             if lease is None or request.request_id in deferred:
+                missing += length
                 continue
             if pending > 1:
-                claims.add_row(request, lease, chunks.get(request.request_id, 0), builder)
+                missing += length - claims.add_row(request, lease, length, builder)
             elif pending == 1 and budget.take_decode():
                 num_drafts = self._num_drafts(request, budget) if drafts else 0
                 if num_drafts or request.num_unverified:
@@ -291,6 +304,7 @@ class TokenSteps:
                 else:
                     claims.add_row(request, lease, 1, builder)
         deferred.clear()
+        return missing
 
     def _num_drafts(self, request: Request, budget: StepBudget) -> int:
         # Drafts follow a drawn token, and the last token of a prompt is none.

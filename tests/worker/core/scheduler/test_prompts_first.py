@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from tests.support.effort import cases
 from tests.support.worker.fake_device import Harness, make_submit
+from tests.support.worker.scheduler_campaign import random_admission
 from worker.plan.plan import Plan
 from worker.wire.admission import AdmissionOptions
 from worker.wire.slo import Slo
@@ -294,3 +298,53 @@ def test_a_prompt_beside_a_last_token_that_is_being_drawn_takes_all_there_is() -
     harness.finished("ending")
     harness.finished("long")
     harness.check_drained()
+
+
+def test_decodes_run_when_prompts_find_no_pages() -> None:
+    """Before, such a step was empty, which ended the engine."""
+    harness = Harness(
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        num_pages=72,
+        max_model_len=256,
+        enable_prefix_caching=False,
+        prefill_first_steps=1,
+    )
+    for number in range(5):
+        submit(harness, f"decoding{number}", 9, 60)
+    plans(harness, 4)
+    submit(harness, "prompt", 200, 4)
+    harness.drain()
+    for number in range(5):
+        harness.finished(f"decoding{number}")
+    harness.finished("prompt")
+    harness.check_drained()
+
+
+@pytest.mark.parametrize("seed", range(cases(150)))
+def test_a_long_prompt_beside_decodes_with_scarce_pages_always_ends(seed: int) -> None:
+    """Under any admission options: a quarter of these ended the engine, before."""
+    rng = random.Random(seed)
+    page_size, num_decodes, length = rng.choice([1, 4]), rng.randint(1, 8), rng.choice([100, 300])
+    # As many as admission keeps for all of them, and few more.
+    num_pages = num_decodes * (-(-13 // page_size) + 1) + -(-length // page_size)
+    harness = Harness(
+        max_num_seqs=8,
+        max_num_batched_tokens=rng.choice([8, 16, 32]),
+        num_pages=1 + num_pages + rng.randint(0, 4),
+        page_size=page_size,
+        max_model_len=512,
+        enable_prefix_caching=rng.random() < 0.5,
+        checked=False,
+        **random_admission(rng),
+    )
+    depth = rng.randrange(2)
+    for number in range(num_decodes):
+        submit(harness, f"decoding{number}", 9, 120)
+    for _ in range(4):
+        harness.step(depth)
+    submit(harness, "prompt", length, 4)
+    harness.drain(depth)
+    for number in range(num_decodes):
+        harness.finished(f"decoding{number}")
+    harness.finished("prompt")

@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from tests.support.worker.fake_device import EOS, Harness, expected_output, make_submit
+from tests.support.worker.fake_device import EOS, Harness, Outcome, expected_output, make_submit
+from worker.core.grammar.state import GrammarStatus
 from worker.plan.plan import PlannedRow, StepResult
 from worker.wire.blocks import block_hashes, root_hash
 from worker.wire.messages import BlockStored, StepShape
@@ -39,8 +40,8 @@ def test_decodes_and_prefill_chunks_share_a_step() -> None:
     harness.finished("b")
 
 
-def test_a_step_never_exceeds_the_token_budget_even_with_more_decodes_than_budget() -> None:
-    harness = Harness(max_num_batched_tokens=2, max_num_seqs=4)
+def test_a_step_never_exceeds_the_token_budget_even_if_decodes_fill_it() -> None:
+    harness = Harness(max_num_batched_tokens=4, max_num_seqs=4)
     for index in range(4):
         harness.submit(make_submit(f"r{index}", prompt(2, index), max_tokens=8, ignore_eos=True))
     harness.drain()
@@ -538,3 +539,19 @@ def test_equal_prompts_in_a_small_cache_all_end(depth: int, num_pages: int, leng
     for name in "abc":
         harness.finished(name)
     harness.check_drained()
+
+
+def test_a_repeated_submit_is_ignored_and_says_so() -> None:
+    harness = Harness()
+    scheduler = harness.scheduler
+    one = make_submit("a", [3] * 4, max_tokens=3, ignore_eos=True)
+    later = make_submit("a", [3] * 4, max_tokens=3, ignore_eos=True, attempt=1)
+    harness.outcomes[("a", 1)] = Outcome(later)
+    assert scheduler.add(later)
+    for _ in range(2):
+        assert not scheduler.add(later), "the same attempt"
+        assert not scheduler.add(one), "an earlier one"
+        assert not scheduler.provide("a", 1, GrammarStatus()), "it was not held"
+        harness.step()
+    harness.drain()
+    harness.finished("a", 1)
