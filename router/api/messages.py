@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -12,6 +14,7 @@ import msgspec
 
 from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
+from router.replies import mended
 from worker.wire.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -98,7 +101,7 @@ def _part(index: int, part: Any) -> str:
 def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
     """Decodes the arguments of the messages' calls, and removes empty `tool_calls`."""
     written: list[bytes] = []
-    places: list[tuple[int, int, dict[str, Any]]] = []
+    functions: list[dict[str, Any]] = []
     for index, message in assistants:
         if "tool_calls" not in message:
             continue
@@ -108,15 +111,15 @@ def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
         if not isinstance(calls, list):
             raise _wrong(index, "tool_calls must be a list")
         message["tool_calls"] = [_call(index, place, call) for place, call in enumerate(calls)]
-        for place, call in enumerate(message["tool_calls"]):
+        for call in message["tool_calls"]:
             arguments = call["function"].get("arguments")
             if isinstance(arguments, str):
                 # Encoding cannot fail: the body's decoder takes no lone surrogates.
                 written.append(arguments.encode())
-            places.append((index, place, call["function"]))
+            functions.append(call["function"])
     refuse_many_values(*written)  # strings in the body, so they were not counted yet
-    for index, place, function in places:
-        function["arguments"] = _arguments(index, place, function.get("arguments"))
+    for function in functions:
+        function["arguments"] = _arguments(function.get("arguments"))
 
 
 def _call(index: int, place: int, call: Any) -> dict[str, Any]:
@@ -127,17 +130,26 @@ def _call(index: int, place: int, call: Any) -> dict[str, Any]:
     return {**call, "function": {**function}}
 
 
-def _arguments(index: int, place: int, arguments: Any) -> dict[str, Any]:
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            arguments = ...  # refused below
-    elif arguments is None or isinstance(arguments, str):
-        arguments = {}
-    if not isinstance(arguments, dict):
-        raise _wrong(index, f"tool_calls[{place}].function.arguments must be a JSON object")
-    return arguments
+def _arguments(arguments: Any) -> dict[str, Any]:
+    """Arguments of a call as templates take them.
+
+    Clients replay what a model wrote, right or wrong. A text that was cut within an object, as by
+    `max_tokens`, is closed; what is no object otherwise becomes the only argument of one.
+    """
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    given = _decoded(arguments) if isinstance(arguments, str) else arguments
+    return given if isinstance(given, dict) else {"arguments": given}
+
+
+def _decoded(text: str) -> Any:
+    """The JSON of a text, cut or not, with NaN and infinities as texts; else the text itself."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        return msgspec.json.decode(text)
+    whole = mended(text)
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text if whole is None else whole, parse_constant=str)
+    return text
 
 
 def _name_answers(messages: Sequence[dict[str, Any]]) -> None:

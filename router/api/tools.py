@@ -21,6 +21,7 @@ from router.replies import (
     ReplyReader,
     Thought,
     ToolFormat,
+    argument_types,
     num_thought_tokens,
 )
 from worker.wire.chat_template import ChatTemplate
@@ -42,7 +43,7 @@ class ToolUse:
     format: ToolFormat | None = None
     """Format in which the model writes calls; None if it may call nothing."""
     properties: Properties = field(default_factory=dict)
-    """JSON schemas of the arguments, by function and argument."""
+    """Types of the arguments (`argument_types`), by function and argument."""
     form: StructuredOutputsParams | None = None
     """Structured output that makes the model write valid calls; None for free text."""
     is_forced: bool = False
@@ -120,7 +121,7 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     tools = [tool for tool in body.tools if tool["function"]["name"] in names]
     is_named = choice == "named"
     is_one = is_named or body.parallel_tool_calls is False
-    properties = {name: _properties(functions[name]) for name in names}
+    properties = {name: argument_types(functions[name].get("parameters") or {}) for name in names}
     if choice == "auto":
         strict = any(functions[name].get("strict") is True for name in names)
         return ToolUse(
@@ -247,11 +248,6 @@ def _known(function: Any, functions: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or name not in functions:
         raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
     return name
-
-
-def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = (function.get("parameters") or {}).get("properties")
-    return properties if isinstance(properties, dict) else {}
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,9 +1,10 @@
 """Parsers of model output: reasoning, tool calls and content."""
 
+from router.replies.argument_types import argument_types
 from router.replies.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
 from router.replies.formats import FORMATS, Properties, ToolFormat
 from router.replies.harmony import HarmonyReader, num_thought_tokens
-from router.replies.json_text import closed
+from router.replies.json_text import closed, mended
 from router.replies.reader import (
     THOUGHTS,
     Call,
@@ -28,8 +29,10 @@ __all__ = [
     "ReplyReader",
     "Thought",
     "ToolFormat",
+    "argument_types",
     "check_parsers",
     "closed",
     "dialect_of",
+    "mended",
     "num_thought_tokens",
 ]

@@ -208,8 +208,8 @@ def typed(value: str, schema: object) -> Any:
     Strings stay as they are; values of enums lose white space around them, which grammars allow.
     """
     choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    if isinstance(choices, list) and value not in choices and value.strip() in choices:
-        return value.strip()
+    if isinstance(choices, list):
+        return _chosen(value, choices)
     types = _types(schema)
     if "null" in types and value.strip() == "null":
         return None
@@ -218,25 +218,32 @@ def typed(value: str, schema: object) -> Any:
     written = value.strip()
     if "boolean" in types and written in ("True", "False"):
         return written == "True"
+    return _decoded(written, value)
+
+
+def _chosen(value: str, choices: list[Any]) -> Any:
+    """The value of an enum that is written; the text if there is none."""
+    for text in (value, value.strip()):
+        if text in choices:
+            return text
+    decoded = _decoded(value.strip(), value)
+    # Compared as written, since 1 is not true.
+    if any(_encode(decoded) == _encode(choice) for choice in choices):
+        return decoded
+    return value
+
+
+def _decoded(written: str, other: str) -> Any:
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return value
+        return other
 
 
 def _types(schema: object) -> set[str]:
-    if not isinstance(schema, Mapping):
-        return set()
-    own = schema.get("type")
-    types = {own} if isinstance(own, str) else set()
-    if isinstance(own, list):
-        types = {name for name in own if isinstance(name, str)}
-    for union in ("anyOf", "oneOf"):
-        branches = schema.get(union)
-        for branch in branches if isinstance(branches, list) else ():
-            if isinstance(branch, Mapping) and isinstance(branch.get("type"), str):
-                types.add(branch["type"])
-    return types
+    own = schema.get("type") if isinstance(schema, Mapping) else None
+    names = [own] if isinstance(own, str) else own
+    return set(names) if isinstance(names, list) else set()
 
 
 def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:

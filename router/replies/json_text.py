@@ -77,6 +77,11 @@ class JsonObject:
         """Closing braces and brackets for those that are open."""
         return "".join(_CLOSINGS[opening] for opening in reversed(self._open))
 
+    @property
+    def is_in_value(self) -> bool:
+        """Whether the text ends within a string that is a value."""
+        return self._in_text and self._awaited in ("value", "first value")
+
     def push(self, text: str) -> str:
         """Takes more text; returns the part of the object that is certain by it."""
         text, at, told = self._pending + text, 0, ""
@@ -169,3 +174,18 @@ def closed(text: str) -> str:
     reader = JsonObject()
     reader.push(text)
     return text[: reader.sound] + reader.closings if reader.sound else "{}"
+
+
+def mended(text: str) -> str | None:
+    """A valid object for a text that was cut within one; None for other texts.
+
+    A string that was cut ends there. Other incomplete values, and names without a value, are left
+    out.
+    """
+    reader = JsonObject()
+    beginning = reader.push(text)
+    if not beginning or reader.is_broken or reader.is_over:
+        return None
+    if reader.is_in_value:
+        return f'{beginning}"{reader.closings}'
+    return beginning[: reader.sound] + reader.closings

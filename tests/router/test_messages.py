@@ -66,7 +66,20 @@ def test_an_answer_without_calls_keeps_its_text(calls: object) -> None:
         (" ", {}),
         ("{}", {}),
         (None, {}),
+        ('{"city": ', {}),
+        ('{"city": "Be', {"city": "Be"}),
+        ('{"city": "Bern", "days": [1, 2', {"city": "Bern", "days": [1]}),
+        ('{"a": {"b": "x\\u00', {"a": {"b": "x"}}),
+        ('{"a": NaN, "b": [-Infinity]}', {"a": "NaN", "b": ["-Infinity"]}),
+        ('{"a": 1} and more', {"arguments": '{"a": 1} and more'}),
+        ('[{"a": 1}]', {"arguments": [{"a": 1}]}),
+        ('"text"', {"arguments": "text"}),
+        ("no JSON", {"arguments": "no JSON"}),
+        ([1], {"arguments": [1]}),
+        ("\ufffd", {"arguments": "\ufffd"}),
+        ("[" * 5000, {"arguments": "[" * 5000}),
     ],
+    ids=lambda value: str(value)[:30],
 )
 def test_arguments_are_objects_to_templates(arguments: object, expected: object) -> None:
     text = render({"role": "assistant", "content": None, "tool_calls": [call(arguments)]})
@@ -90,11 +103,6 @@ def test_the_clients_messages_stay_as_they_are() -> None:
         [{}],
         [{"function": None}],
         [{"function": {"arguments": "{}"}}],
-        [call('{"city": ')],
-        [call('"text"')],
-        [call([1])],
-        [call("[" * 5000)],
-        [call("\ufffd")],
     ],
 )
 def test_calls_that_are_none_are_named(calls: object) -> None:

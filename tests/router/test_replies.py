@@ -38,7 +38,7 @@ TOOLS = {
     "get_weather": {
         "city": {"type": "string"},
         "days": {"type": "integer"},
-        "when": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "when": {"type": ["null", "string"]},
         "exact": {"type": "boolean"},
     },
     "now": {},

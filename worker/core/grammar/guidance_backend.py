@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker.core.grammar.base import MAX_WHITESPACE, GrammarError, LoadedGrammar, Words
+from worker.core.grammar.json_schema.exact import exact_schema
+from worker.core.grammar.lark_tags import json_options, lark_of
+from worker.core.grammar.tags import modern_tag
 from worker.wire.structured import StructuredOutputsParams
 
 
@@ -38,7 +41,7 @@ class GuidanceBackend:
             raise GrammarError(str(error)) from error
         problem: str = self._library.LLMatcher.validate_grammar(grammar, self._tokenizer)
         if problem and not problem.startswith("WARNING"):
-            raise GrammarError(problem)
+            raise GrammarError(_named(problem))
         return grammar
 
     def load(self, payload: str) -> LoadedGrammar:
@@ -51,18 +54,20 @@ class GuidanceBackend:
     def _grammar(self, params: StructuredOutputsParams) -> str:
         compiler, kind, text = self._library.LLMatcher, params.kind, params.text
         if kind in ("json", "json_object"):
-            schema = text if kind == "json" else '{"type": "object"}'
-            options: dict[str, object] = {"whitespace_flexible": False}
-            if not params.disable_any_whitespace:
-                options = {"whitespace_pattern": rf"[ \n\r\t]{{0,{MAX_WHITESPACE}}}"}
-            return str(compiler.grammar_from_json_schema(schema, overrides=options))
+            schema = exact_schema(json.loads(text)) if kind == "json" else {"type": "object"}
+            spaces = None if params.disable_any_whitespace else MAX_WHITESPACE
+            return str(
+                compiler.grammar_from_json_schema(
+                    json.dumps(schema), overrides=json_options(spaces)
+                )
+            )
         if kind == "regex":
             return str(compiler.grammar_from_regex(text))
         if kind == "choice":
             literals = " | ".join(json.dumps(choice) for choice in params.choice or ())
             return str(compiler.grammar_from_lark(f"start: {literals}"))
         if kind == "structural_tag":
-            raise GrammarError("structural_tag needs --structured-outputs-backend xgrammar or auto")
+            return str(compiler.grammar_from_lark(lark_of(modern_tag(text))))
         if "::=" in text:
             text = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)
         return str(compiler.grammar_from_lark(text))
@@ -129,3 +134,16 @@ def _import_library() -> Any:
         return importlib.import_module("llguidance")
     except ImportError as error:
         raise GrammarError("llguidance is not installed: pip install llguidance") from error
+
+
+_KEYWORDS = (
+    ("circular references with sibling", "$ref"),
+    ("patternProperty regexes", "patternProperties"),
+    ("oneOf constraints", "oneOf"),
+)
+
+
+def _named(problem: str) -> str:
+    """The library's message, with the keyword's name where it lacks that."""
+    found = next((name for text, name in _KEYWORDS if text in problem), None)
+    return problem if found is None else f"JSON schema: {found}: {problem}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from worker.core.grammar.base import GrammarError
@@ -45,3 +46,23 @@ def modern_tag(text: str) -> dict[str, Any]:
         "type": "structural_tag",
         "format": {"type": "triggered_tags", "triggers": triggers, "tags": tags},
     }
+
+
+def with_schemas(tag: Any, rewrite: Callable[[Any, str], Any]) -> Any:
+    """The tag with all of its JSON schemas rewritten.
+
+    Args:
+        tag: the tag, or a part of it.
+        rewrite: called with each schema and the style of its text (json, qwen_xml, glm_xml ...).
+    """
+    if isinstance(tag, list):
+        return [with_schemas(part, rewrite) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    changed = {}
+    for name, value in tag.items():
+        if name == "json_schema":
+            changed[name] = rewrite(value, tag.get("style", "json"))
+        else:
+            changed[name] = with_schemas(value, rewrite)
+    return changed

@@ -7,18 +7,16 @@ from typing import Any
 
 from worker.core.grammar.base import MAX_WHITESPACE, GrammarError, LoadedGrammar, Words
 from worker.core.grammar.exactness import inexact_keyword
+from worker.core.grammar.json_schema.exact import Schema, exact_schema
 from worker.core.grammar.native import XGrammarCore, load_core
-from worker.core.grammar.tags import modern_tag
+from worker.core.grammar.tags import modern_tag, with_schemas
 from worker.wire.structured import StructuredOutputsParams
 
 _RAW_BYTES = 0
 """VocabType of xgrammar for tokens that are given as the bytes that they stand for."""
 
-_BOUNDED = r"([^\"\\\r\n])"
-"""Rule of xgrammar 0.2.8 for a character of a JSON string with bounds of its length: it allows a
-raw tab, which JSON does not, and no escapes."""
-_BOUNDED_IN_JSON = r'([^\0-\x1f\"\\]) | ("\\" [\"\\/bfnrt])'
-"""Rule that replaces it: what JSON allows, but for escapes of code points."""
+NOT_ENFORCED = "xgrammar does not enforce"
+"""Beginning of the errors about what llguidance may enforce."""
 
 
 class XGrammarBackend:
@@ -53,8 +51,6 @@ class XGrammarBackend:
 
     def compile(self, params: StructuredOutputsParams) -> str:
         """Compiles a grammar and returns it as `load` takes it. Raises GrammarError."""
-        if params.kind == "json" and (keyword := inexact_keyword(json.loads(params.text))):
-            raise GrammarError(f"xgrammar does not enforce {keyword}")
         try:
             return str(self._compiled(params).serialize_json())
         except RuntimeError as error:
@@ -74,30 +70,24 @@ class XGrammarBackend:
             self._compiler = self._core.bindings.GrammarCompiler(self._info, *no_cache)
         compiler, kind, text = self._compiler, params.kind, params.text
         if kind in ("json", "json_object"):
-            schema = text if kind == "json" else '{"type": "object"}'
+            schema = _exact(json.loads(text)) if kind == "json" else {"type": "object"}
             any_whitespace = not params.disable_any_whitespace
             limit = MAX_WHITESPACE if any_whitespace else None
             separators = None if any_whitespace else (",", ":")
             return compiler.compile_json_schema(
-                *(schema, any_whitespace, None, separators, False, limit, False)
+                *(json.dumps(schema), any_whitespace, None, separators, False, limit, False)
             )
         if kind == "regex":
             return compiler.compile_regex(text)
         if kind == "structural_tag":
-            return self._compiled_tag(json.dumps(modern_tag(text)))
+            tag = with_schemas(modern_tag(text), _exact)
+            return compiler.compile_structural_tag(json.dumps(tag))
         if kind == "choice":
             literals = " | ".join(_ebnf_literal(choice) for choice in params.choice or ())
             return compiler.compile_grammar_from_strings(f"root ::= {literals}", "root")
         if "::=" in text:
             return compiler.compile_grammar_from_strings(text, "root")
         return compiler.compile_lark(text, [], [])
-
-    def _compiled_tag(self, tag: str) -> Any:
-        grammar = str(self._core.bindings.Grammar.from_structural_tag(tag).to_string())
-        if _BOUNDED not in grammar:
-            return self._compiler.compile_structural_tag(tag)
-        in_json = grammar.replace(_BOUNDED, _BOUNDED_IN_JSON)
-        return self._compiler.compile_grammar_from_strings(in_json, "root")
 
 
 class _Matcher:
@@ -124,6 +114,16 @@ class _Matcher:
         # It writes nothing where every token may follow.
         words.fill(-1)
         self._handle.fill_next_token_bitmask(self._core.view(words), 0, False)
+
+
+def _exact(schema: Any, style: str = "json") -> Schema:
+    """The schema, rewritten. Raises GrammarError if xgrammar would not enforce all of it."""
+    if style != "json":  # it lets texts have tags that end them
+        raise GrammarError(f"{NOT_ENFORCED} schemas of arguments between tags ({style})")
+    rewritten = exact_schema(schema)
+    if keyword := inexact_keyword(rewritten):
+        raise GrammarError(f"{NOT_ENFORCED} {keyword}")
+    return rewritten
 
 
 def _ebnf_literal(text: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHeavy, shortened
 from worker.core.grammar.guidance_backend import GuidanceBackend
-from worker.core.grammar.xgrammar_backend import XGrammarBackend
+from worker.core.grammar.xgrammar_backend import NOT_ENFORCED, XGrammarBackend
 from worker.front.grammar.process import Job, Setting, Verdict
 from worker.wire.frames import FrameReader, frame
 from worker.wire.messages import Vocabulary
@@ -48,6 +48,8 @@ class GrammarWorkshop:
         self._tokens = tokens
         self._guidance: GuidanceBackend | None = None
         self._xgrammar: XGrammarBackend | None = None
+        if setting.backend != "xgrammar":  # before the first job, whose time is limited
+            self._guidance = GuidanceBackend(tokens, setting.eos_token_ids)
         if setting.backend != "guidance":
             self._xgrammar = XGrammarBackend.of_tokens(tokens, setting.eos_token_ids)
 
@@ -57,27 +59,26 @@ class GrammarWorkshop:
         return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
 
     def compile(self, params: StructuredOutputsParams) -> Verdict:
-        """Compiles by the setting's backend; with auto, guidance takes JSON schemas and patterns
-        that xgrammar refuses."""
+        """Compiles by the setting's backend; with auto, guidance compiles the JSON schemas, tags and
+        patterns that xgrammar does not enforce."""
         if self._xgrammar is None:
-            return self._try("guidance", self._load_guidance(), params)
+            assert self._guidance is not None
+            return self._try("guidance", self._guidance, params)
         verdict = self._try("xgrammar", self._xgrammar, params)
-        if verdict.problem is None or self._setting.backend != "auto":
+        if verdict.problem is None or self._guidance is None:
             return verdict
-        if params.kind not in ("json", "regex"):
+        if params.kind not in ("json", "regex", "structural_tag"):
             return verdict
-        other = self._try("guidance", self._load_guidance(), params)
+        other = self._try("guidance", self._guidance, params)
         if other.problem is None:
             return other
+        problems = f"{verdict.problem} (and llguidance: {other.problem})"
+        if verdict.problem.startswith(NOT_ENFORCED) or verdict.problem == other.problem:
+            problems = other.problem
         return Verdict(
-            problem=f"{verdict.problem} (and llguidance: {other.problem})",
+            problem=problems,
             is_final=verdict.is_final and other.is_final,
         )
-
-    def _load_guidance(self) -> GuidanceBackend:
-        if self._guidance is None:
-            self._guidance = GuidanceBackend(self._tokens, self._setting.eos_token_ids)
-        return self._guidance
 
     def _try(self, name: str, backend: GrammarBackend, params: StructuredOutputsParams) -> Verdict:
         try:

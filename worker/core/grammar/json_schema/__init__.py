@@ -1,0 +1,1 @@
+"""JSON schemas: rewrites them to what grammars enforce exactly, or rejects them."""

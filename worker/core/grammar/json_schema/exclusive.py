@@ -1,0 +1,187 @@
+"""Finds out whether no value is valid under two JSON schemas, so that `oneOf` is `anyOf`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from worker.core.grammar.json_schema.references import References
+
+Json = Any
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_MAX_BRANCHES = 32
+"""Alternatives of one schema that are compared; further ones count as anything."""
+_MAX_DEPTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """Part of what one alternative of a schema demands; each value of the alternative fits it."""
+
+    types: frozenset[str] = frozenset(TYPES)
+    values: tuple[Json, ...] | None = None
+    """The only values that are allowed; None for any."""
+    required: frozenset[str] = frozenset()
+    properties: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    """Schemas of properties, all of which hold."""
+    closed: tuple[frozenset[str], ...] = ()
+    """Sets of names: properties of other names are not allowed."""
+    minimum: float = float("-inf")
+    maximum: float = float("inf")
+
+
+class Exclusion:
+    """Compares schemas of a document.
+
+    Args:
+        references: finds what the schemas refer to.
+    """
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+
+    def are_exclusive(self, first: Json, second: Json, depth: int = 0) -> bool:
+        """Whether it is certain that no value is valid under both schemas."""
+        if depth > _MAX_DEPTH:
+            return False
+        ours, theirs = self._branches(first, depth), self._branches(second, depth)
+        return all(self._differ(one, other, depth) for one in ours for other in theirs)
+
+    def _branches(self, schema: Json, depth: int) -> list[_Branch]:
+        """Alternatives of a schema; none if nothing is valid."""
+        if schema is False:
+            return []
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return [_Branch()]
+        branches = [_of_keywords(schema)]
+        parts: list[Sequence[Json]] = [[part] for part in _listed(schema, "allOf")]
+        if "$ref" in schema:
+            parts.append([self._references.find(schema, "$ref")])
+        parts += [found for name in ("anyOf", "oneOf") if (found := _listed(schema, name))]
+        for alternatives in parts:
+            found = [branch for one in alternatives for branch in self._branches(one, depth + 1)]
+            if len(found) * len(branches) <= _MAX_BRANCHES:
+                branches = [_both(one, other) for one in branches for other in found]
+        return branches
+
+    def _differ(self, one: _Branch, other: _Branch, depth: int) -> bool:
+        """Whether no value fits both branches."""
+        types = _shared(one.types, other.types)
+        if one.values is not None or other.values is not None:
+            return not _common_values(one, other, types)
+        for name in types:
+            if name in ("integer", "number"):
+                if one.minimum <= other.maximum and other.minimum <= one.maximum:
+                    return False
+            elif name != "object" or not self._objects_differ(one, other, depth):
+                return False
+        return True
+
+    def _objects_differ(self, one: _Branch, other: _Branch, depth: int) -> bool:
+        names = one.required | other.required
+        for name in sorted(names):
+            if any(name not in known for known in (*one.closed, *other.closed)):
+                return True
+            for schema in one.properties.get(name, ()):
+                for theirs in other.properties.get(name, ()):
+                    if self.are_exclusive(schema, theirs, depth + 1):
+                        return True
+        return False
+
+
+def _of_keywords(schema: Mapping[str, Json]) -> _Branch:
+    branch = _Branch()
+    given = schema.get("type")
+    if isinstance(given, str):
+        branch = replace(branch, types=frozenset((given,)))
+    elif isinstance(given, list):
+        branch = replace(branch, types=frozenset(name for name in given if isinstance(name, str)))
+    if "const" in schema:
+        branch = replace(branch, values=(schema["const"],))
+    elif isinstance(schema.get("enum"), list):
+        branch = replace(branch, values=tuple(schema["enum"]))
+    if isinstance(required := schema.get("required"), list):
+        names = frozenset(name for name in required if isinstance(name, str))
+        branch = replace(branch, required=names)
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        known = {name: (part,) for name, part in properties.items()}
+        branch = replace(branch, properties=known)
+    if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
+        branch = replace(branch, closed=(frozenset(branch.properties),))
+    bounds = [schema.get("minimum"), schema.get("maximum")]
+    low, high = (
+        value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        for value in bounds
+    )
+    return replace(
+        branch,
+        minimum=branch.minimum if low is None else low,
+        maximum=branch.maximum if high is None else high,
+    )
+
+
+def _both(one: _Branch, other: _Branch) -> _Branch:
+    properties = dict(one.properties)
+    for name, schemas in other.properties.items():
+        properties[name] = properties.get(name, ()) + schemas
+    return _Branch(
+        types=_shared(one.types, other.types),
+        values=other.values if one.values is None else one.values,
+        required=one.required | other.required,
+        properties=properties,
+        closed=one.closed + other.closed,
+        minimum=max(one.minimum, other.minimum),
+        maximum=min(one.maximum, other.maximum),
+    )
+
+
+def _shared(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+    """Types that both have; an integer is a number, too."""
+    shared = one & other
+    for mine, theirs in ((one, other), (other, one)):
+        if "integer" in mine and "number" in theirs:
+            shared |= {"integer"}
+    return shared
+
+
+def _common_values(one: _Branch, other: _Branch, types: frozenset[str]) -> bool:
+    """Whether a value of a branch with values may fit the other branch."""
+    given = one.values if one.values is not None else other.values
+    assert given is not None
+    for value in given:
+        if not types & types_of(value):
+            continue
+        if one.values is None or other.values is None:
+            return True
+        if any(same(value, theirs) for theirs in other.values):
+            return True
+    return False
+
+
+def types_of(value: Json) -> frozenset[str]:
+    """Names of the types that a value has."""
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return frozenset({"integer", "number"})
+    names = {float: "number", str: "string", type(None): "null", list: "array", dict: "object"}
+    return frozenset({names[type(value)]})
+
+
+def same(one: Json, other: Json) -> bool:
+    """Whether two values are equal as JSON Schema has it: 1 is 1.0, and is not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    return bool(one == other)
+
+
+def _listed(schema: Mapping[str, Json], keyword: str) -> Sequence[Json]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []

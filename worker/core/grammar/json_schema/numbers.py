@@ -1,0 +1,165 @@
+"""Rewrites the keywords of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from worker.core.grammar.base import GrammarError
+from worker.core.grammar.json_schema.values import EXACT, LARGEST, SMALLEST, unsupported
+
+Json = Any
+
+_MAX_DIVISOR = 10**6
+_MIN_DIVISOR = 2.0**-9
+_DIGITS = 11
+"""Digits of a number near an excluded bound: floats tell numbers of up to 15 digits apart, and
+llguidance takes multiples of 1e-10 and up."""
+
+
+def _num_digits(bound: Json) -> int:
+    return len(str(int(abs(bound))))
+
+
+class Numbers(NamedTuple):
+    """Keywords of numbers, rewritten."""
+
+    keywords: dict[str, Json]
+    is_integer: bool
+    """Whether only integers are valid."""
+
+
+def rewritten(given: Mapping[str, Json], *, is_integer: bool) -> Numbers | None:
+    """The keywords of numbers in a schema; None if no number is valid.
+
+    Args:
+        given: the schema.
+        is_integer: whether only integers are valid.
+
+    Raises:
+        GrammarError: a keyword is malformed or cannot be enforced.
+    """
+    low, low_is_open = _bound(given, "minimum", "exclusiveMinimum", max)
+    high, high_is_open = _bound(given, "maximum", "exclusiveMaximum", min)
+    keywords: dict[str, Json] = {}
+    divisor = _number(given, "multipleOf")
+    if divisor is not None:
+        divides_integers = _divisor(divisor)
+        is_integer = is_integer or divides_integers
+        if is_integer and not divides_integers:
+            divisor = 1  # a power of two below 1
+        if divisor != 1:
+            keywords["multipleOf"] = int(divisor) if divides_integers else divisor
+    if is_integer:
+        low, high = _integers(low, low_is_open, high, high_is_open)
+    else:
+        low, high = _floats(low, high)
+    names = ("minimum", "maximum")
+    if not is_integer:
+        # A text near an excluded bound must not be rounded to it: it gets few decimal places.
+        nearest = [
+            bound for bound, is_open in ((low, low_is_open), (high, high_is_open)) if is_open
+        ]
+        if nearest and "multipleOf" not in keywords:
+            places = max(0, _DIGITS - max(map(_num_digits, nearest)))
+            keywords["multipleOf"] = float(f"1e-{places}")
+        names = (
+            "exclusiveMinimum" if low_is_open else "minimum",
+            "exclusiveMaximum" if high_is_open else "maximum",
+        )
+        if low is not None and low == high and (low_is_open or high_is_open):
+            return None
+    if low is not None and high is not None and low > high:
+        return None
+    keywords.update({n: b for n, b in zip(names, (low, high), strict=True) if b is not None})
+    return Numbers(keywords, is_integer)
+
+
+def _number(given: Mapping[str, Json], keyword: str) -> Json:
+    value = given.get(keyword)
+    if value is None and keyword not in given:
+        return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise GrammarError(f"{keyword} must be a number")
+    return value
+
+
+def _bound(given: Mapping[str, Json], closed: str, opened: str, choose: Any) -> tuple[Json, bool]:
+    """The stricter one of two bounds, and whether it is excluded itself."""
+    bound = _number(given, closed)
+    excluded = given.get(opened)
+    if isinstance(excluded, bool):  # as in draft 4
+        return bound, excluded and bound is not None
+    excluded = _number(given, opened)
+    if excluded is None:
+        return bound, False
+    if bound is None or choose(excluded, bound) == excluded:
+        return excluded, True
+    return bound, False
+
+
+def _divisor(divisor: Json) -> bool:
+    """Whether multiples of a divisor are integers.
+
+    Raises:
+        GrammarError: validators do not agree on its multiples. 0.07 / 0.01 is not 7 in floats.
+    """
+    if divisor <= 0:
+        raise GrammarError("multipleOf must be greater than 0")
+    if divisor == math.floor(divisor):
+        if divisor > _MAX_DIVISOR:
+            raise unsupported("multipleOf", f"is supported up to {_MAX_DIVISOR}")
+        return True
+    if Fraction(divisor).numerator != 1 or divisor < _MIN_DIVISOR:
+        raise unsupported(
+            "multipleOf", "is supported for integers, 0.5, 0.25 and so on: others are not exact"
+        )
+    return False
+
+
+def _integers(low: Json, low_is_open: bool, high: Json, high_is_open: bool) -> tuple[Json, Json]:
+    if low is not None:
+        low = math.floor(low) + 1 if low_is_open else math.ceil(low)
+        low = _within(low, "minimum")
+    if high is not None:
+        high = math.ceil(high) - 1 if high_is_open else math.floor(high)
+        high = _within(high, "maximum")
+    return low, high
+
+
+def _within(bound: int, keyword: str) -> int | None:
+    """An integer bound that is exact as a float, and at least as strict."""
+    is_minimum = keyword == "minimum"
+    if abs(bound) <= EXACT:
+        return bound
+    if (bound < 0) is is_minimum:  # a wide range, as of int64: what is beyond it is left out
+        return -EXACT if is_minimum else EXACT
+    raise unsupported(keyword, f"{bound} is not supported: it is too large")
+
+
+def _floats(low: Json, high: Json) -> tuple[Json, Json]:
+    if low is not None:
+        if 0 < low < SMALLEST:
+            low = SMALLEST
+        elif -SMALLEST < low < 0:
+            low = 0
+        low = _in_range(low, "minimum")
+    if high is not None:
+        if -SMALLEST < high < 0:
+            high = -SMALLEST
+        elif 0 < high < SMALLEST:
+            high = 0
+        high = _in_range(high, "maximum")
+    return low, high
+
+
+def _in_range(bound: Json, keyword: str) -> Json:
+    is_minimum = keyword == "minimum"
+    if abs(bound) <= LARGEST:
+        return bound
+    if (bound < 0) is is_minimum:
+        return -LARGEST if is_minimum else LARGEST
+    raise unsupported(keyword, f"{bound} is not supported: it is too large")

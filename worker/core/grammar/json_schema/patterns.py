@@ -1,0 +1,274 @@
+"""Translates regular expressions of JSON schemas to the syntax of llguidance (Rust's).
+
+ECMA-262 and Python's `re` disagree on what some classes match (`\\d`, `\\w`, `.`). A translated
+pattern matches only texts that match the original under both.
+"""
+
+from __future__ import annotations
+
+import re
+
+from worker.core.grammar.base import GrammarError
+
+ANY = r"(?s:.)*"
+"""Translated pattern of any text."""
+
+_SPACES = r"\t-\r\x{20}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+"""White space for both languages."""
+_NOT_SPACES = _SPACES + r"\x{1c}-\x{1f}\x{85}\x{feff}"
+"""White space for one of the languages."""
+_LEAST = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
+"""Characters of a class for both languages."""
+_MOST = {"d": r"\p{Nd}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
+"""Characters of a class for one of the languages, unassigned ones included."""
+_WRITABLE = r"[^\x{0}-\x{7}\x{b}\x{e}-\x{1f}]"
+"""Characters that JSON has without escapes of code points. A class that has all control characters
+would, in llguidance 1.9, have the quote and the backslash as well."""
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+_QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(,(\d*))?\}")
+_GROUP = re.compile(r"\?(?::|P?<[A-Za-z_]\w*>)")
+_PROPERTY = re.compile(r"[pP]\{\w+(?:=\w+)?\}")
+_UNICODE = re.compile(r"u(?:([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\})")
+_EQUIVALENT = {
+    # zod's z.email(): its lookaheads say that no dot begins the local part or follows another.
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
+    r"[A-Za-z]{2,}$": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]"
+    r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+}
+"""Patterns without lookaheads for widespread ones that have some."""
+
+
+def translated(pattern: str) -> str:
+    """The pattern as one of whole texts, `^(?:...)$`.
+
+    Raises:
+        GrammarError: the pattern is malformed or has a feature that grammars do not have.
+    """
+    reader = _Reader(_EQUIVALENT.get(pattern, pattern))
+    whole = reader.alternatives(is_first=True, is_last=True)
+    if reader.at < len(reader.text):
+        raise reader.error("unbalanced parenthesis")
+    return f"^(?:{whole})$"
+
+
+def literal(text: str) -> str:
+    """Translated pattern of one text."""
+    return "".join(_escaped(ord(character)) for character in text)
+
+
+def _escaped(code: int) -> str:
+    if 0xD800 <= code <= 0xDFFF:
+        raise GrammarError("pattern: unpaired surrogates are not supported")
+    character = chr(code)
+    return character if character.isascii() and character.isalnum() else f"\\x{{{code:x}}}"
+
+
+class _Reader:
+    """Recursive-descent parser of a pattern, which returns translations.
+
+    `is_first` and `is_last` say whether what is read begins or ends a match: there anchors are
+    allowed, and without one any text may stand before or after it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def error(self, problem: str) -> GrammarError:
+        return GrammarError(f"pattern: {problem} (at character {self.at} of {self.text!r})")
+
+    def alternatives(self, *, is_first: bool, is_last: bool) -> str:
+        """Alternatives up to a closing parenthesis or the end."""
+        found = [self._sequence(is_first, is_last)]
+        while self._taken("|"):
+            found.append(self._sequence(is_first, is_last))
+        return "|".join(found)
+
+    def _sequence(self, is_first: bool, is_last: bool) -> str:
+        begins = is_first
+        starts_free, ends_free = is_first, is_last
+        while is_first and self._taken("^"):
+            starts_free = False
+        parts: list[str] = []
+        while self.at < len(self.text) and self.text[self.at] not in "|)":
+            if is_last and self._is_end_anchor():
+                ends_free = False
+                continue
+            if self.text[self.at] in "^$":
+                raise self.error("anchors are supported only at the ends of a pattern")
+            part, is_anchored = self._term(begins and not parts and starts_free, is_last)
+            if is_anchored:
+                starts_free, ends_free = False, False
+            parts.append(part)
+        middle = "".join(parts)
+        return (ANY if starts_free else "") + middle + (ANY if ends_free else "")
+
+    def _is_end_anchor(self) -> bool:
+        """Takes `$` if it ends the sequence."""
+        if self.text[self.at] != "$" or self.text[self.at + 1 : self.at + 2] not in ("", "|", ")"):
+            return False
+        self.at += 1
+        return True
+
+    def _term(self, is_first: bool, is_last: bool) -> tuple[str, bool]:
+        """One atom with its quantifier; and whether it has anchors for both ends."""
+        begin = self.at
+        if self._taken("("):
+            # A group that is all of a sequence, as in (^a$|^b$), may have anchors of its own.
+            closing = self._closing(begin)
+            is_whole = closing + 1 == len(self.text) or self.text[closing + 1] in "|)"
+            has_anchors = is_first and is_last and is_whole
+            self._open_group()
+            inner = self.alternatives(is_first=has_anchors, is_last=has_anchors)
+            if not self._taken(")"):
+                raise self.error("missing closing parenthesis")
+            return f"(?:{inner})" + self._quantifier(), has_anchors
+        return self._atom() + self._quantifier(), False
+
+    def _closing(self, begin: int) -> int:
+        """Place of the parenthesis that closes the group."""
+        depth, at, in_class = 0, begin, False
+        while at < len(self.text):
+            character = self.text[at]
+            if character == "\\":
+                at += 1
+            elif in_class:
+                in_class = character != "]"
+            elif character == "[":
+                in_class = True
+            elif character in "()":
+                depth += 1 if character == "(" else -1
+                if not depth:
+                    return at
+            at += 1
+        raise self.error("missing closing parenthesis")
+
+    def _open_group(self) -> None:
+        if self.text.startswith("?", self.at):
+            found = _GROUP.match(self.text, self.at)
+            if found is None:
+                raise self.error("lookarounds and inline flags are not supported")
+            self.at = found.end()
+
+    def _atom(self) -> str:
+        character = self.text[self.at]
+        self.at += 1
+        if character == "\\":
+            kind, value = self._escape(in_class=False)
+            return _class(_members(kind, value, is_most=False))
+        if character == "[":
+            return self._class()
+        if character == ".":
+            return _class(r"\n\r\x{2028}\x{2029}", is_negated=True)
+        if character in "*+?":
+            self.at -= 1
+            raise self.error("nothing to repeat")
+        if character == "{" and _QUANTIFIER.match(self.text, self.at - 1):
+            raise self.error("nothing to repeat")
+        return _escaped(ord(character))
+
+    def _quantifier(self) -> str:
+        if self.text.startswith("{,", self.at):
+            raise self.error("a quantifier needs a minimum")
+        found = _QUANTIFIER.match(self.text, self.at)
+        if found is None:
+            return ""
+        if found[1] and found[3] and int(found[1]) > int(found[3]):
+            raise self.error("a quantifier's minimum exceeds its maximum")
+        self.at = found.end()
+        self._taken("?")  # lazy: the language is the same
+        if self.text[self.at : self.at + 1] in ("*", "+", "?"):
+            raise self.error("multiple repeat")
+        return found[0]
+
+    def _class(self) -> str:
+        is_negated = self._taken("^")
+        members: list[str] = []
+        while not self._taken("]"):
+            kind, value = self._member()
+            is_range = (
+                self.text.startswith("-", self.at) and self.text[self.at + 1 : self.at + 2] != "]"
+            )
+            if is_range:
+                self.at += 1
+                last_kind, last = self._member()
+                if kind != "code" or last_kind != "code" or int(value) > int(last):
+                    raise self.error("bad character range")
+                members.append(f"{_escaped(int(value))}-{_escaped(int(last))}")
+            else:
+                members.append(_members(kind, value, is_most=is_negated))
+        if not members:
+            return "(?s:.)" if is_negated else r"[^\x{0}-\x{10ffff}]"
+        return _class("".join(members), is_negated=is_negated)
+
+    def _member(self) -> tuple[str, str]:
+        if self.at >= len(self.text):
+            raise self.error("unterminated character class")
+        character = self.text[self.at]
+        self.at += 1
+        if character == "\\":
+            return self._escape(in_class=True)
+        if character == "[" and self.text[self.at : self.at + 1] == ":":
+            raise self.error("POSIX classes are not supported")
+        return "code", str(ord(character))
+
+    def _escape(self, *, in_class: bool) -> tuple[str, str]:
+        """The escape after a backslash: a kind (code, class or property), and its value."""
+        text, at = self.text, self.at
+        character = text[at : at + 1]
+        self.at += 1
+        if character and character in "dDwWsS":
+            return "class", character
+        if character in _CONTROLS:
+            return "code", str(_CONTROLS[character])
+        if character == "0" and not text[at + 1 : at + 2].isdigit():
+            return "code", "0"
+        if character == "b" and in_class:
+            return "code", "8"
+        if found := _PROPERTY.match(text, at):
+            self.at = found.end()
+            return "property", found[0]
+        if character == "x" and re.fullmatch("[0-9a-fA-F]{2}", text[at + 1 : at + 3]):
+            self.at = at + 3
+            return "code", str(int(text[at + 1 : at + 3], 16))
+        if found := _UNICODE.match(text, at):
+            self.at = found.end()
+            code = int(found[1] or found[2], 16)
+            low = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(text, self.at)
+            if found[1] and 0xD800 <= code < 0xDC00 and low:
+                self.at = low.end()
+                code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
+            if code > 0x10FFFF:
+                raise self.error("a code point is too large")
+            return "code", str(code)
+        if not character or character.isalnum():
+            raise self.error(f"\\{character} is not supported")
+        return "code", str(ord(character))
+
+    def _taken(self, character: str) -> bool:
+        if not self.text.startswith(character, self.at):
+            return False
+        self.at += 1
+        return True
+
+
+def _class(members: str, *, is_negated: bool = False) -> str:
+    return f"[[{'^' if is_negated else ''}{members}]&&{_WRITABLE}]"
+
+
+def _members(kind: str, value: str, *, is_most: bool) -> str:
+    """Members of a character class for an escape.
+
+    Args:
+        kind: kind of the escape.
+        value: its value.
+        is_most: whether to take what matches in either language (for negated classes), not in both.
+    """
+    if kind == "code":
+        return _escaped(int(value))
+    if kind == "property":
+        return f"\\{value}"
+    name = value.lower()
+    if name == value:
+        return (_MOST if is_most else _LEAST)[name]
+    return f"[^{(_LEAST if is_most else _MOST)[name]}]"

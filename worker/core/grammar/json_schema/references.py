@@ -1,0 +1,115 @@
+"""Finds what `$ref` and `$dynamicRef` of a JSON schema refer to, within the document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from worker.core.grammar.base import GrammarError
+
+Json = Any
+
+_ONE = (
+    *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if"),
+    *("items", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+)
+"""Keywords whose value is a schema."""
+_MANY = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+"""Keywords whose value is a list of schemas."""
+_NAMED = (
+    *("$defs", "definitions", "dependencies", "dependentSchemas"),
+    *("patternProperties", "properties"),
+)
+"""Keywords whose value has schemas by name."""
+
+
+class References:
+    """Schemas of a document by address.
+
+    Args:
+        root: the document.
+    """
+
+    def __init__(self, root: Json) -> None:
+        self._resources: dict[str, Json] = {"": root}
+        """Schemas with an address of their own, by it."""
+        self._anchors: dict[tuple[str, str], Json] = {}
+        """Schemas by address of their resource and anchor."""
+        self._bases: dict[int, str] = {}
+        """Address of a schema's resource, by the schema's id()."""
+        self._dynamic: dict[str, list[Json]] = {}
+        """Schemas by dynamic anchor."""
+        pending: list[tuple[Json, str]] = [(root, "")]
+        while pending:
+            node, base = pending.pop()
+            if isinstance(node, dict):
+                base = self._note(node, base)
+                pending += [(part, base) for part in _subschemas(node)]
+
+    def find(self, schema: Mapping[str, Json], keyword: str) -> Json:
+        """The schema that a keyword of a schema refers to.
+
+        Raises:
+            GrammarError: it refers to nothing in the document.
+        """
+        given = schema[keyword]
+        if not isinstance(given, str):
+            raise GrammarError(f"{keyword} must be a string")
+        base = self._bases.get(id(schema), "")
+        address, fragment = urldefrag(urljoin(base, given) if given[:1] != "#" else base + given)
+        if address not in self._resources:
+            raise GrammarError(f"{keyword} refers to {given!r}, which is not in this schema")
+        if keyword == "$dynamicRef" and len(self._dynamic.get(fragment, ())) > 1:
+            raise GrammarError(f"$dynamicRef {given!r} with several such anchors is not supported")
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            found = self._anchors.get((address, fragment))
+        else:
+            found = self._at(address, fragment)
+        if not isinstance(found, (dict, bool)):
+            raise GrammarError(f"{keyword} refers to {given!r}, which is no schema")
+        return found
+
+    def _note(self, node: dict[str, Json], base: str) -> str:
+        """Notes a schema's address and anchors; returns the address of its resource."""
+        own = node.get("$id")
+        if isinstance(own, str) and not own.startswith("#"):
+            base = urldefrag(urljoin(base, own))[0]
+            self._resources.setdefault(base, node)
+        elif isinstance(own, str):  # an anchor in drafts before 2019-09
+            self._anchors.setdefault((base, own[1:]), node)
+        self._bases.setdefault(id(node), base)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(name := node.get(keyword), str):
+                self._anchors.setdefault((base, name), node)
+                if keyword == "$dynamicAnchor":
+                    self._dynamic.setdefault(name, []).append(node)
+        return base
+
+    def _at(self, address: str, pointer: str) -> Json:
+        """What is at a JSON pointer of a resource; None for nothing."""
+        node = self._resources[address]
+        for part in pointer.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict):
+                node = node.get(name)
+            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                node = node[int(name)]
+            else:
+                return None
+        if isinstance(node, dict):
+            self._bases.setdefault(id(node), address)
+        return node
+
+
+def _subschemas(node: Mapping[str, Json]) -> Iterator[Json]:
+    for keyword in _ONE:
+        if isinstance(node.get(keyword), dict):
+            yield node[keyword]
+    for keyword in _MANY:
+        if isinstance(node.get(keyword), list):
+            yield from node[keyword]
+    for keyword in _NAMED:
+        if isinstance(node.get(keyword), dict):
+            yield from node[keyword].values()

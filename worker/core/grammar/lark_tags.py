@@ -1,0 +1,134 @@
+"""Structural tags as Lark grammars of llguidance, for schemas that xgrammar does not enforce.
+
+Supported are the formats that forced and strict calls use, and the older form of structural tags:
+const_string, json_schema, sequence, tag, tags_with_separator and triggered_tags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from worker.core.grammar.base import MAX_WHITESPACE, GrammarError
+from worker.core.grammar.json_schema.exact import Schema, exact_schema
+from worker.core.grammar.tagged_arguments import TAGGED_STYLES, TaggedArguments
+
+Format = Mapping[str, Any]
+
+_ESCAPES = 'nrbtf\\"'
+"""Characters after a backslash in JSON: with them a text can be written in only one way, so that no
+name of a property comes back as an additional one. With escapes of code points it could."""
+
+
+def lark_of(tag: Mapping[str, Any]) -> str:
+    """The Lark grammar of a structural tag in its present form.
+
+    Raises:
+        GrammarError: a format of the tag, or a keyword of a schema, is not supported.
+    """
+    writer = _Writer()
+    start = writer.expression(tag["format"])
+    return "\n".join([f"start: {start}", *writer.rules]) + "\n"
+
+
+class _Writer:
+    """Writes rules and terminals; those that were written are in `rules`."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+        self._max_whitespace = MAX_WHITESPACE
+        self._kinds: dict[str, Callable[[Format], str]] = {
+            "const_string": lambda part: _literal(part["value"]),
+            "json_schema": self._schema,
+            "sequence": lambda part: " ".join(map(self.expression, part["elements"])) or '""',
+            "tag": self._tag,
+            "tags_with_separator": self._separated,
+            "triggered_tags": self._triggered,
+        }
+
+    def expression(self, part: Format) -> str:
+        """Expression of a format, which refers to rules."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in self._kinds:
+            known = ", ".join(self._kinds)
+            raise GrammarError(f"structural_tag: {kind} is supported by xgrammar only, not {known}")
+        try:
+            return self._kinds[kind](part)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise GrammarError(f"structural_tag: {kind} is malformed: {error}") from error
+
+    def rule(self, body: str, options: str = "") -> str:
+        """Adds a rule; returns its name."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{options}: {body}")
+        return name
+
+    def terminal(self, body: str) -> str:
+        """Adds a terminal, a regular expression; returns its name."""
+        name = f"T{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    def json(self, schema: Schema) -> str:
+        """Expression of JSON under a rewritten schema."""
+        own = {} if schema is True else schema
+        options = {"x-guidance": json_options(self._max_whitespace)}
+        return self.rule("%json " + json.dumps({**own, **options} if own is not False else False))
+
+    def _schema(self, part: Format) -> str:
+        style = part.get("style", "json")
+        limit = part.get("max_whitespace_cnt")
+        self._max_whitespace = MAX_WHITESPACE if limit is None else int(limit)
+        schema = exact_schema(part["json_schema"])
+        if style == "json":
+            return self.json(schema)
+        if style not in TAGGED_STYLES:
+            raise GrammarError(f"structural_tag: style {style} is supported by xgrammar only")
+        return TaggedArguments(schema, style, self).expression()
+
+    def _tag(self, part: Format, taken: int = 0) -> str:
+        """A tag; without the first `taken` characters of its beginning."""
+        ends = part["end"] if isinstance(part["end"], list) else [part["end"]]
+        content = self.expression(part["content"])
+        closing = " | ".join(map(_literal, ends))
+        return self.rule(f"{_literal(part['begin'][taken:])} {content} ({closing})")
+
+    def _separated(self, part: Format) -> str:
+        tags = self.rule(" | ".join(map(self._tag, part["tags"])))
+        if part.get("stop_after_first"):
+            more = tags
+        else:
+            more = self.rule(f"{tags} ({_literal(part['separator'])} {tags})*")
+        return more if part.get("at_least_one") else self.rule(f"{more}?")
+
+    def _triggered(self, part: Format) -> str:
+        """Free text in which tags begin with triggers: after one, a tag has to follow."""
+        text = "/(?s:.*)/"
+        calls = []
+        for trigger in part["triggers"]:
+            begun = [tag for tag in part["tags"] if tag["begin"].startswith(trigger)]
+            head = self.rule(f"{text} {_literal(trigger)}", "[lazy]")
+            tags = " | ".join(self._tag(tag, len(trigger)) for tag in begun)
+            calls.append(self.rule(f"{head} ({tags})"))
+        call, tail = self.rule(" | ".join(calls)), self.rule(text)
+        needed = bool(part.get("at_least_one"))
+        if part.get("stop_after_first"):
+            return call if needed else self.rule(f"{call} | {tail}")
+        return self.rule(f"{call}{'+' if needed else '*'} {tail}")
+
+
+def json_options(max_whitespace: int | None) -> dict[str, object]:
+    """Options of llguidance for JSON.
+
+    Args:
+        max_whitespace: white space in a row; None for compact JSON.
+    """
+    options: dict[str, object] = {"json_allowed_escapes": _ESCAPES}
+    if max_whitespace is None:
+        return {**options, "whitespace_flexible": False}
+    return {**options, "whitespace_pattern": rf"[ \n\r\t]{{0,{max_whitespace}}}"}
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
