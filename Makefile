@@ -116,8 +116,19 @@ test: style
 	RAY_USAGE_STATS_ENABLED=0 $(PYTEST) -n $(TEST_PROCESSES) $(TEST_ARGS); tests=$$?; \
 	wait $$mypy; types=$$?; cat $(VENV)/mypy.log; test $$tests = 0 -a $$types = 0
 
-check-long: $(STAMP)
-	RAY_USAGE_STATS_ENABLED=0 TEST_EFFORT=long $(PYTEST) -n $(TEST_PROCESSES) \
+# The JSON Schema Test Suite, which the source package of jsonschema ships.
+SCHEMA_SUITE := build/json-schema-test-suite
+
+$(SCHEMA_SUITE)/.installed: constraints.txt | $(STAMP)
+	rm -rf $(SCHEMA_SUITE) && mkdir -p $(SCHEMA_SUITE)
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary jsonschema --dest $(SCHEMA_SUITE) \
+		"$$(grep '^jsonschema==' constraints.txt)"
+	tar -xzf $(SCHEMA_SUITE)/jsonschema-*.tar.gz -C $(SCHEMA_SUITE) --strip-components=2 \
+		--wildcards 'jsonschema-*/json'
+	@touch $@
+
+check-long: $(STAMP) $(SCHEMA_SUITE)/.installed
+	RAY_USAGE_STATS_ENABLED=0 TEST_EFFORT=long JSON_SCHEMA_TEST_SUITE=$(abspath $(SCHEMA_SUITE)) $(PYTEST) -n $(TEST_PROCESSES) \
 		-m "long or randomized" $(TEST_ARGS)
 
 check-cuda: $(STAMP)

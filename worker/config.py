@@ -141,7 +141,7 @@ class EngineConfig(SchedulingOptions):
     continue at other workers. 0 for never."""
     structured_outputs_backend: StructuredOutputsBackend = "auto"
     """Library that constrains output: xgrammar; guidance (llguidance); or auto, which is xgrammar,
-    and guidance for JSON schemas and patterns that xgrammar cannot enforce in full."""
+    and guidance for JSON schemas (those of tools, too) and patterns that it does not enforce."""
     cpu_threads: int = 0
     """Most compute threads per rank on CPU; 0 divides the cores among the ranks."""
     enforce_eager: bool = False

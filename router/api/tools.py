@@ -21,9 +21,9 @@ from router.replies import (
     ReplyReader,
     Thought,
     ToolFormat,
-    argument_types,
     num_thought_tokens,
 )
+from worker.wire.argument_types import argument_types
 from worker.wire.chat_template import ChatTemplate
 from worker.wire.structured import StructuredOutputsParams
 from worker.wire.tokenizer import Tokenizer

@@ -1,6 +1,5 @@
 """Parsers of model output: reasoning, tool calls and content."""
 
-from router.replies.argument_types import argument_types
 from router.replies.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
 from router.replies.formats import FORMATS, Properties, ToolFormat
 from router.replies.harmony import HarmonyReader, num_thought_tokens
@@ -29,7 +28,6 @@ __all__ = [
     "ReplyReader",
     "Thought",
     "ToolFormat",
-    "argument_types",
     "check_parsers",
     "closed",
     "dialect_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-Schemas = Mapping[str, Any]
-"""JSON schemas of one function's arguments, by name."""
+from worker.wire.argument_types import Schemas
 
 
 class Arguments(Protocol):
@@ -234,10 +234,20 @@ def _chosen(value: str, choices: list[Any]) -> Any:
 
 
 def _decoded(written: str, other: str) -> Any:
+    """The JSON that is written, or else the other text."""
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
+        pass
+    try:  # a number beyond floats is JSON all the same
+        json.loads(written, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return other
+    return msgspec.Raw(written.encode())
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _types(schema: object) -> set[str]:

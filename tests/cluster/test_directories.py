@@ -1,4 +1,4 @@
-"""Files that fleets leave in /tmp: none after their end; a later start removes those of killed ones."""
+"""Files that fleets leave in /tmp: none after their end; a later start removes a killed one's."""
 
 from __future__ import annotations
 

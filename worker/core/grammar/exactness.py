@@ -36,7 +36,7 @@ def _inexact(part: Any) -> str | None:
         return "false"
     if part is True or not part:
         return None
-    keywords = [name for name in part if name not in ("$defs", "type")]
+    keywords: list[str] = [name for name in part if name not in ("$defs", "type")]
     for keyword in _ALONE:
         if keyword in part:
             beside = [name for name in keywords if name != keyword]
@@ -49,8 +49,6 @@ def _inexact(part: Any) -> str | None:
                 return None if all(map(_is_plain, values)) else keyword
             return None
     kind = part.get("type")
-    if isinstance(kind, list):
-        return keywords[0] if keywords else None
     if not isinstance(kind, str):
         return keywords[0] if keywords else None
     unknown = [name for name in keywords if name not in _KEYWORDS[kind]]

@@ -80,12 +80,11 @@ class _Writer:
         style = part.get("style", "json")
         limit = part.get("max_whitespace_cnt")
         self._max_whitespace = MAX_WHITESPACE if limit is None else int(limit)
-        schema = exact_schema(part["json_schema"])
         if style == "json":
-            return self.json(schema)
+            return self.json(exact_schema(part["json_schema"]))
         if style not in TAGGED_STYLES:
             raise GrammarError(f"structural_tag: style {style} is supported by xgrammar only")
-        return TaggedArguments(schema, style, self).expression()
+        return TaggedArguments(part["json_schema"], style, self).expression()
 
     def _tag(self, part: Format, taken: int = 0) -> str:
         """A tag; without the first `taken` characters of its beginning."""

@@ -7,13 +7,15 @@ types of each argument: where a text is among these, what is written is the text
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from worker.core.grammar.base import GrammarError
-from worker.core.grammar.json_schema.exact import Schema
+from worker.core.grammar.json_schema.exact import Schema, exact_schema
 from worker.core.grammar.json_schema.exclusive import types_of
 from worker.core.grammar.json_schema.patterns import literal
 from worker.core.grammar.json_schema.values import unsupported
+from worker.wire.argument_types import argument_types
 
 Json = Any
 
@@ -73,14 +75,15 @@ class TaggedArguments:
     """Writes the grammar of one function's arguments.
 
     Args:
-        schema: rewritten schema of the arguments.
+        given: schema of the arguments.
         style: one of TAGGED_STYLES.
         writer: writer of the grammar.
     """
 
-    def __init__(self, schema: dict[str, Json], style: str, writer: Writer) -> None:
-        self._schema = schema
-        self._definitions = schema.get("$defs", {})
+    def __init__(self, given: dict[str, Json], style: str, writer: Writer) -> None:
+        self._schema = exact_schema(given)
+        self._read_as = argument_types(given)
+        self._definitions = self._schema.get("$defs", {})
         self._style = TAGGED_STYLES[style]
         self._writer = writer
 
@@ -101,22 +104,27 @@ class TaggedArguments:
         parts = []
         for name, part in properties.items():
             if part is not False:
-                argument = self._argument(_literal(name), part)
+                argument = self._argument(_literal(name), part, self._read_as.get(name, {}))
                 parts.append(argument if name in required else f"{argument}?")
         rest = schema.get("additionalProperties", True)
         if "string" in self._types(rest, 0) and self._is_free(rest):
             taken = "|".join(map(literal, properties)) or "-"
             name = self._writer.terminal(f"/{_NAMES}/ & ~/(?:{taken})/")
-            parts.append(f"{self._argument(name, True)}*")
+            parts.append(f"{self._argument(name, True, {})}*")
         elif rest is not False and not properties:
             raise _unsupported("additionalProperties with a schema")
         return self._writer.rule(" ".join(parts) or '""')
 
-    def _argument(self, name: str, schema: Schema) -> str:
+    def _argument(self, name: str, schema: Schema, read_as: Mapping[str, Json]) -> str:
         style = self._style
         between = ' "\\n"? '.join(map(_literal, style.after_name))
         opening = f'"\\n"? {_literal(style.before_name)} {name} {between}'
-        if "string" in self._types(schema, 0):
+        types = read_as.get("type")
+        if "enum" in read_as or types is None or "string" in types:
+            if "enum" in read_as and self._values(schema) is None:
+                raise _unsupported("enum beside other schemas")
+            if "enum" not in read_as and "string" not in self._types(schema, 0):
+                raise _unsupported("a schema whose types cannot be told")
             return self._writer.rule(f"{opening} {self._text(schema)}")
         value = self._writer.json(self._with_definitions(schema))
         return self._writer.rule(f"{opening} {value} {_literal(style.closing)}")

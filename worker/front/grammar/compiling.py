@@ -59,7 +59,7 @@ class GrammarWorkshop:
         return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
 
     def compile(self, params: StructuredOutputsParams) -> Verdict:
-        """Compiles by the setting's backend; with auto, guidance compiles the JSON schemas, tags and
+        """Compiles by the setting's backend; with auto, guidance takes JSON schemas, tags and
         patterns that xgrammar does not enforce."""
         if self._xgrammar is None:
             assert self._guidance is not None

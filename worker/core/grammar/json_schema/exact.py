@@ -16,7 +16,7 @@ from worker.core.grammar.base import GrammarError
 from worker.core.grammar.json_schema import names, numbers
 from worker.core.grammar.json_schema.exclusive import TYPES, Exclusion, types_of
 from worker.core.grammar.json_schema.formats import FORMATS, UNSUPPORTED
-from worker.core.grammar.json_schema.patterns import translated
+from worker.core.grammar.json_schema.patterns import NOT_ASCII, translated
 from worker.core.grammar.json_schema.references import References
 from worker.core.grammar.json_schema.values import (
     an_array,
@@ -61,6 +61,7 @@ class _Rewriting:
 
     def document(self) -> dict[str, Any]:
         """The rewritten document: all that is referred to is in its $defs."""
+        self._references.check_loops()
         rewritten = self.schema(self._root)
         if rewritten is False:
             raise GrammarError("JSON schema: nothing is valid under it")
@@ -175,7 +176,7 @@ class _Part:
         given = self.given.get("type")
         if given is None and "type" not in self.given:
             return
-        listed = given if isinstance(given, list) else [given]
+        listed: list[Any] = given if isinstance(given, list) else [given]
         if not listed or any(name not in TYPES for name in listed):
             raise GrammarError(f"type must be one or several of {', '.join(TYPES)}, not {given!r}")
         self.types = frozenset(listed)
@@ -188,7 +189,7 @@ class _Part:
             return
         if not isinstance(given, (dict, bool)):
             raise GrammarError("not must be a schema")
-        constraints = {} if given is True else names.constraints(given)
+        constraints = names.constraints(given) if isinstance(given, dict) else {}
         if not constraints:
             self.is_empty = True
         elif set(constraints) == {"type"}:
@@ -312,9 +313,10 @@ class _Part:
         if "properties" in self.given:
             self.out["properties"] = self._named("properties")
         if "patternProperties" in self.given:
-            patterns: dict[str, Schema] = {}
+            is_open = self.given.get("additionalProperties", True) is not False
+            patterns: dict[str, Schema] = {NOT_ASCII: False} if is_open else {}
             for pattern, schema in self._named("patternProperties").items():
-                key = translated(pattern)
+                key = translated(pattern, is_ascii=is_open)
                 patterns[key] = {"allOf": [patterns[key], schema]} if key in patterns else schema
             self.out["patternProperties"] = patterns
         if "additionalProperties" in self.given:
@@ -342,9 +344,9 @@ class _Part:
         for name in known:
             properties.setdefault(name, True)
         if patterns:
-            own = self.out.setdefault("patternProperties", {})
+            own = self.out.setdefault("patternProperties", {NOT_ASCII: False})
             for pattern in patterns:
-                own.setdefault(translated(pattern), True)
+                own.setdefault(translated(pattern, is_ascii=True), True)
         self.out["additionalProperties"] = self.whole.schema(unevaluated)
 
     def _evaluated(self, given: Json, depth: int) -> tuple[list[str], list[str], bool]:
@@ -426,7 +428,7 @@ class _Part:
                 self.also.append({"anyOf": alternatives})
             else:
                 self.applied["anyOf"] = alternatives
-        if (alternatives := self.applied.get("anyOf")) is not None:
-            valid = [schema for schema in alternatives if schema is not False]
+        if "anyOf" in self.applied:
+            valid = [schema for schema in self.applied["anyOf"] if schema is not False]
             self.is_empty = self.is_empty or not valid
             self.applied["anyOf"] = valid

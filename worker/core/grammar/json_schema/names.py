@@ -35,6 +35,8 @@ def check(out: Mapping[str, Json]) -> None:
     for keyword in ("properties", "required"):
         for name in out.get(keyword, ()):
             check_writable(name, keyword)
+            if "patternProperties" in out and not (name.isascii() and name.isprintable()):
+                raise unsupported("patternProperties", f"beside {name!r} is not supported")
 
 
 def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:

@@ -81,10 +81,9 @@ def _number(given: Mapping[str, Json], keyword: str) -> Json:
     value = given.get(keyword)
     if value is None and keyword not in given:
         return None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise GrammarError(f"{keyword} must be a number")
-    return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    raise GrammarError(f"{keyword} must be a number")
 
 
 def _bound(given: Mapping[str, Json], closed: str, opened: str, choose: Any) -> tuple[Json, bool]:

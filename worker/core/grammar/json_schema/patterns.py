@@ -10,6 +10,9 @@ import re
 
 from worker.core.grammar.base import GrammarError
 
+NOT_ASCII = "^(?s:.)*[^ -~](?s:.)*$"
+"""Translated pattern of texts that are not printable ASCII. Where names that match no pattern have
+a schema of their own, languages must agree on which these are."""
 ANY = r"(?s:.)*"
 """Translated pattern of any text."""
 
@@ -19,7 +22,7 @@ _NOT_SPACES = _SPACES + r"\x{1c}-\x{1f}\x{85}\x{feff}"
 """White space for one of the languages."""
 _LEAST = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
 """Characters of a class for both languages."""
-_MOST = {"d": r"\p{Nd}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
+_MOST = {"d": r"\p{Decimal_Number}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
 """Characters of a class for one of the languages, unassigned ones included."""
 _WRITABLE = r"[^\x{0}-\x{7}\x{b}\x{e}-\x{1f}]"
 """Characters that JSON has without escapes of code points. A class that has all control characters
@@ -38,13 +41,17 @@ _EQUIVALENT = {
 """Patterns without lookaheads for widespread ones that have some."""
 
 
-def translated(pattern: str) -> str:
+def translated(pattern: str, *, is_ascii: bool = False) -> str:
     """The pattern as one of whole texts, `^(?:...)$`.
+
+    Args:
+        pattern: the pattern.
+        is_ascii: whether it is to match printable ASCII alone, in which all languages agree.
 
     Raises:
         GrammarError: the pattern is malformed or has a feature that grammars do not have.
     """
-    reader = _Reader(_EQUIVALENT.get(pattern, pattern))
+    reader = _Reader(_EQUIVALENT.get(pattern, pattern), is_ascii=is_ascii)
     whole = reader.alternatives(is_first=True, is_last=True)
     if reader.at < len(reader.text):
         raise reader.error("unbalanced parenthesis")
@@ -70,8 +77,10 @@ class _Reader:
     allowed, and without one any text may stand before or after it.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, is_ascii: bool) -> None:
         self.text = text
+        self._within = "[ -~]" if is_ascii else _WRITABLE
+        self._any = "[ -~]*" if is_ascii else ANY
         self.at = 0
 
     def error(self, problem: str) -> GrammarError:
@@ -101,7 +110,7 @@ class _Reader:
                 starts_free, ends_free = False, False
             parts.append(part)
         middle = "".join(parts)
-        return (ANY if starts_free else "") + middle + (ANY if ends_free else "")
+        return (self._any if starts_free else "") + middle + (self._any if ends_free else "")
 
     def _is_end_anchor(self) -> bool:
         """Takes `$` if it ends the sequence."""
@@ -155,11 +164,11 @@ class _Reader:
         self.at += 1
         if character == "\\":
             kind, value = self._escape(in_class=False)
-            return _class(_members(kind, value, is_most=False))
+            return self._set(_members(kind, value, is_most=False))
         if character == "[":
             return self._class()
         if character == ".":
-            return _class(r"\n\r\x{2028}\x{2029}", is_negated=True)
+            return self._set(r"\n\r\x{2028}\x{2029}", is_negated=True)
         if character in "*+?":
             self.at -= 1
             raise self.error("nothing to repeat")
@@ -198,8 +207,8 @@ class _Reader:
             else:
                 members.append(_members(kind, value, is_most=is_negated))
         if not members:
-            return "(?s:.)" if is_negated else r"[^\x{0}-\x{10ffff}]"
-        return _class("".join(members), is_negated=is_negated)
+            return self._set(r"\x{0}-\x{10ffff}", is_negated=not is_negated)
+        return self._set("".join(members), is_negated=is_negated)
 
     def _member(self) -> tuple[str, str]:
         if self.at >= len(self.text):
@@ -245,15 +254,14 @@ class _Reader:
             raise self.error(f"\\{character} is not supported")
         return "code", str(ord(character))
 
+    def _set(self, members: str, *, is_negated: bool = False) -> str:
+        return f"[[{'^' if is_negated else ''}{members}]&&{self._within}]"
+
     def _taken(self, character: str) -> bool:
         if not self.text.startswith(character, self.at):
             return False
         self.at += 1
         return True
-
-
-def _class(members: str, *, is_negated: bool = False) -> str:
-    return f"[[{'^' if is_negated else ''}{members}]&&{_WRITABLE}]"
 
 
 def _members(kind: str, value: str, *, is_most: bool) -> str:
@@ -262,7 +270,7 @@ def _members(kind: str, value: str, *, is_most: bool) -> str:
     Args:
         kind: kind of the escape.
         value: its value.
-        is_most: whether to take what matches in either language (for negated classes), not in both.
+        is_most: whether to take what matches in either language, as for negated classes.
     """
     if kind == "code":
         return _escaped(int(value))

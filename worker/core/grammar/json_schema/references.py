@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -40,11 +41,13 @@ class References:
         """Address of a schema's resource, by the schema's id()."""
         self._dynamic: dict[str, list[Json]] = {}
         """Schemas by dynamic anchor."""
+        self._schemas: list[dict[str, Json]] = []
         pending: list[tuple[Json, str]] = [(root, "")]
         while pending:
             node, base = pending.pop()
             if isinstance(node, dict):
                 base = self._note(node, base)
+                self._schemas.append(node)
                 pending += [(part, base) for part in _subschemas(node)]
 
     def find(self, schema: Mapping[str, Json], keyword: str) -> Json:
@@ -70,6 +73,39 @@ class References:
         if not isinstance(found, (dict, bool)):
             raise GrammarError(f"{keyword} refers to {given!r}, which is no schema")
         return found
+
+    def check_loops(self) -> None:
+        """Raises GrammarError if a schema applies itself to the same value, without end."""
+        finished: set[int] = set()
+        for start in self._schemas:
+            path: set[int] = set()
+            pending: list[tuple[dict[str, Json], bool]] = [(start, False)]
+            while pending:
+                node, is_left = pending.pop()
+                if is_left:
+                    path.discard(id(node))
+                    finished.add(id(node))
+                elif id(node) in path:
+                    raise GrammarError("JSON schema: $ref leads back to itself for the same value")
+                elif id(node) not in finished:
+                    path.add(id(node))
+                    pending.append((node, True))
+                    pending += [(part, False) for part in self._in_place(node)]
+
+    def _in_place(self, node: dict[str, Json]) -> list[dict[str, Json]]:
+        """Schemas that a schema applies to the same value."""
+        parts = [node.get(name) for name in ("if", "then", "else", "not")]
+        for name in ("allOf", "anyOf", "oneOf"):
+            if isinstance(node.get(name), list):
+                parts += node[name]
+        for name in ("dependentSchemas", "dependencies"):
+            if isinstance(node.get(name), dict):
+                parts += node[name].values()
+        for name in ("$ref", "$dynamicRef"):
+            if name in node:
+                with contextlib.suppress(GrammarError):  # raised where it is needed
+                    parts.append(self.find(node, name))
+        return [part for part in parts if isinstance(part, dict)]
 
     def _note(self, node: dict[str, Json], base: str) -> str:
         """Notes a schema's address and anchors; returns the address of its resource."""

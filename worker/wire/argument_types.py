@@ -1,11 +1,12 @@
-"""Types of the arguments of a function, by which texts between tags are read."""
+"""Types of the arguments of a function, by which texts between tags are read and written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.replies.arguments import Schemas
+Schemas = Mapping[str, Any]
+"""JSON schemas of one function's arguments, by name."""
 
 _ALL = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _MAX_DEPTH = 16
