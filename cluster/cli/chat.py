@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,8 +13,14 @@ from typing import Any
 from cluster.cli.endpoint import Endpoint, EndpointOptions
 from cluster.cli.options import add_options, given_options
 
-FORGET = "/reset"
-"""Line that begins a new chat."""
+COMMANDS = {
+    "/help": "list these commands",
+    "/reset": "begin a new chat",
+    "/quit": "end, as Ctrl-D does",
+}
+"""Lines that are commands in a chat, and what they do."""
+_COMMAND = re.compile(r"/\w+")
+"""Lines that are taken for commands: a path or a text behind a slash is a message."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 """Escape sequences before and after reasoning in a terminal."""
 _C1 = range(0x7F, 0xA0)
@@ -57,9 +65,10 @@ class ChatOptions(AskOptions):
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet chat`."""
+    commands = ", ".join(f"{name}: {what}" for name, what in COMMANDS.items())
     parser.description = (
-        "Chats with a model; each line is a message, the answer is streamed, and all before it is "
-        f"remembered. {FORGET} begins a new chat, Ctrl-C stops an answer, Ctrl-D ends."
+        "Chats with a model. Each line is a message; answers are streamed, and the chat is "
+        f"remembered. Commands are {commands}. Ctrl-C stops an answer, Ctrl-D ends."
     )
     parser.add_argument("message", nargs="?", help="asked alone, without a chat that follows")
     add_options(parser, ChatOptions)
@@ -81,7 +90,7 @@ def run_chat(arguments: argparse.Namespace) -> int:
     if arguments.message is not None:
         chat.ask(arguments.message)
         return 0
-    return _converse(chat.model, chat.ask_or_forget)
+    return _converse(chat.model, chat.take_line, f"{', '.join(COMMANDS)}; Ctrl-D ends")
 
 
 def run_complete(arguments: argparse.Namespace) -> int:
@@ -138,16 +147,33 @@ class Chat:
             raise
         self.messages.append({"role": "assistant", "content": answer})
 
-    def ask_or_forget(self, line: str) -> None:
-        """Sends a typed line as a message, or begins a new chat if it is FORGET."""
-        if line == FORGET:
-            self._forget()
-        else:
-            self.ask(line)
+    def take_line(self, line: str) -> None:
+        """Runs a typed line if it is a command; sends any other line as a message.
+
+        Raises:
+            ValueError: the line begins as a command does, and is none; or as `ask` raises it.
+            EOFError: the command ends the chat.
+        """
+        match line:
+            case "/help":
+                _write("".join(f"{name:8} {what}\n" for name, what in COMMANDS.items()))
+            case "/reset":
+                self._forget()
+            case "/quit":
+                raise EOFError
+            case _ if _COMMAND.fullmatch(line):
+                raise ValueError(f"unknown command {line}: {_suggestion(line)}")
+            case _:
+                self.ask(line)
 
     def _forget(self) -> None:
         system = self._options.system
         self.messages = [{"role": "system", "content": system}] if system else []
+
+
+def _suggestion(line: str) -> str:
+    meant = difflib.get_close_matches(line, COMMANDS, 1)
+    return f"did you mean {meant[0]}?" if meant else f"commands are {', '.join(COMMANDS)}"
 
 
 def _model_of(endpoint: Endpoint, options: AskOptions) -> str:
@@ -159,8 +185,8 @@ def _model_of(endpoint: Endpoint, options: AskOptions) -> str:
     return options.model or names[0]
 
 
-def _converse(model: str, take: Callable[[str], None]) -> int:
-    """Calls `take` with each line of the input until it ends, and tells of those that fail.
+def _converse(model: str, take: Callable[[str], None], hint: str = "Ctrl-D ends") -> int:
+    """Calls `take` with each line of the input until it ends, and prints errors of lines.
 
     Returns the exit code: 1 if one failed and the input is no terminal.
     """
@@ -168,7 +194,7 @@ def _converse(model: str, take: Callable[[str], None]) -> int:
     if is_terminal:
         import readline  # noqa: F401  # arrows and history in `input`
 
-        print(f"{model} answers; Ctrl-D ends", file=sys.stderr)
+        print(f"{model} answers; {hint}", file=sys.stderr)
     code = 0
     while True:
         try:
@@ -178,6 +204,8 @@ def _converse(model: str, take: Callable[[str], None]) -> int:
         try:
             if line:
                 take(line)
+        except EOFError:
+            return code
         except ValueError as error:
             print(f"rayfleet: {error}", file=sys.stderr)
             code = 0 if is_terminal else 1

@@ -85,6 +85,12 @@ class Scrape:
                     self._samples[sample.name][key] = sample.value
                     self._processes.add(_process_of(key))
 
+    def beginning(self) -> Scrape:
+        """A scrape of the same processes before they counted anything."""
+        empty = Scrape(self.at, ())
+        empty._processes = self._processes
+        return empty
+
     def items(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
         """Labels and values of the series with this name and, among others, these labels."""
         wanted = labels.items()

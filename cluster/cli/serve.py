@@ -269,7 +269,8 @@ def _workers(model: ModelSpec) -> str:
 
 
 def banner(config: ServeConfig, base_url: str, logs: str) -> str:
-    """Text with the URL and an example request. It stays in terminals and logs: it has no key."""
+    """Text with the URLs of API and page, and an example request. It has no key, since terminals
+    and logs keep it."""
     body = {
         "model": config.models[0].name,
         "messages": [{"role": "user", "content": "What is 12 + 30?"}],
@@ -279,7 +280,8 @@ def banner(config: ServeConfig, base_url: str, logs: str) -> str:
     authorization = f' -H "Authorization: Bearer ${API_KEY}"' if guarded else ""
     key = f"where {API_KEY} is one of the keys:\n" if guarded else ""
     return (
-        f"\nServing on {base_url}/v1   (logs: {logs})\n\n{key}"
+        f"\nServing on {base_url}/v1   (logs: {logs})\n"
+        f"Chat and fleet view in a browser: {base_url}/\n\n{key}"
         f"curl -N {base_url}/v1/chat/completions -H 'Content-Type: application/json'"
         f"{authorization} \\\n  -d '{json.dumps(body)}'\n\nCtrl-C stops everything."
     )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import select
 import sys
+import termios
 import time
+import tty
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from cluster.cli.endpoint import Endpoint, EndpointOptions
 from cluster.cli.fleet_rates import (
@@ -26,6 +30,9 @@ from cluster.cli.options import add_options, given_options
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
+
+Row = TypeVar("Row", ModelRow, WorkerRow)
 
 SCRAPE_TIMEOUT_S = 10.0
 """Seconds to wait for the metrics of a node."""
@@ -60,13 +67,13 @@ class TopOptions(EndpointOptions):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet top`."""
-    parser.description = "Models and workers of a fleet, live; Ctrl-C ends."
+    parser.description = "Models and workers of a fleet, live; q or Ctrl-C quits."
     add_options(parser, TopOptions)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the fleet until Ctrl-C, or once; returns the exit code."""
+    """Shows the fleet until q or Ctrl-C, or once; returns the exit code."""
     options = TopOptions(**given_options(arguments, TopOptions))
     fleet = FleetWatch(options)
     if options.once or options.json or not sys.stdout.isatty():
@@ -110,13 +117,31 @@ class FleetWatch:
         self.take(Scrape(time.monotonic(), texts))
 
     def take(self, now: Scrape) -> None:
-        """Updates all rows by a scrape and the one before it."""
-        self.models = model_rows(self._before, now)
-        self.workers = worker_rows(self._before, now)
+        """Updates all rows by a scrape and the one before it.
+
+        Latencies and shares of an interval without requests keep their last values; in the first
+        scrape they are those since the start of each process.
+        """
+        began = now.beginning()
+        known = {row.model: row for row in [*model_rows(began, now), *self.models]}
+        self.models = [
+            _with_last_known(row, known[row.model], "ttft_p50_ms", "ttft_p95_ms", "slo_attainment")
+            for row in model_rows(self._before, now)
+        ]
+        known_workers = {row.worker: row for row in [*worker_rows(began, now), *self.workers]}
+        self.workers = [
+            _with_last_known(row, known_workers[row.worker], "ttft_ms", "hit_rate")
+            for row in worker_rows(self._before, now)
+        ]
         if self._before is not None:
             for row in self.workers:
                 self.rates[row.worker].append(row.tokens_per_s)
         self._before = now
+
+
+def _with_last_known(row: Row, known: Row, *names: str) -> Row:
+    """`row` with the values of `known` for fields that are None."""
+    return replace(row, **{n: getattr(known, n) for n in names if getattr(row, n) is None})
 
 
 def model_cells(row: ModelRow) -> tuple[str, ...]:
@@ -168,15 +193,45 @@ def _show(fleet: FleetWatch, interval_s: float) -> None:
     from rich.text import Text
 
     fleet.look()  # before the alternate screen: an error of the first scrape stays visible
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+    with Live(console=Console(), screen=True, auto_refresh=False) as live, single_keys():
+        shown: Group | Text = page(fleet)
         while True:
-            live.update(page(fleet), refresh=True)
-            time.sleep(interval_s)
+            live.update(shown, refresh=True)
+            if quits_within(interval_s):
+                return
             try:
                 fleet.look()
+                shown = page(fleet)
             except ValueError as error:  # a gateway that is being replaced will answer again
-                live.update(Text(f"{error}\n(asking again; Ctrl-C ends)"), refresh=True)
-                time.sleep(interval_s)
+                shown = Text(f"{error}\n(retrying; q quits)")
+
+
+@contextlib.contextmanager
+def single_keys() -> Iterator[None]:
+    """Context in which the terminal passes keys on at once, without echo, if stdin is one."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def quits_within(seconds: float) -> bool:
+    """Waits for so long; returns early, with True, if q is pressed."""
+    deadline = time.monotonic() + seconds
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    while (left := deadline - time.monotonic()) > 0.0:
+        if select.select([sys.stdin], [], [], left)[0]:
+            keys = os.read(sys.stdin.fileno(), 64)
+            if not keys or b"q" in keys.lower():  # no keys: the terminal is gone
+                return True
+    return False
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:

@@ -122,6 +122,23 @@ async def test_what_goes_wrong_is_told_in_a_line(
     assert all(line.startswith("rayfleet: ") for line in told)
 
 
+async def test_commands_of_a_chat(rig: Rig, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    await rig.start()
+    async with rig.server() as url:
+        assert await run(url, "chat", lines="/help\n") == 0
+        assert "/reset   begin a new chat" in capsys.readouterr().out
+        assert await run(url, "chat", lines="/rest\n/bye\n/etc/hosts is a file\n") == 1
+        errors = capsys.readouterr().err.splitlines()
+        assert errors == [
+            "rayfleet: unknown command /rest: did you mean /reset?",
+            "rayfleet: unknown command /bye: commands are /help, /reset, /quit",
+        ]
+        asked = prompts_of(rig)
+        assert await run(url, "chat", lines="/quit\nnever sent\n") == 0
+    assert prompts_of(rig) == asked, "no command is sent as a message"
+    assert "/etc/hosts is a file" in asked[-1]
+
+
 class Scripted(Endpoint):
     """An endpoint that answers with these events, and notes what it was asked."""
 

@@ -1,4 +1,4 @@
-"""Files that fleets leave in /tmp: none after their end; a later start removes a killed one's."""
+"""What fleets leave in /tmp: nothing after their end; a later start removes what was left."""
 
 from __future__ import annotations
 

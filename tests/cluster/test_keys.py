@@ -57,7 +57,9 @@ def test_the_banner_names_the_variable_and_no_key(served: Any) -> None:
         text = banner(config, "http://127.0.0.1:8000", "/logs")
         assert "sesame" not in text
         assert '-H "Authorization: Bearer $RAYFLEET_API_KEY"' in text
-    assert "Authorization" not in banner(served({}), "http://127.0.0.1:8000", "/logs")
+    open_to_all = banner(served({}), "http://127.0.0.1:8000", "/logs")
+    assert "Authorization" not in open_to_all
+    assert "in a browser: http://127.0.0.1:8000/\n" in open_to_all
 
 
 def test_no_text_about_a_configuration_holds_a_key() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
+import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +22,16 @@ from cluster.cli.fleet_rates import (
     worker_rows,
 )
 from cluster.cli.main import build_parser
-from cluster.cli.top import MODEL_HEADS, WORKER_HEADS, FleetWatch, TopOptions, page
+from cluster.cli.top import (
+    MODEL_HEADS,
+    WORKER_HEADS,
+    FleetWatch,
+    TopOptions,
+    page,
+    quits_within,
+    single_keys,
+    worker_cells,
+)
 from tests.support.router.rig import Rig, build_checkpoint
 from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerView, worker_metrics
@@ -156,3 +168,29 @@ def test_the_table_has_a_line_for_each_worker() -> None:
     assert all(head in text for head in WORKER_HEADS)
     [line] = [line for line in text.splitlines() if "demo" in line]
     assert line.split() == ["demo", "w", "3", "2", "75%", "-", "25%", "250", "-", "3", "█"]
+
+
+def test_what_is_idle_shows_its_last_values() -> None:
+    fleet = FleetWatch(TopOptions())
+    fleet.take(scrape_of(10.0, LOAD, 1500, 0.04, 0.04))
+    [since_start] = fleet.workers
+    assert since_start.ttft_ms is not None, "known from before the first scrape"
+    assert since_start.hit_rate == 130 / 300
+    fleet.take(scrape_of(12.0, LOAD, 1500, 0.04, 0.04))
+    [idle] = fleet.workers
+    assert (idle.ttft_ms, idle.hit_rate) == (since_start.ttft_ms, since_start.hit_rate)
+    assert idle.tokens_per_s == 0.0
+    assert "-" not in worker_cells(idle)[6:]
+
+
+@pytest.mark.parametrize(("keys", "quits"), [(b"q", True), (b"xQ", True), (b"x", False)])
+def test_q_quits(keys: bytes, quits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    with os.fdopen(follower) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        before = termios.tcgetattr(terminal)
+        with single_keys():
+            os.write(leader, keys)  # without a line's end
+            assert quits_within(5.0 if quits else 0.05) == quits
+        assert termios.tcgetattr(terminal) == before
+    os.close(leader)

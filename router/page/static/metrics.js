@@ -69,10 +69,11 @@ export class Fleet {
   }
 
   #told(one) {
-    const { tokens, firsts, firstSeconds, asked, cached, met, missed } = one.grown;
+    const { firsts, firstSeconds, asked, cached, met, missed } = one.latest;
     return {
       ...one,
-      tokensPerS: tokens / one.seconds,
+      tokensPerS: one.grown.tokens / one.seconds,
+      waitMs: one.grown.firsts > 0 ? (one.grown.firstSeconds / one.grown.firsts) * 1000 : 0,
       ttftMs: firsts > 0 ? (firstSeconds / firsts) * 1000 : null,
       hitRate: asked > 0 ? Math.min(cached / asked, 1) : null,
       sloMet: met + missed > 0 ? met / (met + missed) : null,
@@ -80,15 +81,23 @@ export class Fleet {
     };
   }
 
-  #remember({ name, tokensPerS, ttftMs, rates, waits }) {
+  #remember({ name, tokensPerS, waitMs, rates, waits }) {
     this.#histories.set(name, {
       rates: [...rates, tokensPerS].slice(-HISTORY),
-      waits: [...waits, ttftMs ?? 0].slice(-HISTORY),
+      waits: [...waits, waitMs].slice(-HISTORY),
     });
   }
 }
 
-/** Notes what a process tells, and by how much its totals grew since it told before. */
+/** Totals whose quotients are shown: both of a pair, by the name of the one that is counted. */
+const SHARES = { firsts: ["firsts", "firstSeconds"], asked: ["asked", "cached"] };
+
+/**
+ * Notes what a process tells, and by how much its totals grew since it told before.
+ *
+ * `latest` has the growth in the last interval in which there was any, so that an idle process shows
+ * its last values; at first it has the totals since the process started.
+ */
 function update(table, key, now, one) {
   const id = JSON.stringify(key);
   const before = table.get(id);
@@ -96,21 +105,30 @@ function update(table, key, now, one) {
   for (const [name, value] of Object.entries(one.totals)) {
     grown[name] = before ? growth(before.totals[name], value) : 0;
   }
-  table.set(id, { ...one, at: now, seconds: before ? now - before.at : 1, grown });
+  const latest = { ...(before ? before.latest : one.totals) };
+  for (const [counted, names] of Object.entries(SHARES)) {
+    if (grown[counted] > 0) for (const name of names) latest[name] = grown[name];
+  }
+  if (grown.met + grown.missed > 0) {
+    [latest.met, latest.missed] = [grown.met, grown.missed];
+  }
+  table.set(id, { ...one, at: now, seconds: before ? now - before.at : 1, grown, latest });
 }
 
 /** One model from what its gateways tell. */
 function together(gateways) {
   const sum = (read) => gateways.reduce((total, one) => total + read(one), 0);
-  const grown = {};
+  const [grown, latest] = [{}, {}];
   // Gateways of other nodes tell of other intervals: rates add up, so all are put on one second.
   for (const name of Object.keys(gateways[0].grown)) {
     grown[name] = sum((one) => one.grown[name] / one.seconds);
+    latest[name] = sum((one) => one.latest[name]);
   }
   return {
     name: gateways[0].name,
     seconds: 1,
     grown,
+    latest,
     pending: sum((one) => one.pending),
     workersReady: Math.max(...gateways.map((one) => one.workersReady)),
     workersWanted: Math.max(...gateways.map((one) => one.workersWanted)),
