@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections import defaultdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,22 +13,29 @@ from typing import BinaryIO
 class RotatedFile:
     """Appends lines to a file of mode 0600; a full file is renamed to NAME.1.SUFFIX.
 
+    The file is locked (flock) while it is open. Files of gateways that have ended are not: of those
+    the oldest are removed at the start, so that their number does not grow with each restart.
+
     Args:
         path: path of the file; its folder is made if it does not exist, with mode 0700.
         max_bytes: most bytes of a file; there are two at most.
+        others: pattern of file names of all processes that write such files, as `audit-*.jsonl`;
+            files of ended ones may have twice `max_bytes` together. Empty to remove none.
         buffering: bytes that may wait in memory; 1 writes each line at once.
 
     Raises:
         OSError: the file cannot be written, or is a symbolic link.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, buffering: int) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, buffering: int, others: str = "") -> None:
         self.path = path
         self._max_bytes = max_bytes
         self._buffering = buffering
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = self._open()
         self._num_bytes = path.stat().st_size
+        if others:
+            _remove_left_files(path.parent, others, 2 * max_bytes)
 
     def has_room(self, num_bytes: int = 0) -> bool:
         """Whether the file has room for `num_bytes` more; an empty file always has."""
@@ -33,10 +43,12 @@ class RotatedFile:
 
     def turn_over(self) -> None:
         """Renames the file, and begins the next. Raises OSError."""
-        self._file.close()
+        full = self._file
+        full.flush()
         os.replace(self.path, self.path.with_suffix(f".1{self.path.suffix}"))
         self._file = self._open()
         self._num_bytes = 0
+        full.close()  # last: at each moment one of the two files is locked
 
     def append(self, line: bytes) -> None:
         """Writes a line to the file, or to the next one if it is full. Raises OSError."""
@@ -60,4 +72,42 @@ class RotatedFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)
         os.fchmod(descriptor, 0o600)  # an existing file may be readable by all
+        with contextlib.suppress(OSError):  # a network file system may have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fdopen(descriptor, "ab", buffering=max(self._buffering, 4096))
+
+
+def _remove_left_files(folder: Path, pattern: str, max_bytes: int) -> None:
+    """Removes the oldest files of ended processes until the rest has `max_bytes` at most.
+
+    A process's files, NAME.SUFFIX and NAME.1.SUFFIX, go together.
+    """
+    by_process: dict[str, list[Path]] = defaultdict(list)
+    for path in folder.glob(pattern):
+        by_process[path.stem.removesuffix(".1")].append(path)
+    left: list[tuple[float, int, list[Path]]] = []
+    for paths in by_process.values():
+        with contextlib.suppress(OSError):  # another start may remove them at the same time
+            if not any(map(_is_locked, paths)):
+                states = [path.stat() for path in paths]
+                newest = max(state.st_mtime for state in states)
+                left.append((newest, sum(state.st_size for state in states), paths))
+    total = sum(size for _, size, _ in left)
+    for _, size, paths in sorted(left):
+        if total <= max_bytes:
+            return
+        total -= size
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process has a file open, or may have: locks of the file system may not work."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

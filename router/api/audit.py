@@ -27,6 +27,8 @@ MAX_PATH = 200
 class AuditLog:
     """ASGI middleware that writes a line of JSON per request to FOLDER/audit-GATEWAY.jsonl.
 
+    Of gateways that have ended the latest files are kept, 512 MiB of them.
+
     Args:
         app: the application within, which must include ApiKeys.
         folder: folder of the log; made if it does not exist.
@@ -40,7 +42,7 @@ class AuditLog:
         self._app = app
         path = Path(folder) / f"audit-{gateway_id}.jsonl"
         try:
-            self._file = RotatedFile(path, max_bytes=MAX_BYTES, buffering=1)
+            self._file = RotatedFile(path, max_bytes=MAX_BYTES, buffering=1, others="audit-*.jsonl")
         except OSError as error:
             raise ValueError(f"--audit-log {folder}: {error}") from error
         self._fails = False

@@ -40,7 +40,7 @@ class DecisionLog:
         folder: folder of logs; made if it does not exist.
         model: name of the model.
         gateway_id: id of this gateway.
-        max_bytes: most bytes of both files together.
+        max_bytes: most bytes of both files together, and of the files of all ended gateways.
         key_file: file with the key of all hashes; empty for a random key.
 
     Raises:
@@ -58,7 +58,9 @@ class DecisionLog:
         self._file: RotatedFile | None
         """The log file; None when the log has ended."""
         try:
-            self._file = RotatedFile(path, max_bytes=max_bytes // 2, buffering=_BUFFER)
+            self._file = RotatedFile(
+                path, max_bytes=max_bytes // 2, buffering=_BUFFER, others=f"{name}-gw-*.jsonl"
+            )
         except OSError as error:
             raise ValueError(f"decision_log {folder}: {error}") from error
 
