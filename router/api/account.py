@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from router.config import ModelRoute, Tenancy
 from router.errors import ApiError, unknown_model
+from router.gateway import Gateway
 from router.keys import KeyEntry, KeyUse
 from router.serving import ServedModel
 from worker.wire.messages import DEFAULT_PRIORITY
@@ -77,6 +78,23 @@ class Account:
     def may_use(self, route: ModelRoute) -> bool:
         """Whether the key, if there is one, may use a model."""
         return self.key is None or self.key.may_use(*route.names)
+
+    def permitted(self, gateway: Gateway, name: str | None) -> ServedModel:
+        """The model that a body names, noted as the request's.
+
+        Routes call it as soon as the body is decoded, before any other work on it.
+
+        Args:
+            gateway: the gateway of the models.
+            name: the client's name of the model; None for the only one.
+
+        Raises:
+            ApiError: 404 if there is no such model, or the key may not use it; 400 if it must be
+                named.
+        """
+        model = gateway.model(name)
+        self.let_use(model)
+        return model
 
     def let_use(self, model: ServedModel) -> None:
         """Notes the request's model. Raises ApiError (404) if the key may not use it."""

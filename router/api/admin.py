@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.api.account import Account, attach
 from router.api.auth import invalid_key
-from router.api.body import Bodies
+from router.api.body import Bodies, Payload
 from router.api.protocol import json_object
+from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from router.keys import KeyRing, KeyUse
@@ -45,7 +47,9 @@ class AdminRoutes:
         """
         self._let_in(request)
         async with self._bodies.read(request) as payload:
-            fields = json_object(payload)
+            fields = await self._gateway.pool.run_if_large(
+                lambda: _fields(payload), size=len(payload)
+            )
         name = fields.pop("model", None)
         if name is not None and not isinstance(name, str):
             raise bad_request("model must be a string", "model")
@@ -73,3 +77,9 @@ class AdminRoutes:
         if entry is None:
             raise invalid_key("no valid admin API key")
         attach(request.scope, Account(KeyUse(entry)))
+
+
+def _fields(payload: Payload) -> dict[str, Any]:
+    """Decodes a body. Raises ApiError (400) if it is malformed or holds too many values."""
+    refuse_many_values(payload)
+    return json_object(payload)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -46,7 +46,17 @@ LAST_TOKENS = 32
 """Last tokens of a prompt in which a marker that opens reasoning is searched."""
 Body = TypeVar("Body", bound=CommonRequest)
 EMPTY: Mapping[str, str] = MappingProxyType({})
+NamesModel = TypeVar("NamesModel", bound="_NamesModel")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class _NamesModel(Protocol):
+    """A decoded body of some API."""
+
+    @property
+    def model(self) -> str | None:
+        """The client's name of the model; None for the only one."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +108,10 @@ class CompletionRoutes:
         """POST /v1/chat/completions. Raises ApiError."""
         async with self._bodies.read(request) as payload:
             chat = await self.prepare(
-                request, lambda: parse_body(payload, ChatRequest), num_bytes=len(payload)
+                request,
+                lambda: parse_body(payload, ChatRequest),
+                lambda body: body,
+                num_bytes=len(payload),
             )
         body, tokenizer = chat.body, chat.asked.model.tokenizer
         by_id = bool(body.return_tokens_as_token_ids)
@@ -122,7 +135,8 @@ class CompletionRoutes:
     async def prepare(
         self,
         request: Request,
-        read: Callable[[], ChatRequest],
+        read: Callable[[], NamesModel],
+        chat_of: Callable[[NamesModel], ChatRequest],
         *,
         num_bytes: int,
         names: Mapping[str, str] = EMPTY,
@@ -131,7 +145,8 @@ class CompletionRoutes:
 
         Args:
             request: the HTTP request.
-            read: decodes and checks the body; runs in a thread if that is large.
+            read: decodes the body; runs in a thread if that is large, as `chat_of` does.
+            chat_of: the chat of the body; called if the key may use the body's model.
             num_bytes: bytes of the body.
             names: the client's name of each field that has another name in ChatRequest.
 
@@ -141,7 +156,9 @@ class CompletionRoutes:
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
         body, model, chat, use = await self._gateway.pool.run_if_large(
-            partial(self._read_chat, read, names), size=num_bytes, owner=account.name
+            partial(self._read_chat, account, read, chat_of, names),
+            size=num_bytes,
+            owner=account.name,
         )
         with renamed(names):
             asked = await self._asked(
@@ -175,11 +192,16 @@ class CompletionRoutes:
         )
 
     def _read_chat(
-        self, read: Callable[[], ChatRequest], names: Mapping[str, str]
+        self,
+        account: Account,
+        read: Callable[[], NamesModel],
+        chat_of: Callable[[NamesModel], ChatRequest],
+        names: Mapping[str, str],
     ) -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
         """A chat's body, its model, its prompt before rendering, and its use of tools."""
-        body = read()
-        model = self._gateway.model(body.model)
+        given = read()
+        model = account.permitted(self._gateway, given.model)
+        body = chat_of(given)
         with renamed(names):
             template = model.tokenizer.chat_template
             return body, model, *params.chat_prompt(body, model.dialect, template)
@@ -190,7 +212,7 @@ class CompletionRoutes:
 
         def read() -> tuple[CompletionRequest, ServedModel, list[str | list[int]]]:
             body = parse_body(payload, CompletionRequest)
-            model = self._gateway.model(body.model)
+            model = account.permitted(self._gateway, body.model)
             return body, model, params.completion_prompts(body.prompt)
 
         body, model, texts = await self._gateway.pool.run_if_large(
@@ -273,9 +295,8 @@ class CompletionRoutes:
             names: the client's name of each field that has another name here.
 
         Raises:
-            ApiError: a field is wrong, or the key does not allow it.
+            ApiError: a field is wrong, or the key may not set it so.
         """
-        account.let_use(model)
         names = {**params.client_names(body), **names}
         if form is not None:
             names["structured_outputs"] = "tools"

@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import json
 import re
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -179,31 +179,62 @@ def _with_single_calls(
 ) -> list[dict[str, Any]]:
     """The conversation with each call in a message of its own, followed by its result.
 
+    Takes time linear in the number of messages and calls.
+
     Args:
         messages: messages with calls as templates take them.
         thoughts: fields of messages that hold reasoning.
     """
     made: list[dict[str, Any]] = []
-    answers: list[dict[str, Any]] = []
-    for place, message in enumerate(messages):
-        if message["role"] == "tool" and any(message is answer for answer in answers):
-            continue
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
         calls = message.get("tool_calls") if message["role"] == "assistant" else None
         if not calls:
             made.append(message)
             continue
-        # Results of the calls: messages of tools that follow.
-        answers = list(takewhile(lambda other: other["role"] == "tool", messages[place + 1 :]))
-        left = list(answers)
+        first = place
+        while place < len(messages) and messages[place]["role"] == "tool":
+            place += 1
+        results = _Results(messages[first:place])
         thought = _thought_before(message, thoughts)
         for call in calls:
             made.append({**thought, "role": "assistant", "content": "", "tool_calls": [call]})
             thought = {}
-            found = [a for a in left if a.get("tool_call_id") == call.get("id")][:1] or left[:1]
-            made += found
-            left = [answer for answer in left if answer not in found]
-        made += left
+            made += results.take(call.get("id"))
+        made += results.rest()
     return made
+
+
+class _Results:
+    """Results of one message's calls, each of which is taken once.
+
+    Args:
+        results: the messages of tools that follow the calls.
+    """
+
+    def __init__(self, results: Sequence[dict[str, Any]]) -> None:
+        self._left = OrderedDict(enumerate(results))
+        self._by_id: dict[str, deque[int]] = {}
+        """Indices of results by the call's id, in order."""
+        for index, result in self._left.items():
+            if isinstance(call_id := result.get("tool_call_id"), str):
+                self._by_id.setdefault(call_id, deque()).append(index)
+
+    def take(self, call_id: Any) -> list[dict[str, Any]]:
+        """The first result with a call's id, or the first of all without one; empty if none is
+        left."""
+        indices = self._by_id.get(call_id) if isinstance(call_id, str) else None
+        while indices:
+            index = indices.popleft()
+            if index in self._left:
+                return [self._left.pop(index)]
+        return [self._left.popitem(last=False)[1]] if self._left else []
+
+    def rest(self) -> list[dict[str, Any]]:
+        """The results that no call has taken."""
+        return list(self._left.values())
 
 
 def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

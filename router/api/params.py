@@ -264,11 +264,12 @@ def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     """The prompts of /v1/completions: texts or token ids. Raises ApiError (400) for others."""
     if isinstance(prompt, str):
         return [prompt]
-    if prompt and all(_is_int(item) for item in prompt):
+    kinds = set(map(type, prompt))  # in C: a prompt may be a million token ids
+    if kinds == {int}:
         return [prompt]
-    if prompt and all(isinstance(item, str) for item in prompt):
+    if kinds == {str}:
         return prompt
-    if prompt and all(isinstance(item, list) and all(map(_is_int, item)) for item in prompt):
+    if kinds == {list} and all(set(map(type, item)) <= {int} for item in prompt):
         return prompt
     raise bad_request(
         "prompt must be a string, a list of strings, token ids, or a list of lists of token ids",
@@ -310,7 +311,3 @@ def _diffusion(request: CommonRequest) -> DiffusionParams | None:
     if params.stream_drafts and not request.stream:
         raise bad_request("diffusion.stream_drafts needs stream: true", "diffusion")
     return params
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

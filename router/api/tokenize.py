@@ -39,7 +39,7 @@ class TokenRoutes:
         account = account_of(request)
         async with self._bodies.read(request) as payload:
             body, model = await self._read(payload, TokenizeRequest, account)
-            return _answer(await self._tokens(body, model, account.name))
+            return _answer(await self._tokens(body, model, account.name, len(payload)))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids. Raises ApiError."""
@@ -57,12 +57,10 @@ class TokenRoutes:
         body = await self._gateway.pool.run_if_large(
             lambda: parse_body(payload, kind), size=len(payload), owner=account.name
         )
-        model = self._gateway.model(body.model)
-        account.let_use(model)
-        return body, model
+        return body, account.permitted(self._gateway, body.model)
 
     async def _tokens(
-        self, body: TokenizeRequest, model: ServedModel, owner: str
+        self, body: TokenizeRequest, model: ServedModel, owner: str, num_bytes: int
     ) -> dict[str, Any]:
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages", "prompt")
@@ -72,7 +70,10 @@ class TokenRoutes:
                 body.prompt, owner=owner, add_special_tokens=add_special_tokens
             )
         else:
-            ids = await model.encoder.tokens(_chat(body, model), owner=owner)
+            prompt = await self._gateway.pool.run_if_large(
+                lambda: _chat(body, model), size=num_bytes, owner=owner
+            )
+            ids = await model.encoder.tokens(prompt, owner=owner, num_bytes=num_bytes)
         info = model.fleet.info
         found: dict[str, Any] = {
             "count": len(ids),

@@ -118,7 +118,8 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
         return ToolUse()
     if dialect.tools is None or template is None or not template.reads("tools"):
         raise bad_request("this model's chat template knows no tools: leave them out", "tools")
-    tools = [tool for tool in body.tools if tool["function"]["name"] in names]
+    allowed = frozenset(names)
+    tools = [tool for tool in body.tools if tool["function"]["name"] in allowed]
     is_named = choice == "named"
     is_one = is_named or body.parallel_tool_calls is False
     properties = {name: argument_types(functions[name].get("parameters") or {}) for name in names}

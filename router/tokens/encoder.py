@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from router.errors import bad_request, refuse
+from router.errors import ApiError, bad_request, refuse
 from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from router.tokens.pool import WorkPool
@@ -142,9 +142,16 @@ class PromptEncoder:
         return await self._run(work, sum(map(len, prompts)), owner)
 
     async def tokens(
-        self, prompt: str | ChatPrompt, *, owner: str = "", add_special_tokens: bool = True
+        self,
+        prompt: str | ChatPrompt,
+        *,
+        owner: str = "",
+        num_bytes: int = 0,
+        add_special_tokens: bool = True,
     ) -> list[int]:
         """Token ids of a prompt, which may be longer than workers take.
+
+        For `owner` and `num_bytes` see `chat`.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if the template refuses the messages, or
@@ -162,8 +169,65 @@ class PromptEncoder:
             return self._tokenizer.encode(text, add_special_tokens=False)
 
         texts = prompt if isinstance(prompt, str) else prompt.texts
-        size = num_characters(texts, per_value=_PER_VALUE)
-        return await self._run(work, size, owner)
+        num_seen = num_characters(texts, per_value=_PER_VALUE, enough=_SHORT)
+        return await self._run(work, num_seen, owner, num_bytes)
+
+    async def first_that_fits(
+        self,
+        prompt_of: Callable[[int], ChatPrompt],
+        number: int,
+        max_tokens: int,
+        *,
+        owner: str = "",
+        num_bytes: int = 0,
+    ) -> int:
+        """Index of the first of ever shorter chats that fits into the model; the last if none does.
+
+        After the first chat the shortest are tried, then ever longer ones, so that the time depends
+        on what fits, not on what does not.
+
+        Args:
+            prompt_of: makes the prompt of a chat by its index; called in a thread. Chats for which
+                it raises ApiError do not fit.
+            number: number of chats.
+            max_tokens: most tokens of a prompt that fits.
+            owner: name of the API key.
+            num_bytes: bytes of the request's body.
+
+        Raises:
+            ApiError: 429 if too much work is waiting.
+        """
+        refuse_long = self._check_characters(Feasibility(SamplingParams(), {}))
+
+        def fits(index: int) -> bool:
+            try:
+                prompt = prompt_of(index)
+                refuse_long(num_characters(prompt.texts))
+                text = prompt.render(self._tokenizer)
+                refuse_long(len(text))
+            except ApiError:
+                return False  # far too long, or rejected by the template
+            return len(self._tokenizer.encode(text, add_special_tokens=False)) <= max_tokens
+
+        def work() -> int:
+            if fits(0):
+                return 0
+            low, high, step = 1, number - 1, 1
+            while low < high:
+                middle = max(low, high - step)
+                if not fits(middle):
+                    low = middle + 1
+                    break
+                high, step = middle, 2 * step
+            while low < high:
+                middle = (low + high) // 2
+                if fits(middle):
+                    high = middle
+                else:
+                    low = middle + 1
+            return high
+
+        return 0 if number < 2 else await self._run(work, num_bytes, owner)
 
     async def text(self, token_ids: Sequence[int], *, owner: str = "") -> str:
         """The text of token ids, special tokens included.
@@ -399,10 +463,11 @@ def _up_to_end_of(last: str, text: str) -> str:
         ValueError: the chat does not contain the message.
     """
     body = last.strip()
-    start = text.rfind(body)
-    if not body or start < 0:
+    # HAZARD: str.rfind takes quadratic time on repetitive texts, str.find linear time.
+    after = text[::-1].find(body[::-1])
+    if not body or after < 0:
         raise ValueError("the chat template does not write the last message as it is")
-    end = start + len(body)
+    end = len(text) - after
     rest = last[len(last.rstrip()) :]
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]
 

@@ -18,6 +18,8 @@ from router.api.protocol import parse_body
 from router.api.tokenize import encoded_chat
 from router.errors import renamed
 from router.gateway import Gateway
+from router.serving import ServedModel
+from router.tokens.encoder import ChatPrompt
 
 
 class AnthropicRoutes:
@@ -39,7 +41,8 @@ class AnthropicRoutes:
         async with self._bodies.read(request) as payload:
             chat = await self._completions.prepare(
                 request,
-                lambda: chat_of(parse_body(payload, MessagesRequest, KNOWN)),
+                lambda: parse_body(payload, MessagesRequest, KNOWN),
+                chat_of,
                 num_bytes=len(payload),
                 names=NAMES,
             )
@@ -59,15 +62,20 @@ class AnthropicRoutes:
         account = account_of(request)
         account.request_id = request_id_of(request)
         async with self._bodies.read(request) as payload:
-            chat = await self._gateway.pool.run_if_large(
-                lambda: prompt_of(parse_body(payload, CountTokensRequest, COUNTED)),
-                size=len(payload),
-                owner=account.name,
+
+            def read() -> tuple[ServedModel, ChatPrompt]:
+                body = parse_body(payload, CountTokensRequest, COUNTED)
+                model = account.permitted(self._gateway, body.model)
+                with renamed(NAMES):
+                    return model, encoded_chat(prompt_of(body), model)
+
+            model, prompt = await self._gateway.pool.run_if_large(
+                read, size=len(payload), owner=account.name
             )
-            model = self._gateway.model(chat.model)
-            account.let_use(model)
             with renamed(NAMES):
-                tokens = await model.encoder.tokens(encoded_chat(chat, model), owner=account.name)
+                tokens = await model.encoder.tokens(
+                    prompt, owner=account.name, num_bytes=len(payload)
+                )
         found = msgspec.json.encode({"input_tokens": len(tokens)})
         headers = {"request-id": account.request_id}
         return Response(found, media_type="application/json", headers=headers)

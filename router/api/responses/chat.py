@@ -72,18 +72,31 @@ def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
     )
 
 
-def shorter_chats(chat: ChatRequest) -> list[ChatRequest]:
-    """The chat without its first n turns, for n = 0, 1, 2 and so on.
+class Turns:
+    """The turns of a chat, of which the first ones can be left out.
 
     A turn begins with a message of the user; messages of the system stay.
+
+    Args:
+        chat: the chat.
     """
-    starts = [i for i, message in enumerate(chat.messages) if message["role"] == "user"]
-    system = [m for m in chat.messages if m["role"] in LEADING]
-    shorter = []
-    for start in starts[1:]:
-        said = [m for m in chat.messages[start:] if m["role"] not in LEADING]
-        shorter.append(msgspec.structs.replace(chat, messages=[*system, *said]))
-    return [chat, *shorter]
+
+    def __init__(self, chat: ChatRequest) -> None:
+        self._chat = chat
+        self._system = [m for m in chat.messages if m["role"] in LEADING]
+        self._others = [m for m in chat.messages if m["role"] not in LEADING]
+        self._starts = [i for i, m in enumerate(self._others) if m["role"] == "user"]
+
+    def __len__(self) -> int:
+        """Number of turns; at least 1."""
+        return max(len(self._starts), 1)
+
+    def without(self, number: int) -> ChatRequest:
+        """The chat without its first `number` turns, in time linear in what is left."""
+        if not number:
+            return self._chat
+        messages = [*self._system, *self._others[self._starts[number] :]]
+        return msgspec.structs.replace(self._chat, messages=messages)
 
 
 def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:

@@ -19,7 +19,7 @@ from router.api.completions import CompletionRoutes, Prepared, request_id_of
 from router.api.logprobs import ChatLogprobs
 from router.api.protocol import ChatRequest, parse_body
 from router.api.responses.background import BackgroundRun, EventLog
-from router.api.responses.chat import NAMES, Messages, chat_of, messages_of, shorter_chats
+from router.api.responses.chat import NAMES, Messages, Turns, chat_of, messages_of
 from router.api.responses.protocol import KNOWN, ResponsesRequest
 from router.api.responses.store import ResponseStore, Stored
 from router.api.responses.writer import ResponsesWriter
@@ -54,11 +54,12 @@ class ResponsesRoutes:
         account.request_id = request_id_of(request)
         run = self._gateway.pool.run_if_large
         async with self._bodies.read(request) as payload:
-            body = await run(
-                lambda: parse_body(payload, ResponsesRequest, KNOWN),
-                size=len(payload),
-                owner=account.name,
-            )
+
+            def read() -> tuple[ResponsesRequest, ServedModel]:
+                body = parse_body(payload, ResponsesRequest, KNOWN)
+                return body, account.permitted(self._gateway, body.model)
+
+            body, model = await run(read, size=len(payload), owner=account.name)
             if body.background and (body.store is False or not self._store.is_open):
                 raise bad_request("background is only available with store", "background")
             before = b"[]"
@@ -70,9 +71,9 @@ class ResponsesRoutes:
                 lambda: _conversation(body, before), size=num_bytes, owner=account.name
             )
             if body.truncation == "auto":
-                chat = await self._shortened(chat, account.name)
+                chat = await _shortened(chat, model, account.name, num_bytes)
             prepared = await self._completions.prepare(
-                request, lambda: chat, num_bytes=num_bytes, names=NAMES
+                request, lambda: chat, lambda chat: chat, num_bytes=num_bytes, names=NAMES
             )
         return self._respond(request, body, prepared, messages)
 
@@ -203,31 +204,23 @@ class ResponsesRoutes:
         stored = Stored(response=msgspec.json.encode(response), messages=messages)
         self._store.put(owner, response_id, stored)
 
-    async def _shortened(self, chat: ChatRequest, owner: str) -> ChatRequest:
-        """The chat with as many of its last turns as fit into the model. Raises ApiError."""
-        model = self._gateway.model(chat.model)
-        info = model.fleet.info
-        if info is None:
-            return chat
-        room = info.max_model_len - (chat.max_completion_tokens or 1)
-        chats = shorter_chats(chat)
-        low, high = 0, len(chats) - 1  # the shortest is not tried: it is taken in any case
-        while low < high:
-            middle = (low + high) // 2
-            if await self._fits(chats[middle], model, owner, room):
-                high = middle
-            else:
-                low = middle + 1
-        return chats[low]
 
-    async def _fits(self, chat: ChatRequest, model: ServedModel, owner: str, room: int) -> bool:
-        try:
-            tokens = await model.encoder.tokens(encoded_chat(chat, model), owner=owner)
-        except ApiError as error:
-            if error.status == 429:
-                raise
-            return False  # too long to be encoded, or refused by the template
-        return len(tokens) <= room
+async def _shortened(
+    chat: ChatRequest, model: ServedModel, owner: str, num_bytes: int
+) -> ChatRequest:
+    """The chat with as many of its last turns as fit into the model. Raises ApiError (429)."""
+    info = model.fleet.info
+    if info is None:
+        return chat
+    turns = Turns(chat)
+    number = await model.encoder.first_that_fits(
+        lambda number: encoded_chat(turns.without(number), model),
+        len(turns),
+        info.max_model_len - (chat.max_completion_tokens or 1),
+        owner=owner,
+        num_bytes=num_bytes,
+    )
+    return turns.without(number)
 
 
 def _conversation(body: ResponsesRequest, before: bytes) -> tuple[ChatRequest, bytes]:

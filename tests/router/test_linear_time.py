@@ -1,0 +1,186 @@
+"""No body takes more than linear time, and none holds the event loop for longer than 50 ms."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from router.tokens.pool import SMALL_BODY
+from tests.support.router.bodies import ANY, NO_BODY, ROUTES, Shape
+from tests.support.router.rig import Rig, build_checkpoint
+from worker.wire.tokenizer import Tokenizer, load_tokenizer
+
+SIZE = SMALL_BODY - 1024
+"""Bytes of the smaller body: the largest that is decoded on the event loop, in any shape."""
+GROWTH = 4
+"""Size of the larger body over that of the smaller one."""
+MAX_RATIO = 2.0 * GROWTH
+"""Highest ratio of CPU times: linear work has GROWTH at most, quadratic work GROWTH²."""
+MAX_SLICE_S = 0.05
+"""Longest CPU time between two looks of the event loop at its sockets: a stream pauses so long."""
+FLOOR_S = 0.02
+"""CPU time below which a ratio is noise."""
+TRIES = 3
+"""Measurements of a case, of which the least counts: other processes only add to it."""
+TEMPLATE = (
+    "{%- for message in messages %}<|start|>{{ message.role }}<|channel|>analysis<|message|>"
+    "{{ message.content.split('</think>')[-1] }}{{ message.thinking }}"
+    "{%- for call in message.tool_calls or () %}{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{%- endfor %}<|end|>{%- endfor %}"
+    "{%- for tool in tools or () %}{{ tool.function.name }}{%- endfor %}"
+)
+"""Has harmony's parsers, which take each call apart, and drops reasoning from history."""
+CASES = [
+    (path, kind, shape) for path, own in ROUTES.items() for kind, shape in {**ANY, **own}.items()
+]
+
+
+@pytest.fixture(scope="session")
+def harmony_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
+    folder = tmp_path_factory.mktemp("linear")
+    build_checkpoint(folder)
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["<|start|>", "<|channel|>", "<|message|>", "<|end|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder, load_tokenizer(str(folder))
+
+
+@pytest.fixture
+async def harmony(harmony_model: tuple[Path, Tokenizer]) -> AsyncIterator[Rig]:
+    rig = Rig(*harmony_model)
+    for worker in rig.workers:
+        worker.info.max_model_len = worker.info.max_total_tokens = 1 << 20
+        # Requests end at the worker's door: its own work is no part of the gateway's.
+        worker.rejection, worker.rejection_status = "enough", 400
+    await rig.start(admin_api_keys=("admin",))
+    yield rig
+    await rig.stop()
+
+
+class Slices:
+    """CPU times of the event loop's iterations, in seconds."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measures the iterations of the running loop during the block."""
+        loop: Any = asyncio.get_running_loop()
+        run_once = loop._run_once
+
+        def measured() -> None:
+            began = time.thread_time()
+            run_once()
+            self.longest_s = max(self.longest_s, time.thread_time() - began)
+
+        loop._run_once = measured
+        gc.collect()
+        gc.disable()  # a collection's time depends on all objects of the tests
+        try:
+            yield
+        finally:
+            gc.enable()
+            del loop._run_once
+
+
+async def post(rig: Rig, path: str, body: bytes) -> int:
+    """Sends a body, as ASGI without a client's own work; returns the status."""
+    parts = [body[at : at + 65536] for at in range(0, len(body), 65536)]
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        if not parts:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [(b"content-type", b"application/json"), (b"authorization", b"Bearer admin")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": headers,
+        "server": ("127.0.0.1", 80),
+        "client": ("127.0.0.1", 1),
+        "scheme": "http",
+        "http_version": "1.1",
+    }
+    await rig.app(scope, receive, send)
+    return statuses[0]
+
+
+async def measure(rig: Rig, path: str, body: bytes) -> tuple[float, float]:
+    """CPU seconds that a body takes in all threads, and the loop's longest slice."""
+    slices = Slices()
+    with slices.measured():
+        await asyncio.sleep(0)  # the loop's present iteration is not measured
+        began = time.process_time()
+        status = await post(rig, path, body)
+        taken = time.process_time() - began
+        await asyncio.sleep(0)
+    assert status < 500, (path, status)
+    return taken, slices.longest_s
+
+
+def test_every_route_that_reads_a_body_has_cases(harmony: Rig) -> None:
+    routes = {r.path for r in harmony.app.routes if r.methods - {"GET", "HEAD", "DELETE"}}
+    assert routes == set(ROUTES) | set(NO_BODY)
+
+
+@pytest.mark.parametrize(("path", "kind", "shape"), CASES, ids=[f"{p}-{k}" for p, k, _ in CASES])
+async def test_time_is_linear_in_the_body_and_short_on_the_loop(
+    harmony: Rig, path: str, kind: str, shape: Shape
+) -> None:
+    bodies = [shape(size) for size in (SIZE, GROWTH * SIZE)]
+    await measure(harmony, path, shape(2048))  # what is loaded with the first use
+    times, slices = [math.inf] * len(bodies), [math.inf] * len(bodies)
+    for _ in range(TRIES):
+        for index, body in enumerate(bodies):
+            taken, longest = await measure(harmony, path, body)
+            times[index] = min(times[index], taken)
+            slices[index] = min(slices[index], longest)
+        is_linear = times[1] <= MAX_RATIO * max(times[0], FLOOR_S)
+        if is_linear and max(slices) <= MAX_SLICE_S:
+            break
+    assert is_linear, f"{times[0]:.3f} s, then {times[1]:.3f} s for {GROWTH} times the size"
+    assert max(slices) <= MAX_SLICE_S, "the event loop is held for too long"
+
+
+@pytest.mark.parametrize("path", [path for path in ROUTES if not path.startswith("/admin")])
+async def test_a_key_without_the_right_to_a_model_gets_no_work_on_the_body(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Its messages are wrong, which would be a 400 if they were converted; nothing is tokenized."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[elsewhere]\nkey = "elsewhere"\nmodels = ["another"]\n')
+    await rig.start(api_key_file=str(keys))
+    tokenizer = rig.gateway.model("stub").tokenizer
+    for name in ("encode", "decode", "render_chat", "pieces"):
+        monkeypatch.setattr(tokenizer, name, lambda *_, **__: pytest.fail("work before rights"))
+    wrong = [{"role": "nobody", "content": "a"}, {"role": "user", "content": "a"}]
+    fields = {
+        "/v1/completions": {"prompt": [{}]},
+        "/v1/responses": {"input": wrong, "truncation": "auto"},
+        "/v1/messages": {"messages": wrong, "max_tokens": 1},
+        "/detokenize": {"tokens": [1]},
+    }.get(path, {"messages": wrong})
+    headers = {"authorization": "Bearer elsewhere"}
+    response = await rig.client.post(path, json={"model": "stub", **fields}, headers=headers)
+    assert response.status_code == 404, response.text
