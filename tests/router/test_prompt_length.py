@@ -163,3 +163,11 @@ async def test_a_prompt_may_be_cut_to_its_last_tokens(rig: Any, keep: int) -> No
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "truncate_prompt_tokens"
     assert (await rig.complete(ids, truncate_prompt_tokens=300)).status_code == 400
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_max_tokens_beyond_the_model_length_are_accepted(rig: Any, field: str) -> None:
+    """router/README.md documents it: generation ends at the model's length."""
+    await rig.start()
+    response = await rig.chat(**{field: 100 * LIMIT})
+    assert response.status_code == 200, response.text
