@@ -24,6 +24,10 @@ class QueueEntry:
     """Tokens that the prefix cache lacked when it was last looked up."""
     uncached_round: int = -1
     """Admission round of that look-up; -1 for none."""
+    awaited: int = -1
+    """Arrival of the prompt under way that computes a shared prefix for it; -1 for none."""
+    awaited_until: int = -1
+    """Cached tokens of that prompt up to which the request waits for it."""
 
 
 @dataclass(slots=True)

@@ -172,8 +172,10 @@ class Admission:
         return bool(self._cache.num_free_slots) or self._preemption.is_possible(level)
 
     def cost(self, request: Request) -> int:
-        """Uncached tokens of a waiting request, looked up again every COUNTED_ROUNDS rounds
-        only."""
+        """Uncached tokens of a waiting request, looked up again every COUNTED_ROUNDS rounds, and
+        not while it waits for another to compute a shared prefix."""
+        if self._deduplication.still_waits(request):
+            return request.queue_entry.num_uncached
         age = self.num_rounds - request.queue_entry.uncached_round
         if request.queue_entry.uncached_round < 0 or age >= COUNTED_ROUNDS:
             self._count(request, self._match(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heapify, heappop, heappush, heapreplace
 
 from worker.core.request import Request
 
@@ -27,6 +28,9 @@ class TenantService:
         self._served: dict[str, float] = {}
         self._num_waiting: dict[str, int] = {}
         """Number of waiting requests by tenant; zeros are left out."""
+        self._least: list[tuple[float, str]] = []
+        """Heap of (counter, tenant) with every waiting tenant, as of some time: counters only grow,
+        so an entry that is up to date at the top is the least."""
         self._floor = 0.0
         """Counter that a tenant is lifted to which comes while no other waits."""
 
@@ -45,9 +49,10 @@ class TenantService:
             self._num_waiting[tenant] += 1
             return
         if self._num_waiting:
-            self._floor = min(self._served[other] for other in self._num_waiting)
+            self._floor = self._least_waiting()
         self._served[tenant] = max(self._served.get(tenant, 0.0), self._floor)
         self._num_waiting[tenant] = 1
+        heappush(self._least, (self._served[tenant], tenant))
         if len(self._served) > len(self._num_waiting) + _MAX_IDLE:
             self._forget()
 
@@ -70,6 +75,21 @@ class TenantService:
             if num_new:
                 request.num_charged += num_new
                 self._charge(request.tenant, OUTPUT_WEIGHT * num_new)
+
+    def _least_waiting(self) -> float:
+        """Least counter of the tenants that wait; the entries that are out of date are amended."""
+        least = self._least
+        if len(least) > 2 * len(self._num_waiting) + _MAX_IDLE:
+            least[:] = [(self._served[tenant], tenant) for tenant in self._num_waiting]
+            heapify(least)
+        while True:
+            served, tenant = least[0]
+            if tenant not in self._num_waiting:
+                heappop(least)
+            elif self._served[tenant] > served:
+                heapreplace(least, (self._served[tenant], tenant))
+            else:
+                return served
 
     def _charge(self, tenant: str, weighted: float) -> None:
         self._served[tenant] = self._served.get(tenant, self._floor) + weighted

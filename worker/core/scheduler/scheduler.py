@@ -78,6 +78,8 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self._digest = SampleDigest()
         self._num_arrivals = 0
+        self._has_uncharged = False
+        """Whether tokens came in since an arrival has last charged tenants for them."""
         self._num_reports = 0
         self._launched = 0
         self._completed = 0
@@ -127,8 +129,9 @@ class Scheduler:
         )
         assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
         self.state.requests[request.request_id] = request
-        if request.tenant:
+        if request.tenant and self._has_uncharged:
             # A new tenant is lifted to what the others have been served by now.
+            self._has_uncharged = False
             self.state.tenants.charge_output(self.state.running)
         if submit.grammar:
             self.state.held[request.request_id] = request
@@ -266,6 +269,7 @@ class Scheduler:
         self.forecast.observe(self.state.stats.step_shape, self.state.stats.step_ms / 1e3)
         self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
         self.steps.take(step, result, counts, iter(followed))
+        self._has_uncharged = True
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
         """Owners of the masked rows of the only step in flight, by id and attempt.
