@@ -26,7 +26,7 @@ GATED: dict[str, Function] = {
     "gelu_and_mul": gelu_and_mul,
     "clamped_swiglu": partial(clamped_swiglu, alpha=1.702, limit=7.0),
 }
-WIDTHS = (1, 2, 3, 4, 8, 15, 16, 17, 33, 48, 130, 700)
+WIDTHS = (1, 2, 3, 4, 8, 15, 16, 17, 33, 48, 130, 256, 700)
 THREADED = 40_000
 """Elements that torch splits between threads."""
 
@@ -55,7 +55,7 @@ def test_rows_are_computed_as_alone(name: str, dtype: torch.dtype) -> None:
     function, _ = FUNCTIONS[name]
     torch.manual_seed(0)
     for width in WIDTHS:
-        count = 2 * (THREADED // width // 2 + 1) if width in (17, 48, 700) else 64
+        count = 2 * (THREADED // width // 2 + 1) if width in (17, 48, 256, 700) else 64
         x = (torch.randn(count, width) * 3).to(dtype)
         picked = torch.randint(0, count, (64,))
         alone = torch.cat([function(x[row : row + 1].clone()) for row in picked])
