@@ -24,6 +24,7 @@ from cluster.directories import (
     private_directory,
     remove_private_directory,
 )
+from cluster.gcs import gcs_settings
 from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
@@ -111,6 +112,7 @@ def prepare(
         os.environ.setdefault(name, value)
     if local:
         require_authentication(directory)
+        os.environ.update(gcs_settings(directory))
         os.environ[DIRECTORY_VARIABLE] = str(directory)
     return Environment(
         directory=directory,

@@ -19,6 +19,7 @@ from typing import Any, Self
 from cluster.config import ServeConfig
 from cluster.directories import processes_of
 from cluster.environment import Environment, prepare
+from cluster.gcs import GcsSupervisor, can_restart_gcs, forget_gcs_state
 from cluster.haproxy import CERTIFICATE_VARIABLE
 from cluster.local_ray import (
     haproxy_of_cluster,
@@ -70,6 +71,7 @@ class LocalFleet:
         self._haproxy = haproxy
         self._environment: Environment | None = None
         self._certificate: Certificate | None = None
+        self._gcs: GcsSupervisor | None = None
         self._deploys = False
 
     @property
@@ -154,6 +156,8 @@ class LocalFleet:
                 from ray import serve
 
                 serve.delete(APPLICATION)
+            if self._gcs is not None:
+                self._gcs.stop()
             ray.shutdown()
         # An interrupted start leaves processes that ray.shutdown does not know.
         end_processes_of(environment.directory, grace_s=5.0 if started else 0.2)
@@ -187,6 +191,8 @@ class LocalFleet:
                 max(os.cpu_count() or 1, self._num_cpus_reserved()),
                 self._report,
             )
+            if can_restart_gcs():
+                self._gcs = GcsSupervisor()
         self._report("Ray is up")
 
     def _start_proxies(self) -> None:
@@ -323,6 +329,7 @@ def start_local_ray(directory: Path, num_cpus: int, report: Callable[[str], None
                 raise
         report("Ray's processes were not there within 30 s: starting them once more")
         end_processes_of(directory, grace_s=0.0)
+        forget_gcs_state(directory)
 
 
 def end_processes_of(directory: Path, grace_s: float) -> None:

@@ -27,6 +27,7 @@ from cluster.environment import (
     require_authentication,
     serve_settings,
 )
+from cluster.gcs import gcs_directory
 from cluster.haproxy import BINARY_VARIABLE, confine
 from cluster.launch import end_processes_of, refuse_used_port, root_cause_last, start_local_ray
 from cluster.local_ray import proxy_warning
@@ -215,6 +216,7 @@ def test_a_ray_that_a_busy_machine_made_slow_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[Path] = []
+    gcs_directory(tmp_path).mkdir()
     left: list[subprocess.Popen[bytes]] = []
 
     def init(directory: Path, num_cpus: int | None) -> None:
@@ -232,5 +234,6 @@ def test_a_ray_that_a_busy_machine_made_slow_is_started_again(
         with pytest.raises(Exception, match=message):
             start_local_ray(tmp_path, 1, told.append)
     assert len(calls) == num_calls
+    assert gcs_directory(tmp_path).exists() == (num_calls == 1), "no try resumes the one before"
     assert len(told) == num_calls - 1
     end_processes_of(tmp_path, grace_s=0.0)

@@ -26,6 +26,8 @@ class Part(Enum):
     PROXY = "proxy"
     """Serve's own, which takes requests where no gateway is left."""
     CONTROLLER = "controller"
+    GCS = "gcs"
+    """Ray's control service, which `rayfleet serve` restarts."""
     COMPILER = "compiler"
     """Of grammars, a child of the front."""
 
@@ -83,7 +85,7 @@ def _stop(part: Part) -> Kind:
         part=part,
         sign=signal.SIGSTOP,
         noticed=noticed,
-        given_up=noticed is Noticed.BY_WATCHDOG,
+        given_up=noticed is Noticed.BY_WATCHDOG or part in (Part.GATEWAY, Part.HAPROXY),
         takes_streams=part in _IN_FRONT,  # where Serve loses patience with it
     )
 
@@ -95,3 +97,11 @@ KINDS: Final[dict[str, Kind]] = {
     CUT_ATTACH: Kind(),
     MEMORY: Kind(),
 }
+
+RECOVERY_LIMITS_S: Final[dict[str, float]] = {
+    "stop-gateway": 15.0,
+    "stop-haproxy": 5.0,
+    "kill-haproxy": 5.0,
+    "kill-gcs": 10.0,
+}
+"""Seconds in which the fleet is to be whole again, by kind; on an otherwise idle machine."""

@@ -25,6 +25,7 @@ _TITLES = (
     (re.compile(r"ray::HAProxyManager"), Part.MANAGER),
     (re.compile(r"ray::ProxyActor"), Part.PROXY),
     (re.compile(r"ray::ServeController"), Part.CONTROLLER),
+    (re.compile(r"\S*/gcs_server -"), Part.GCS),
     (re.compile(r"\S+ -m worker\.rank\.main "), Part.STEP),
     (re.compile(r"\S+ -m worker\.front\.grammar\.compiling "), Part.COMPILER),
     (re.compile(r"\S*/haproxy -"), Part.HAPROXY),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from cluster.bench.report import Check, at_least, at_most, exactly
 from cluster.bench.stats import percentile
 from tests.support.chaos.faults import Fault
-from tests.support.chaos.kinds import Part
+from tests.support.chaos.kinds import RECOVERY_LIMITS_S, Part
 from tests.support.chaos.processes import Memory
 from tests.support.chaos.tally import Pauses, Tally
 
@@ -57,10 +57,23 @@ def judge(
         longest = max(pauses.of_hung_ranks)
         checks.append(at_most("hung_rank_longest_pause", longest, "s", HUNG_RANK_S))
     checks += [
+        at_most(f"{kind}_recovery", longest, "s", RECOVERY_LIMITS_S[kind])
+        for kind, longest in _longest_recoveries(faults).items()
+    ]
+    checks += [
         at_most(f"{part}_memory_growth", value, "share", MOST_GROWTH)
         for part, value in growth.items()
     ]
     return checks
+
+
+def _longest_recoveries(faults: Sequence[Fault]) -> dict[str, float]:
+    """Longest time in seconds until the fleet was whole again, by kinds that have a limit."""
+    longest: dict[str, float] = {}
+    for fault in faults:
+        if fault.kind in RECOVERY_LIMITS_S and fault.recovery_s is not None:
+            longest[fault.kind] = max(longest.get(fault.kind, 0.0), fault.recovery_s)
+    return longest
 
 
 def memory_growth(before: Mapping[Part, Memory], after: Mapping[Part, Memory]) -> dict[str, float]:
