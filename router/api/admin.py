@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.api.account import Account, attach
-from router.api.auth import invalid_key
+from router.api.auth import failed_attempt
 from router.api.body import Bodies, Payload
 from router.api.protocol import json_object
 from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from router.keys import KeyRing, KeyUse
+from router.keys.attempts import FailedAttempts
 from worker.wire.admission import AdmissionChange, AdmissionOptions
 
 
@@ -32,10 +33,11 @@ class AdminRoutes:
         self._gateway = gateway
         self._keys = keys
         self._bodies = bodies
+        self._attempts = FailedAttempts()
 
     async def admission(self, request: Request) -> Response:
         """GET /admin/admission?model=NAME: rules that were changed here. Raises ApiError."""
-        self._let_in(request)
+        await self._let_in(request)
         model = self._gateway.model(request.query_params.get("model"))
         return JSONResponse({"model": model.route.name, **model.admission.change.given})
 
@@ -45,7 +47,7 @@ class AdminRoutes:
         The new values hold for all workers, also later ones, until they are changed again. Answers
         with the values, and the ids of the workers that were sent them.
         """
-        self._let_in(request)
+        await self._let_in(request)
         async with self._bodies.read(request) as payload:
             fields = await self._gateway.pool.run_if_large(
                 lambda: _fields(payload), size=len(payload)
@@ -64,7 +66,7 @@ class AdminRoutes:
         workers = await model.admission.set(change)
         return JSONResponse({"model": model.route.name, **change.given, "workers": workers})
 
-    def _let_in(self, request: Request) -> None:
+    async def _let_in(self, request: Request) -> None:
         """Raises ApiError: 401 without a valid admin key, 403 if the gateway knows no such keys."""
         if self._keys.is_empty:
             raise ApiError(
@@ -75,7 +77,7 @@ class AdminRoutes:
             )
         entry = self._keys.find(request.scope)
         if entry is None:
-            raise invalid_key("no valid admin API key")
+            raise await failed_attempt(self._attempts, request.scope, "no valid admin API key")
         attach(request.scope, Account(KeyUse(entry)))
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.account import Account, attach
 from router.api.response import send_error
 from router.errors import ApiError
 from router.keys import KeyLimits, KeyRing
+from router.keys.attempts import MAX_WAIT_S, FailedAttempts
 from router.page.routes import PAGE, PAGE_FILES
 
 OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
@@ -35,6 +39,7 @@ class ApiKeys:
         self._keys = keys
         self._limits = limits
         self._entries = keys.entries
+        self._attempts = FailedAttempts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands an HTTP request or websocket on, or answers 401 or 429."""
@@ -49,7 +54,8 @@ class ApiKeys:
             self._limits.keep(self._entries)
         if entry is None:
             if scope["type"] == "http":
-                await send_error(send, invalid_key("no valid API key"), path=path)
+                error = await failed_attempt(self._attempts, scope, "no valid API key")
+                await send_error(send, error, path=path)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
@@ -67,6 +73,18 @@ class ApiKeys:
             await self._app(scope, receive, send)
         finally:
             account.end()
+
+
+async def failed_attempt(attempts: FailedAttempts, scope: Scope, problem: str) -> ApiError:
+    """The error of a request without a valid key; delayed if its source has sent many of them."""
+    address = (scope.get("client") or ("", 0))[0]
+    delay_s = attempts.delay_s(address, time.monotonic())
+    if delay_s is None:
+        message = "too many requests without a valid API key: try again later"
+        return ApiError(429, message, retry_after_s=int(MAX_WAIT_S))
+    if delay_s:
+        await asyncio.sleep(delay_s)
+    return invalid_key(problem)
 
 
 def invalid_key(problem: str) -> ApiError:
