@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,12 +24,14 @@ from cluster.checkpoints import with_commits
 from cluster.config import ModelSpec, ServeConfig, serve_config_from_mapping
 from cluster.connections import release_reset_connections
 from cluster.environment import LONGEST_STREAM_S
+from cluster.peers import RayPeers
 from cluster.settings import RaySettings
 from cluster.starting import delayed, tell
 from cluster.targets import follow_targets
 from cluster.tls import NODES_SERVE_TLS
 from cluster.transport import RayTransport
 from router.config import GatewayConfig
+from router.peers import ID_PREFIX, Peers
 from worker.config import EngineConfig
 from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
 from worker.memory import freeze_gc, keep_freed_memory, trim_regularly
@@ -71,6 +73,9 @@ class GatewayReplica:
         release_reset_connections()
         keep_freed_memory(KEPT_BYTES)
         node_id = ray.get_runtime_context().get_node_id()
+        replica = serve.get_replica_context()
+        own_id = f"{ID_PREFIX}{replica.replica_id.unique_id}"
+        self._peers = Peers(own_id, RayPeers(replica.deployment, replica.app_name))
         self._gateway = Gateway(
             config,
             {
@@ -78,7 +83,8 @@ class GatewayReplica:
                 for name, handle in handles.items()
             },
             create_tracing("gateway", traces_endpoint),
-            {name: RaySettings(serve.get_replica_context().app_name, name) for name in handles},
+            {name: RaySettings(replica.app_name, name) for name in handles},
+            self._peers,
         )
         self._gateway.report = partial(tell, "gateway")
         self._gateway.delayed = delayed
@@ -106,11 +112,22 @@ class GatewayReplica:
             told |= flattened(self._deployments[model.route.name], model.load.read())
         return told
 
+    async def answer_peer(self, request: bytes, peer_id: str) -> bytes:
+        """Answers a call of another gateway, which PinnedRouter routes by `peer_id`. An empty
+        request only sets up the caller's router."""
+        return await self._peers.answer_call(request) if request else b""
+
+    async def stream_to_peer(self, request: bytes, peer_id: str) -> AsyncIterator[bytes]:
+        """Answers a streaming call of another gateway, as `answer_peer` does."""
+        async for item in self._peers.answer_stream(request):
+            yield item
+
     def __serve_build_asgi_app__(self) -> Starlette:
         """The HTTP application; Serve calls this in the replica, so that nothing is pickled."""
         from router.api.app import create_app
 
         app = create_app(self._gateway)
+        self._peers.start()
         freeze_gc()
         return app
 

@@ -347,7 +347,6 @@ class ServeConfig:
             allowed_origins=self.endpoint.allowed_origins,
             allowed_hosts=known_hosts(self.endpoint),
             root_path=self.endpoint.root_path,
-            num_gateways=self.endpoint.num_gateways,
             audit_log=self.endpoint.audit_log,
             fairness_key=self.endpoint.fairness_key,
             metrics_max_tenants=self.endpoint.metrics_max_tenants,

@@ -1,4 +1,4 @@
-"""Request router of Serve for WorkerGroup deployments: a call goes to the replica that it names.
+"""Request router of Serve for workers and gateways: a call goes to the replica that it names.
 
 Serve pickles this module by value, and with it each object that is imported from another module. So
 it imports the module `workers`, which is pickled by reference, and not WORKERS itself.
@@ -14,26 +14,27 @@ from cluster import workers
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Router by the keyword argument `worker_id` of each call; keeps `workers.WORKERS` current."""
+    """Router by the keyword argument `worker_id` or `peer_id` of each call; keeps `workers.WORKERS`
+    current."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replica of `worker_id` alone; none while it is missing, and Serve then asks again.
+        """The named replica alone; none while it is missing, and Serve then tries again.
 
-        A call without `worker_id` may go to any replica.
+        A call that names none may go to any replica.
         """
         if pending_request is None:
             return [candidate_replicas]
         # HAZARD: without backoff Serve asks again without a pause. Where the named replica has just
         # died, that loop would never yield, and the gateway would hang.
         pending_request.routing_context.should_backoff = True
-        worker_id = pending_request.kwargs.get("worker_id")
-        if worker_id is None:
+        named = pending_request.kwargs.get("worker_id") or pending_request.kwargs.get("peer_id")
+        if named is None:
             return [candidate_replicas]
-        return [[r for r in candidate_replicas if r.replica_id.unique_id == worker_id]]
+        return [[r for r in candidate_replicas if r.replica_id.unique_id == named]]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Serve with the running replicas, when they change."""

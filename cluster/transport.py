@@ -67,13 +67,13 @@ class RayTransport:
             ConnectionError: the worker is gone, or could not be reached.
         """
         for node_id in (self._node_id, ""):
-            with _PinnedCall(self._workers, worker_id) as call:
+            with PinnedCall(self._workers, worker_id) as call:
                 arguments = {"gateway_id": gateway_id, "worker_id": worker_id, "node_id": node_id}
                 stream = aiter(call.track(self._call(self._attach, **arguments)))
                 path = msgspec.msgpack.decode(await anext(stream), type=SocketOffer).path
                 # From here on the stream ends when the worker does. A draining worker has left the
                 # set, but still finishes its requests.
-                call.outlive_worker()
+                call.outlive_replica()
                 if path is None:
                     async for item in stream:
                         on_item(item)
@@ -106,7 +106,7 @@ class RayTransport:
         link = self._links.get(worker_id)
         if link is not None:
             return await link.call(payload)
-        with _PinnedCall(self._workers, worker_id) as call:
+        with PinnedCall(self._workers, worker_id) as call:
             reply: bytes = await call.track(
                 self._call(self._submit, payload=payload, worker_id=worker_id)
             )
@@ -145,18 +145,18 @@ def _read_pulse(worker_id: str) -> bytes | None:
     return value
 
 
-class _PinnedCall:
-    """Context of a call to one worker: cancels it when the worker leaves the set, and on exit.
+class PinnedCall:
+    """Context of a call to one replica: cancels it when the replica leaves the set, and on exit.
 
     Serve would otherwise queue a call to a replica that is gone for ever. Any exception in the
     block leaves it as ConnectionError.
     """
 
-    def __init__(self, workers: WorkerSet, worker_id: str) -> None:
-        if worker_id not in workers.ids:
-            raise ConnectionError(f"worker {worker_id} is not there")
-        self._workers = workers
-        self._worker_id = worker_id
+    def __init__(self, replicas: WorkerSet, replica_id: str) -> None:
+        if replica_id not in replicas.ids:
+            raise ConnectionError(f"replica {replica_id} is not running")
+        self._replicas = replicas
+        self._replica_id = replica_id
         self._call: Any = None
         self._gone = False
         self._listening = False
@@ -166,15 +166,15 @@ class _PinnedCall:
         self._call = call
         return call
 
-    def outlive_worker(self) -> None:
-        """Lets the call outlast the worker's place in the set: it ends when the worker does."""
+    def outlive_replica(self) -> None:
+        """Lets the call outlast the replica's place in the set: it ends when the replica does."""
         if self._listening:
             self._listening = False
-            self._workers.forget(self._on_change)
+            self._replicas.forget(self._on_change)
 
     def __enter__(self) -> Self:
         self._listening = True
-        self._workers.listen(self._on_change)
+        self._replicas.listen(self._on_change)
         return self
 
     def __exit__(
@@ -183,19 +183,19 @@ class _PinnedCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.outlive_worker()
+        self.outlive_replica()
         self._cancel()
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 return  # the caller's own task was cancelled
             how = "has left" if self._gone else "dropped a call: it was cancelled"
-            raise ConnectionError(f"worker {self._worker_id} {how}") from error
+            raise ConnectionError(f"replica {self._replica_id} {how}") from error
         if isinstance(error, Exception):
-            raise ConnectionError(f"call to worker {self._worker_id} failed: {error}") from error
+            raise ConnectionError(f"call to replica {self._replica_id} failed: {error}") from error
 
     def _on_change(self, ids: tuple[str, ...]) -> None:
-        if self._worker_id not in ids:
+        if self._replica_id not in ids:
             self._gone = True
             self._cancel()
 

@@ -139,8 +139,6 @@ class GatewayConfig:
     """Origins (`https://host:port`, or `*` for all) whose pages may send requests by browser."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that requests may have in `Host`, besides IP addresses; empty or `*` for any."""
-    num_gateways: int = 1
-    """Number of gateways, which share the limits of API keys."""
     audit_log: str = ""
     """Folder for a line per request: who asked which model, how much, with which outcome."""
 

@@ -17,6 +17,7 @@ from router.errors import bad_request, unknown_model
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
+from router.peers import ID_PREFIX, Peers
 from router.serving import ServedModel, SettingsStore
 from router.tokens.defaults import assumed_limits, read_chat_template, recommended_sampling
 from router.tokens.encoder import ParityCheck, PromptEncoder
@@ -43,6 +44,7 @@ class Gateway:
         tracing: makes spans; None for none.
         settings: store that the gateways of a model share, by model name; empty if this gateway is
             the only one.
+        peers: the other gateways; None if there are none.
 
     Raises:
         ValueError: a model has no transport.
@@ -54,12 +56,14 @@ class Gateway:
         transports: Mapping[str, WorkerTransport],
         tracing: Tracing | None = None,
         settings: Mapping[str, SettingsStore] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         missing = [route.name for route in config.models if route.name not in transports]
         if missing:
             raise ValueError(f"no transport reaches the workers of {', '.join(missing)}")
         self.config = config
-        self.gateway_id = f"gw-{secrets.token_hex(6)}"
+        self.peers = peers or Peers(f"{ID_PREFIX}{secrets.token_hex(6)}")
+        self.gateway_id = self.peers.own_id
         self.created = int(time.time())
         self.http = HttpStats()
         """Counters of HTTP responses, which the API adds to."""

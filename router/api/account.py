@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 
 from starlette.requests import Request
@@ -61,12 +60,10 @@ class Account:
         """Name of the API key; empty without one."""
         return self.use.entry.name if self.use is not None else ""
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """Counts the request against the key's limits. Raises ApiError (429) if one is reached."""
         if self.use is not None:
-            reached = self.use.begin(asyncio.get_running_loop().time())
-            if reached is not None:
-                raise reached
+            await self.use.begin()
 
     def end(self) -> None:
         """Ends the request for the key's limits; a held one with the second of two calls."""
@@ -161,11 +158,11 @@ class Account:
         """Rate-limit headers (x-ratelimit-*) of the key; empty without limits."""
         if self.use is None:
             return []
-        return self.use.headers(asyncio.get_running_loop().time())
+        return self.use.headers()
 
     def _spend(self, num_tokens: int) -> None:
         if self.use is not None and num_tokens:
-            self.use.spend(num_tokens, asyncio.get_running_loop().time())
+            self.use.spend(num_tokens)
 
 
 def attach(scope: Scope, account: Account) -> None:

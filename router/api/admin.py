@@ -15,7 +15,7 @@ from router.api.protocol import json_object
 from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
-from router.keys import KeyRing, KeyUse
+from router.keys import KeyLimits, KeyRing
 from router.keys.attempts import FailedAttempts
 from worker.wire.admission import AdmissionChange, AdmissionOptions
 
@@ -32,6 +32,7 @@ class AdminRoutes:
     def __init__(self, gateway: Gateway, keys: KeyRing, bodies: Bodies) -> None:
         self._gateway = gateway
         self._keys = keys
+        self._limits = KeyLimits()
         self._bodies = bodies
         self._attempts = FailedAttempts()
 
@@ -78,7 +79,7 @@ class AdminRoutes:
         entry = self._keys.find(request.scope)
         if entry is None:
             raise await failed_attempt(self._attempts, request.scope, "no valid admin API key")
-        attach(request.scope, Account(KeyUse(entry)))
+        attach(request.scope, Account(self._limits.of(entry)))
 
 
 def _fields(payload: Payload) -> dict[str, Any]:

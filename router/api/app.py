@@ -85,7 +85,7 @@ def create_app(
     )
     gateway.http.keys_are_stale = lambda: keys.is_stale or admin_keys.is_stale
     if not keys.is_empty:
-        app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(config.num_gateways))
+        app.add_middleware(ApiKeys, keys=keys, limits=KeyLimits(gateway.peers))
     if config.audit_log:
         app.add_middleware(AuditLog, folder=config.audit_log, gateway_id=gateway.gateway_id)
     if config.allowed_origins:  # outside of ApiKeys: CORS preflight requests have no key

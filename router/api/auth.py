@@ -65,7 +65,7 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         try:
-            account.begin()
+            await account.begin()
         except ApiError as error:
             await send_error(send, error, headers=account.headers(), path=path)
             return

@@ -2,8 +2,9 @@
 
 from router.keys.entry import KeyEntry, digest_of
 from router.keys.file import KeyFile
-from router.keys.limits import KeyLimits, KeyUse
+from router.keys.limits import KeyLimits
 from router.keys.ring import KeyRing
+from router.keys.use import KeyUse
 
 __all__ = [
     "KeyEntry",

@@ -1,165 +1,206 @@
-"""KeyLimits: counts the use of API keys against their limits."""
+"""KeyLimits: counts the use of API keys against their limits, over all gateways."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
 
-from router.errors import ApiError, rate_limited
+import msgspec
+
+from router.keys.counters import KeyAnswer, KeyCounters, KeyReport
 from router.keys.entry import KeyEntry
+from router.keys.use import KeyUse
+from router.peers import Peers
 
-MINUTE_S = 60.0
+METHOD = "keys"
+TIMEOUT_S = 1.0
+"""Timeout in seconds of a call to an owner, which takes 1 to 5 ms: a gateway that is busy for
+longer answers no client either."""
+SUSPECT_S = 5.0
+"""Seconds for which an owner that did not answer owns no keys: within them Serve replaces a gateway
+that has died, and a gateway that was slow has recovered."""
+
+
+class _Reports(msgspec.Struct, frozen=True, array_like=True):
+    """Reports of one gateway to one owner."""
+
+    gateway_id: str
+    reports: list[KeyReport]
 
 
 class KeyLimits:
-    """The use of all keys at one gateway, on its event loop.
+    """The use of all keys, on the event loop of one gateway.
 
-    Each of n gateways counts its own requests against 1/n of a limit, without communication:
-    requests are spread evenly over gateways, so the limit holds for all of them together.
+    Each key is owned by one gateway, chosen by rendezvous hashing. It alone counts and admits the
+    requests of the key; all others ask it, one call at a time for all keys, and report ends and
+    tokens. So limits are exact while the set of gateways stays the same.
+
+    When it changes, or an owner does not answer for TIMEOUT_S, another gateway becomes the owner:
+    every gateway reports its open requests and what it knew to be left. Requests of a gateway that
+    has ended no longer count. While gateways disagree about the set, for some 100 ms, a key may
+    have two owners, each of which admits up to what is left.
 
     Args:
-        num_gateways: number of gateways.
+        peers: the gateways of the fleet; None for a single one.
+        clock: time in seconds.
     """
 
-    def __init__(self, num_gateways: int = 1) -> None:
-        self._num_gateways = num_gateways
+    def __init__(
+        self, peers: Peers | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._peers = peers or Peers("single")
+        self._clock = clock
         self._uses: dict[str, KeyUse] = {}
+        self._counters: dict[str, KeyCounters] = {}
+        """Counters of keys that this gateway owns, or has owned."""
+        self._lanes: dict[str, _Lane] = {}
+        """Reports on their way, by owner."""
+        self._suspects: set[str] = set()
+        """Gateways that did not answer in the last SUSPECT_S."""
+        self._peers.handle_call(METHOD, self._handle)
+        self._peers.on_change(self._on_change)
 
     def of(self, entry: KeyEntry) -> KeyUse:
-        """The use of a key, which is found by its name, also after its limits or digests
-        changed."""
+        """The use of a key at this gateway, which is found by its name, also after its limits or
+        digests changed."""
         use = self._uses.get(entry.name)
         if use is None:
-            use = self._uses[entry.name] = KeyUse(entry, self._num_gateways)
+            use = KeyUse(entry, self._settle, lambda: len(self._peers.ids) > 1, self._clock)
+            use.owner = self._owner_of(entry.name)
+            self._uses[entry.name] = use
         elif use.entry is not entry:
             use.change(entry)
         return use
 
     def keep(self, entries: Sequence[KeyEntry]) -> None:
-        """Forgets the use of keys that are not among `entries`; open requests are not affected."""
+        """Forgets keys that are not among `entries`; open requests are not affected."""
         names = {entry.name for entry in entries}
         for name in self._uses.keys() - names:
             del self._uses[name]
+        for name in self._counters.keys() - names:
+            del self._counters[name]
+
+    def _owner_of(self, name: str) -> str:
+        candidates = self._peers.ids - self._suspects or {self._peers.own_id}
+        return max(candidates, key=lambda peer: _weight(name, peer))
+
+    def _settle(self, use: KeyUse) -> None:
+        """Reports a use to the key's owner."""
+        if self._uses.get(use.entry.name) is not use:
+            return  # the key was removed while the request was open
+        if use.owner != self._peers.own_id:
+            if use.owner not in self._lanes:
+                self._lanes[use.owner] = _Lane(use.owner, self)
+            self._lanes[use.owner].add(use)
+            return
+        report, waiting = use.report(self._handover(use))
+        use.take(use.owner, self._take(self._peers.own_id, report), waiting)
+
+    async def deliver(self, owner: str, uses: Sequence[KeyUse]) -> None:
+        """Reports uses to an owner in one call."""
+        sent = [(use, *use.report(self._handover(use))) for use in uses]
+        reports = _Reports(self._peers.own_id, [report for _, report, _ in sent])
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                encoded = await self._peers.call(owner, METHOD, msgspec.msgpack.encode(reports))
+        except (ConnectionError, TimeoutError):
+            for use, report, waiting in sent:
+                use.restore(report, waiting)
+            self._suspect(owner)
+            for use in uses:
+                self._settle(use)
+            return
+        answers = msgspec.msgpack.decode(encoded, type=list[KeyAnswer])
+        for (use, _, waiting), answer in zip(sent, answers, strict=True):
+            use.take(owner, answer, waiting)
+            is_gone = any(request.cancelled() for request in waiting)
+            if is_gone or use.owner != owner:
+                self._settle(use)
+
+    def _handover(self, use: KeyUse) -> tuple[float, float] | None:
+        """What is known to be left, for an owner that may not know it."""
+        if use.owner == use.reported_to:
+            return None
+        counters = self._counters.get(use.entry.name)
+        known = [use.left()] if use.reported_to else []
+        if counters is not None:
+            known.append(counters.left(self._clock()))
+        return (min(k[0] for k in known), min(k[1] for k in known)) if known else None
+
+    def _take(self, gateway_id: str, report: KeyReport) -> KeyAnswer:
+        counters = self._counters.get(report.name)
+        if counters is None:
+            counters = self._counters[report.name] = KeyCounters(report.limits)
+        return counters.take(gateway_id, report, self._clock())
+
+    async def _handle(self, payload: bytes) -> bytes:
+        """Answers the reports of another gateway."""
+        reports = msgspec.msgpack.decode(payload, type=_Reports)
+        answers = [self._take(reports.gateway_id, report) for report in reports.reports]
+        return msgspec.msgpack.encode(answers)
+
+    def _suspect(self, peer: str) -> None:
+        self._suspects.add(peer)
+        asyncio.get_running_loop().call_later(SUSPECT_S, self._trust, peer)
+        self._reassign()
+
+    def _trust(self, peer: str) -> None:
+        self._suspects.discard(peer)
+        self._reassign()
+
+    def _on_change(self) -> None:
+        for counters in self._counters.values():
+            for gateway_id in counters.num_open.keys() - self._peers.ids:
+                del counters.num_open[gateway_id]
+        self._reassign()
+
+    def _reassign(self) -> None:
+        """Finds the owners of all keys again; reports to the new ones."""
+        for name, counters in list(self._counters.items()):
+            if name not in self._uses:  # no request of the key has come here, only reports of it
+                self.of(_entry_of(name, counters))
+        for name, use in list(self._uses.items()):
+            owner = self._owner_of(name)
+            if owner != use.owner or use.num_open:
+                use.owner = owner
+                if use.is_limited:
+                    self._settle(use)
 
 
-class KeyUse:
-    """Use of one key: open requests, and token buckets for requests and tokens per minute.
+class _Lane:
+    """Reports to one owner. One call is in flight at a time, so that they arrive in order."""
 
-    A request is admitted while the bucket of tokens is not empty, and its tokens are taken when
-    they are known. So the bucket may go below zero, and later requests wait until it is refilled.
+    def __init__(self, owner: str, limits: KeyLimits) -> None:
+        self._owner = owner
+        self._limits = limits
+        self._uses: dict[str, KeyUse] = {}
+        self._task: asyncio.Task[None] | None = None
 
-    Args:
-        entry: the key.
-        num_gateways: number of gateways.
-    """
+    def add(self, use: KeyUse) -> None:
+        """Reports a use with the next call."""
+        self._uses[use.entry.name] = use
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
 
-    __slots__ = ("_part", "entry", "num_open", "requests", "tokens")
-
-    def __init__(self, entry: KeyEntry, num_gateways: int = 1) -> None:
-        self._part = 1.0 / num_gateways
-        """Fraction of the limits that this gateway may use."""
-        self.num_open = 0
-        """Number of open requests."""
-        self.requests = Bucket()
-        self.tokens = Bucket()
-        self.change(entry)
-
-    def change(self, entry: KeyEntry) -> None:
-        """Replaces the limits by those of `entry`."""
-        self.entry = entry
-        self.requests.per_minute = entry.requests_per_minute * self._part
-        self.tokens.per_minute = entry.tokens_per_minute * self._part
-
-    @property
-    def max_open(self) -> int:
-        """Most requests that may be open at this gateway; 0 for no limit."""
-        return math.ceil(self.entry.max_concurrent_requests * self._part)
-
-    def begin(self, now: float) -> ApiError | None:
-        """Counts a request, which must be followed by `end`.
-
-        Returns:
-            The error (429) of a request that reaches a limit, which is not counted; else None.
-        """
-        if self.max_open and self.num_open >= self.max_open:
-            most = self.entry.max_concurrent_requests
-            return rate_limited(f"this API key may have {most} request(s) open at a time", 1)
-        for bucket, least, unit in ((self.requests, 1.0, "requests"), (self.tokens, 0.0, "tokens")):
-            wait_s = bucket.wait_s(least, now)
-            if wait_s > 0.0:
-                limit = bucket.per_minute / self._part
-                message = f"this API key may use {limit:.0f} {unit} per minute"
-                return rate_limited(message, max(1, math.ceil(wait_s)))
-        self.requests.take(1.0, now)
-        self.num_open += 1
-        return None
-
-    def end(self) -> None:
-        """Ends a request that `begin` has counted."""
-        self.num_open -= 1
-        assert self.num_open >= 0
-
-    def spend(self, num_tokens: int, now: float) -> None:
-        """Takes tokens of a request from the bucket, which may go below zero."""
-        self.tokens.take(num_tokens, now)
-
-    def headers(self, now: float) -> list[tuple[bytes, bytes]]:
-        """OpenAI's x-ratelimit headers; numbers are estimates for all gateways."""
-        headers: list[tuple[bytes, bytes]] = []
-        for bucket, unit in ((self.requests, b"requests"), (self.tokens, b"tokens")):
-            if bucket.per_minute:
-                left = max(0.0, bucket.left(now))
-                full_s = (bucket.capacity - left) * MINUTE_S / bucket.per_minute
-                headers += [
-                    (b"x-ratelimit-limit-" + unit, b"%d" % round(bucket.per_minute / self._part)),
-                    (b"x-ratelimit-remaining-" + unit, b"%d" % int(left / self._part)),
-                    (b"x-ratelimit-reset-" + unit, b"%.3fs" % max(0.0, full_s)),
-                ]
-        return headers
+    async def _run(self) -> None:
+        while self._uses:
+            uses, self._uses = list(self._uses.values()), {}
+            await self._limits.deliver(self._owner, uses)
 
 
-class Bucket:
-    """A token bucket that is refilled at a rate per minute; a rate of 0 is no limit."""
+def _weight(name: str, peer: str) -> bytes:
+    return hashlib.blake2b(f"{peer}/{name}".encode(), digest_size=8).digest()
 
-    __slots__ = ("_at", "_left", "_per_minute")
 
-    def __init__(self) -> None:
-        self._per_minute = 0.0
-        self._left = 0.0
-        self._at = -math.inf
-
-    @property
-    def capacity(self) -> float:
-        """Size of the bucket: what is refilled in a minute, at least 1."""
-        return max(1.0, self._per_minute)
-
-    @property
-    def per_minute(self) -> float:
-        """Rate of refilling, per minute."""
-        return self._per_minute
-
-    @per_minute.setter
-    def per_minute(self, rate: float) -> None:
-        if rate and not self._per_minute:
-            self._at = -math.inf  # a limit begins full
-        self._per_minute = rate
-
-    def left(self, now: float) -> float:
-        """Content of the bucket; may be below 0."""
-        grown = self._left + (now - self._at) * self._per_minute / MINUTE_S
-        return min(self.capacity, grown)
-
-    def take(self, amount: float, now: float) -> None:
-        """Takes an amount, whatever is left."""
-        if self._per_minute:
-            self._left = self.left(now) - amount
-            self._at = now
-
-    def wait_s(self, least: float, now: float) -> float:
-        """Seconds until the content is at least `least`, and above 0."""
-        if not self._per_minute:
-            return 0.0
-        left = self.left(now)
-        if left >= least and left > 0.0:
-            return 0.0
-        return max(1e-9, (least - left) * MINUTE_S / self._per_minute)
+def _entry_of(name: str, counters: KeyCounters) -> KeyEntry:
+    """An entry with the limits of a key; a request of the key replaces it by the key's own."""
+    limits = counters.limits
+    return KeyEntry(
+        name=name,
+        digests=(),
+        requests_per_minute=limits.requests_per_minute,
+        tokens_per_minute=limits.tokens_per_minute,
+        max_concurrent_requests=limits.max_concurrent_requests,
+    )

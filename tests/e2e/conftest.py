@@ -18,7 +18,12 @@ TEST_TIMEOUT_S = 1800
 """Several deadlines and the start of the fleet."""
 
 
-OWN_RAY = ("test_late_starts.py", "test_nodes.py", "test_whole_experts.py")
+OWN_RAY = (
+    "test_late_starts.py",
+    "test_nodes.py",
+    "test_two_gateways.py",
+    "test_whole_experts.py",
+)
 SCALES = "test_autoscaling.py"
 """It wants as many workers of the second model as there may be; others want one."""
 LAST = "test_proxy_loss.py"

@@ -1,78 +1,109 @@
-"""Rates of API keys and requests that they may have open."""
+"""Rates of API keys and requests that they may have open, at one gateway."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.keys import KeyEntry, KeyLimits
+from router.errors import ApiError
+from router.keys import KeyEntry, KeyLimits, KeyUse
 
 
 def entry(**limits: float) -> KeyEntry:
     return KeyEntry(name="team", digests=(b"x",), **limits)
 
 
-def test_requests_open_at_a_time() -> None:
-    use = KeyLimits().of(entry(max_concurrent_requests=2))
-    assert [use.begin(0.0) is None for _ in range(3)] == [True, True, False]
-    use.end()
-    assert use.begin(0.0) is None
+class Clock:
+    """A time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_requests_come_back_evenly() -> None:
-    use = KeyLimits().of(entry(requests_per_minute=60))
-    assert [use.begin(0.0) is None for _ in range(61)] == [True] * 60 + [False]
-    refused = use.begin(0.5)
+class Team:
+    """One key at a single gateway, where nothing waits."""
+
+    def __init__(self, **limits: float) -> None:
+        self.clock = Clock()
+        self.limits = KeyLimits(clock=self.clock)
+        self.use: KeyUse = self.limits.of(entry(**limits))
+
+    async def begin(self, now: float = 0.0) -> ApiError | None:
+        self.clock.now = now
+        try:
+            await self.use.begin()
+        except ApiError as error:
+            return error
+        return None
+
+    async def begins(self, number: int, now: float = 0.0) -> int:
+        """How many of so many requests are admitted."""
+        return sum([await self.begin(now) is None for _ in range(number)])
+
+
+async def test_requests_open_at_a_time() -> None:
+    team = Team(max_concurrent_requests=2)
+    assert await team.begins(3) == 2
+    team.use.end()
+    assert await team.begin() is None
+
+
+async def test_requests_come_back_evenly() -> None:
+    team = Team(requests_per_minute=60)
+    assert await team.begins(61) == 60
+    refused = await team.begin(0.5)
     assert refused is not None
     assert "60 requests per minute" in refused.message
     assert refused.retry_after_s == 1
-    assert use.begin(1.0) is None
-    assert use.begin(1.0) is not None
+    assert await team.begin(1.0) is None
+    assert await team.begin(1.0) is not None
 
 
-def test_a_long_answer_is_paid_for_by_those_that_follow() -> None:
-    use = KeyLimits().of(entry(tokens_per_minute=600))
-    assert use.begin(0.0) is None
-    use.spend(700, 0.0)
-    refused = use.begin(0.0)
+async def test_a_long_answer_is_paid_for_by_those_that_follow() -> None:
+    team = Team(tokens_per_minute=600)
+    assert await team.begin() is None
+    team.use.spend(700)
+    refused = await team.begin()
     assert refused is not None
     assert refused.retry_after_s == 10
-    assert use.begin(9.9) is not None
-    assert use.begin(10.1) is None
+    assert await team.begin(9.9) is not None
+    assert await team.begin(10.1) is None
 
 
-def test_gateways_have_a_part_each() -> None:
-    limits = KeyLimits(num_gateways=2)
-    use = limits.of(entry(requests_per_minute=10, max_concurrent_requests=3))
-    assert [use.begin(0.0) is None for _ in range(3)] == [True, True, False], "half of 3 is 2"
-    for _ in range(2):
-        use.end()
-    assert [use.begin(0.0) is None for _ in range(3)] == [True, True, False]
-    told = dict(use.headers(0.0))
+async def test_headers_have_what_is_left() -> None:
+    team = Team(requests_per_minute=10, tokens_per_minute=600)
+    assert await team.begins(3) == 3
+    team.use.spend(100)
+    told = dict(team.use.headers())
     assert told[b"x-ratelimit-limit-requests"] == b"10"
-    assert told[b"x-ratelimit-remaining-requests"] == b"2"
+    assert told[b"x-ratelimit-remaining-requests"] == b"7"
+    assert told[b"x-ratelimit-reset-requests"] == b"18.000s"
+    assert told[b"x-ratelimit-remaining-tokens"] == b"500"
 
 
-def test_other_limits_hold_at_once_and_keep_what_is_open() -> None:
-    limits = KeyLimits()
-    use = limits.of(entry(requests_per_minute=1))
-    assert use.begin(0.0) is None
-    assert use.begin(0.0) is not None
+async def test_other_limits_hold_at_once_and_keep_what_is_open() -> None:
+    team = Team(requests_per_minute=1)
+    assert await team.begins(2) == 1
     changed = entry(requests_per_minute=600, max_concurrent_requests=1)
-    assert limits.of(changed) is use
-    assert use.begin(60.0) is not None, "the first one is still open"
-    use.end()
-    assert use.begin(60.0) is None
-    limits.keep(())
-    assert limits.of(changed) is not use
-    use.end()
+    assert team.limits.of(changed) is team.use
+    assert await team.begin(60.0) is not None, "the first one is still open"
+    team.use.end()
+    assert await team.begin(60.0) is None
+    team.limits.keep(())
+    assert team.limits.of(changed) is not team.use
+    team.use.end()
 
 
-def test_without_limits_nothing_is_told() -> None:
-    use = KeyLimits().of(entry())
-    assert use.headers(0.0) == []
-    assert all(use.begin(0.0) is None for _ in range(1000))
+async def test_without_limits_nothing_is_told() -> None:
+    team = Team()
+    assert team.use.headers() == []
+    assert await team.begins(1000) == 1000
 
 
 @given(
@@ -82,25 +113,29 @@ def test_without_limits_nothing_is_told() -> None:
 def test_no_more_than_the_rate_and_one_minute_s_worth(
     rate: int, steps: list[tuple[float, int]]
 ) -> None:
-    use = KeyLimits().of(entry(tokens_per_minute=rate))
-    now, used, last = 0.0, 0, 0
-    for wait_s, tokens in steps:
-        now += wait_s
-        if use.begin(now) is None:
-            use.spend(tokens, now)
-            used, last = used + tokens, tokens
-            use.end()
-    assert used - last <= rate + rate * now / 60.0 + 1e-6
+    async def run() -> None:
+        team = Team(tokens_per_minute=rate)
+        now, used, last = 0.0, 0, 0
+        for wait_s, tokens in steps:
+            now += wait_s
+            if await team.begin(now) is None:
+                team.use.spend(tokens)
+                used, last = used + tokens, tokens
+                team.use.end()
+        assert used - last <= rate + rate * now / 60.0 + 1e-6
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
-@given(wait_s=st.floats(0, 1e6), rate=st.integers(1, 10**6))
+@given(wait_s=st.floats(0, 1e6), rate=st.integers(1, 2000))
 def test_after_retry_after_it_is_let_in(limit: str, wait_s: float, rate: int) -> None:
-    use = KeyLimits().of(entry(**{limit: rate}))
-    now = wait_s
-    while (refused := use.begin(now)) is None:
-        use.spend(2 * rate, now)
-        use.end()
-        if limit == "requests_per_minute":
-            use.requests.take(rate, now)
-    assert use.begin(now + refused.retry_after_s + 1e-3) is None
+    async def run() -> None:
+        team = Team(**{limit: rate})
+        while (refused := await team.begin(wait_s)) is None:
+            team.use.spend(2 * rate)
+            team.use.end()
+        assert refused.retry_after_s is not None
+        assert await team.begin(wait_s + refused.retry_after_s + 1e-3) is None
+
+    asyncio.run(run())

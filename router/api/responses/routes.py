@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from router.api import params
 from router.api.account import account_of
@@ -20,6 +19,13 @@ from router.api.logprobs import ChatLogprobs
 from router.api.protocol import ChatRequest, parse_body
 from router.api.responses.background import BackgroundRun, EventLog
 from router.api.responses.chat import NAMES, Messages, Turns, chat_of, messages_of
+from router.api.responses.peers import (
+    Operation,
+    Outcome,
+    ResponseCall,
+    ResponsePeers,
+    event_stream,
+)
 from router.api.responses.protocol import KNOWN, ResponsesRequest
 from router.api.responses.store import ResponseStore, Stored
 from router.api.responses.writer import ResponsesWriter
@@ -31,7 +37,8 @@ from router.serving import Generation, ServedModel
 
 
 class ResponsesRoutes:
-    """The Responses API. This gateway process stores responses, each for the key that made it.
+    """The Responses API. Each gateway stores the responses that it made, each for the key of its
+    request; any gateway answers for all of them, see ResponsePeers.
 
     Args:
         gateway: the gateway of the models.
@@ -47,6 +54,7 @@ class ResponsesRoutes:
         self._store = ResponseStore(gateway.gateway_id, max_bytes)
         self._running: dict[tuple[str, str], BackgroundRun] = {}
         """Responses that run in the background, by key's name and response id."""
+        self._peers = ResponsePeers(gateway.peers, self._perform)
 
     async def create(self, request: Request) -> Response:
         """POST /v1/responses: answers a turn of a conversation. Raises ApiError."""
@@ -64,8 +72,7 @@ class ResponsesRoutes:
                 raise bad_request("background is only available with store", "background")
             before = b"[]"
             if body.previous_response_id is not None:
-                field = "previous_response_id"
-                before = self._store.get(account.name, body.previous_response_id, field).messages
+                before = await self._messages(account.name, body.previous_response_id)
             num_bytes = len(payload) + len(before)
             chat, messages = await run(
                 lambda: _conversation(body, before), size=num_bytes, owner=account.name
@@ -79,49 +86,79 @@ class ResponsesRoutes:
 
     async def retrieve(self, request: Request) -> Response:
         """GET /v1/responses/ID: a stored response, or its stream again. Raises ApiError."""
-        owner, response_id = account_of(request).name, str(request.path_params["response_id"])
-        stored = self._store.get(owner, response_id)
         query = request.query_params
         after = query.get("starting_after")
-        if query.get("stream", "false").lower() != "true":
-            if after is not None:
-                raise bad_request("starting_after is only allowed with stream", "starting_after")
-            return _json(stored.response)
+        is_stream = query.get("stream", "false").lower() == "true"
+        if after is not None and not is_stream:
+            raise bad_request("starting_after is only allowed with stream", "starting_after")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
             raise bad_request("starting_after must be the number of an event", "starting_after")
+        number = -1 if after is None else int(after)
+        return await self._run(request, "follow" if is_stream else "retrieve", number)
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /v1/responses/ID: deletes a response, and ends it if it runs. Raises ApiError."""
+        return await self._run(request, "delete")
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/responses/ID/cancel: ends a response in the background. Raises ApiError."""
+        return await self._run(request, "cancel")
+
+    async def _run(self, request: Request, operation: Operation, after: int = -1) -> Response:
+        call = ResponseCall(
+            operation=operation,
+            owner=account_of(request).name,
+            response_id=str(request.path_params["response_id"]),
+            after=after,
+        )
+        return (await self._peers.run(call)).response()
+
+    async def _messages(self, owner: str, previous_id: str) -> bytes:
+        """Messages of the conversation that a request continues, as JSON. Raises ApiError."""
+        call = ResponseCall(
+            operation="messages",
+            owner=owner,
+            response_id=previous_id,
+            field="previous_response_id",
+        )
+        body = (await self._peers.run(call)).body
+        assert isinstance(body, bytes)
+        return body
+
+    async def _perform(self, call: ResponseCall) -> Outcome:
+        """Carries out an operation on a response that this gateway stores. Raises ApiError."""
+        owner, response_id = call.owner, call.response_id
         run = self._running.get((owner, response_id))
-        log = run.log if run is not None else None
-        if log is None and stored.events is not None:
-            log = EventLog(stored.events)
-        if log is None:
+        if call.operation == "follow":
+            return Outcome(self._log(call, run).follow(call.after))
+        if call.operation == "delete":
+            if run is not None:
+                await run.cancel()
+            self._store.delete(owner, response_id)
+            deleted = {"id": response_id, "object": "response", "deleted": True}
+            return Outcome(msgspec.json.encode(deleted))
+        if call.operation == "cancel":
+            if run is None:
+                self._store.get(owner, response_id)
+                raise bad_request(
+                    "only a response with background: true that has not ended can be cancelled",
+                    "response_id",
+                )
+            await run.cancel()
+        stored = self._store.get(owner, response_id, call.field)
+        return Outcome(stored.messages if call.operation == "messages" else stored.response)
+
+    def _log(self, call: ResponseCall, run: BackgroundRun | None) -> EventLog:
+        """The events of a streamed background response. Raises ApiError."""
+        stored = self._store.get(call.owner, call.response_id)
+        if run is not None and run.log is not None:
+            return run.log
+        if stored.events is None:
             raise bad_request(
                 "only a response with background and stream is streamed again: ask without stream",
                 "stream",
             )
-        return _stream(log, -1 if after is None else int(after))
-
-    async def delete(self, request: Request) -> Response:
-        """DELETE /v1/responses/ID: deletes a response, and ends it if it runs. Raises ApiError."""
-        owner, response_id = account_of(request).name, str(request.path_params["response_id"])
-        run = self._running.get((owner, response_id))
-        if run is not None:
-            await run.cancel()
-        self._store.delete(owner, response_id)
-        found = {"id": response_id, "object": "response", "deleted": True}
-        return _json(msgspec.json.encode(found))
-
-    async def cancel(self, request: Request) -> Response:
-        """POST /v1/responses/ID/cancel: ends a response in the background. Raises ApiError."""
-        owner, response_id = account_of(request).name, str(request.path_params["response_id"])
-        run = self._running.get((owner, response_id))
-        if run is None:
-            self._store.get(owner, response_id)
-            raise bad_request(
-                "only a response with background: true that has not ended can be cancelled",
-                "response_id",
-            )
-        await run.cancel()
-        return _json(self._store.get(owner, response_id).response)
+        return EventLog(stored.events)
 
     def _respond(
         self,
@@ -131,7 +168,7 @@ class ResponsesRoutes:
         messages: bytes,
     ) -> Response:
         model, owner = chat.asked.model, chat.account.name
-        response_id = self._store.new_id(secrets.token_hex(16))
+        response_id = self._store.new_id()
         sampling = chat.asked.feasibility.sampling
         num_top = params.chat_logprobs(chat.body)
         ended = partial(self._keep, owner, response_id, messages)
@@ -170,7 +207,7 @@ class ResponsesRoutes:
             log,
         )
         if log is not None:
-            return _stream(log, -1, chat.account.request_id)
+            return event_stream(log.follow(-1), chat.account.request_id)
         return _json(msgspec.json.encode(queued), chat.account.request_id)
 
     def _ended(self, owner: str, response_id: str) -> None:
@@ -232,13 +269,6 @@ def _conversation(body: ResponsesRequest, before: bytes) -> tuple[ChatRequest, b
     return chat_of(body, messages), msgspec.json.encode(messages)
 
 
-def _stream(log: EventLog, after: int, request_id: str | None = None) -> Response:
-    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    if request_id is not None:
-        headers["x-request-id"] = request_id
-    return StreamingResponse(log.follow(after), media_type="text/event-stream", headers=headers)
-
-
-def _json(body: bytes, request_id: str | None = None) -> Response:
-    headers = {} if request_id is None else {"x-request-id": request_id}
+def _json(body: bytes, request_id: str) -> Response:
+    headers = {"x-request-id": request_id}
     return Response(body, media_type="application/json", headers=headers)

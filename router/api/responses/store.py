@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from router.errors import ApiError
+from router.peers import ID_PREFIX
 
 MAX_ENTRIES = 4096
 """Most responses of all keys together."""
@@ -14,6 +17,8 @@ OVERHEAD = 1024
 """Bytes that a response counts as, besides its own."""
 PREFIX = "resp_"
 """Prefix of response ids."""
+_ID = re.compile(PREFIX + r"([a-z0-9]{1,32})[0-9a-f]{32}")
+"""Form of response ids: the gateway that stores the response, and 128 random bits."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,7 +60,7 @@ class ResponseStore:
     """
 
     def __init__(self, gateway_id: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> None:
-        self._gateway = gateway_id.removeprefix("gw-")
+        self._gateway = gateway_id.removeprefix(ID_PREFIX)
         self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._shelves: dict[str, _Shelf] = {}
@@ -70,9 +75,9 @@ class ResponseStore:
         """Whether responses are stored at all."""
         return self._max_bytes > 0
 
-    def new_id(self, unique: str) -> str:
-        """The id of a new response, with this gateway's id; `unique` must not be guessable."""
-        return f"{PREFIX}{self._gateway}{unique}"
+    def new_id(self) -> str:
+        """The id of a new response, which names this gateway and cannot be guessed."""
+        return f"{PREFIX}{self._gateway}{secrets.token_hex(16)}"
 
     def put(self, owner: str, response_id: str, stored: Stored) -> None:
         """Stores a response of a key, in place of one of the same id."""
@@ -132,15 +137,34 @@ class ResponseStore:
         self.num_entries += number
 
     def _unknown(self, response_id: str, field: str | None) -> ApiError:
-        why = "it was never stored, was deleted, belongs to another key, or made room for others"
+        why = "it was never stored, was deleted, belongs to another key, or was evicted"
         if not self.is_open:
-            why = "this server keeps none (--responses-store-mib is 0)"
-        elif response_id.startswith(PREFIX) and not response_id.startswith(PREFIX + self._gateway):
-            why = "another gateway process made it, and each keeps its own; that may have ended"
-        return ApiError(
-            404,
-            f"Response with id {response_id[:80]!r} not found: {why}. Send the whole conversation "
-            "as input instead.",
-            param=field,
-            code="response_not_found",
-        )
+            why = "this server stores none (--responses-store-mib is 0)"
+        return _not_found(response_id, why, field)
+
+
+def gateway_of(response_id: str) -> str | None:
+    """Id of the gateway that a response id names; None if the id is not one of a gateway's."""
+    match = _ID.fullmatch(response_id)
+    return None if match is None else ID_PREFIX + match[1]
+
+
+def response_gone(response_id: str, field: str | None = None) -> ApiError:
+    """A 404: the gateway that stored the response has ended.
+
+    Args:
+        response_id: id of the response.
+        field: field of the body that names the id; None for the path.
+    """
+    why = "the gateway that stored it has ended, and its responses with it"
+    return _not_found(response_id, why, field)
+
+
+def _not_found(response_id: str, why: str, field: str | None) -> ApiError:
+    return ApiError(
+        404,
+        f"Response with id {response_id[:80]!r} not found: {why}. Send the whole conversation as "
+        "input instead.",
+        param=field,
+        code="response_not_found",
+    )

@@ -20,6 +20,7 @@ from router.api.body import BodyLimits
 from router.api.readers import ReaderLimits
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.gateway import Gateway
+from router.peers import Peers
 from tests.support.router.stub_worker import StubTransport, StubWorker
 from worker.wire.messages import Submit
 from worker.wire.tokenizer import Tokenizer
@@ -72,6 +73,7 @@ class Rig:
         self.tracing: Tracing | None = None
         self.body_limits: BodyLimits | None = None
         self.reader_limits: ReaderLimits | None = None
+        self.peers: Peers | None = None
         self.gateway: Gateway
         self.client: httpx.AsyncClient
 
@@ -90,7 +92,9 @@ class Rig:
         if routing is not None:
             fields["models"] = tuple(replace(m, routing=routing) for m in self.config.models)
         self.config = GatewayConfig(**fields)  # type: ignore[arg-type]
-        self.gateway = Gateway(self.config, {"stub": self.transport}, self.tracing)
+        self.gateway = Gateway(
+            self.config, {"stub": self.transport}, self.tracing, peers=self.peers
+        )
         await self.gateway.start()
         self.app = create_app(self.gateway, self.body_limits, self.reader_limits)
         asgi = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)

@@ -1,0 +1,108 @@
+"""KeyCounters: use of one API key over all gateways, at the gateway that owns the key."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from router.keys.bucket import Bucket
+from router.keys.entry import KeyEntry
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """Limits of a key; 0 is none."""
+
+    requests_per_minute: float
+    tokens_per_minute: float
+    max_concurrent_requests: int
+
+    @classmethod
+    def of(cls, entry: KeyEntry) -> Limits:
+        """The limits of an entry."""
+        return cls(
+            entry.requests_per_minute, entry.tokens_per_minute, entry.max_concurrent_requests
+        )
+
+
+class KeyReport(msgspec.Struct, frozen=True, array_like=True):
+    """Use of a key at one gateway, for the key's owner."""
+
+    name: str
+    limits: Limits
+    num_open: int
+    """Number of the gateway's open requests, all of which the owner admitted."""
+    num_begins: int
+    """Number of requests that wait to be admitted."""
+    num_tokens: int
+    """Tokens used since the last report."""
+    left: tuple[float, float] | None = None
+    """Requests and tokens that were left when the gateway last knew; None if the owner knows
+    better. So a new owner continues where the old one ended."""
+
+
+class KeyAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The owner's answer to a KeyReport."""
+
+    num_admitted: int
+    """Number of waiting requests that are admitted, the first ones."""
+    left: tuple[float, float]
+    """Requests and tokens that are left."""
+    message: str = ""
+    """Reason why the others are rejected."""
+    retry_after_s: int = 0
+    """Seconds after which they may be admitted."""
+    is_concurrency: bool = False
+    """Whether they exceed the limit on open requests."""
+
+
+class KeyCounters:
+    """Open requests by gateway, and token buckets for requests and tokens per minute.
+
+    A request is admitted while the bucket of tokens is not empty, and its tokens are taken when
+    they are known. So the bucket may go below zero, and later requests wait until it is refilled.
+    """
+
+    __slots__ = ("limits", "num_open", "requests", "tokens")
+
+    def __init__(self, limits: Limits) -> None:
+        self.num_open: dict[str, int] = {}
+        """Number of open requests by gateway."""
+        self.requests = Bucket()
+        self.tokens = Bucket()
+        self.limits = limits
+
+    def left(self, now: float) -> tuple[float, float]:
+        """Requests and tokens that are left."""
+        return self.requests.left(now), self.tokens.left(now)
+
+    def take(self, gateway_id: str, report: KeyReport, now: float) -> KeyAnswer:
+        """Counts what a gateway reports, and admits as many of its waiting requests as may be."""
+        self.limits = limits = report.limits
+        self.requests.per_minute = limits.requests_per_minute
+        self.tokens.per_minute = limits.tokens_per_minute
+        if report.left is not None:
+            for bucket, left in zip((self.requests, self.tokens), report.left, strict=True):
+                bucket.set(min(left, bucket.left(now)), now)
+        self.tokens.take(report.num_tokens, now)
+        self.num_open[gateway_id] = report.num_open
+        for number in range(report.num_begins):
+            answer = self._begin(gateway_id, number, now)
+            if answer is not None:
+                return answer
+        return KeyAnswer(report.num_begins, self.left(now))
+
+    def _begin(self, gateway_id: str, num_admitted: int, now: float) -> KeyAnswer | None:
+        """Counts a request; the answer for it and those behind it if it reaches a limit."""
+        most = self.limits.max_concurrent_requests
+        if most and sum(self.num_open.values()) >= most:
+            message = f"this API key may have {most} request(s) open at a time"
+            return KeyAnswer(num_admitted, self.left(now), message, 1, is_concurrency=True)
+        for bucket, least, unit in ((self.requests, 1.0, "requests"), (self.tokens, 0.0, "tokens")):
+            wait_s = bucket.wait_s(least, now)
+            if wait_s > 0.0:
+                message = f"this API key may use {bucket.per_minute:.0f} {unit} per minute"
+                return KeyAnswer(num_admitted, self.left(now), message, max(1, math.ceil(wait_s)))
+        self.requests.take(1.0, now)
+        self.num_open[gateway_id] += 1
+        return None
