@@ -26,6 +26,12 @@ _TYPES = {
 
 MODEL_NOT_FOUND = "model_not_found"
 """Code of the error about a model that does not exist, or that the API key may not use."""
+MAX_MESSAGE = 1000
+"""Maximum characters of an error's message. The longest of ours without a client's text have some
+300; the rest is room for a quoted value."""
+MAX_PARAM = 200
+"""Maximum characters of the field name in an error: those of clients may be of any length."""
+
 ANTHROPIC_PATH = "/v1/messages"
 """Path of Anthropic's Messages API, and prefix of its other paths."""
 _ANTHROPIC_TYPES = {
@@ -38,13 +44,22 @@ _ANTHROPIC_TYPES = {
 }
 
 
+def clip(text: str, max_length: int) -> str:
+    """The text, without its middle if it is longer than `max_length`: errors quote what clients
+    send, up to a whole body."""
+    if len(text) <= max_length:
+        return text
+    half = (max_length - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
 class ApiError(Exception):
     """An error that the client sees.
 
     Args:
         status: HTTP status, which also decides the error's `type`.
-        message: message for people.
-        param: the wrong field of the request; None for none.
+        message: message for people; its middle is left out beyond MAX_MESSAGE characters.
+        param: the wrong field of the request, clipped likewise; None for none.
         code: code for programs, such as "model_not_found"; None for the status.
         retry_after_s: seconds of the Retry-After header; None for none.
     """
@@ -58,10 +73,11 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
+        message = clip(message, MAX_MESSAGE)
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = None if param is None else clip(param, MAX_PARAM)
         self.code = code
         self.retry_after_s = retry_after_s
 
