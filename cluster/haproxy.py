@@ -215,7 +215,12 @@ def limit_connections(
         f"{{ {request_id} -m reg '[^\\x21-\\x7e]' }} or {{ {request_id} -m len 129: }}"
         " or { req.fhdr_cnt(x-request-id) gt 1 }"
     )
-    rules = [*_by_fill_level(configuration), f"http-request del-header x-request-id if {is_bad}"]
+    rules = [
+        *_by_fill_level(configuration),
+        f"http-request del-header x-request-id if {is_bad}",
+        # Replaces what the client sent: gateways take it for the client's address in audit logs.
+        "http-request set-header x-forwarded-for %[src]",
+    ]
     if max_per_source:
         rules.append(f"tcp-request connection reject if {{ sc0_conn_cur gt {max_per_source} }}")
     return _begin(configuration, "frontend http_frontend", *rules)

@@ -100,6 +100,21 @@ async def test_a_request_that_meets_closed_connections_is_repeated(
     assert min(num_idle, 4) <= gateway.num_dropped <= IDLE_CONNECTIONS
 
 
+async def test_the_client_s_address_replaces_what_the_client_claims(proxy: Proxy) -> None:
+    """Gateways take x-forwarded-for for the client's address in their audit logs."""
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    reader, writer = await proxy.connect()
+    forged = b"X-Forwarded-For: 10.1.2.3\r\nx-forwarded-for: 10.9.9.9\r\n"
+    writer.write(b"POST /forged HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n" + forged + b"\r\n")
+    async with asyncio.timeout(DEADLINE_S):
+        assert b"200" in await reader.readuntil(b"\r\n\r\n")
+    [head] = [head.lower() for head in gateway.heads if b"/forged" in head]
+    lines = [line for line in head.split(b"\r\n") if line.startswith(b"x-forwarded-for:")]
+    assert lines == [b"x-forwarded-for: 127.0.0.1"]
+
+
 HALF = (
     b"",
     b"GET /health HTTP/1.1\r\nHo",
