@@ -19,8 +19,6 @@ class PenaltyRows:
     """int64: number of tokens before the new one."""
     num_drafts: torch.Tensor
     """int64: how many of the last tokens are drafts, which `counts` does not have yet."""
-    longest: int
-    """Largest of `ends`."""
     most_drafts: int
     """Largest of `num_drafts`."""
     frequency: torch.Tensor

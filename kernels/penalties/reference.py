@@ -14,24 +14,27 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Gathers the logits of each request's tokens, penalizes them, and scatters them back."""
-    tokens = token_pool[:, : rows.longest].index_select(0, rows.slots).long()
-    beyond = torch.arange(rows.longest, device=tokens.device) >= rows.ends.unsqueeze(1)
+    """Gathers the logits of each request's tokens, penalizes them, and scatters them back. The work
+    follows the tokens of all rows together."""
+    owner = torch.repeat_interleave(rows.ends)
+    firsts = rows.ends.cumsum(0) - rows.ends
+    slots = rows.slots[owner]
+    positions = torch.arange(len(owner), device=owner.device) - firsts[owner]
     # A token that occurs several times is computed several times, to the same value.
-    tokens = torch.where(beyond, tokens[:, :1], tokens)
-    cells, places = (rows.slots.unsqueeze(1), tokens), (rows.rows.unsqueeze(1), tokens)
+    tokens = token_pool[slots, positions].long()
+    cells, places = (slots, tokens), (rows.rows[owner], tokens)
     count = counts[cells]
     for back in range(1, rows.most_drafts + 1):
-        drafts = token_pool[rows.slots, (rows.ends - back).clamp(min=0)].unsqueeze(1)
-        count += (tokens == drafts) & (rows.num_drafts >= back).unsqueeze(1)
+        drafts = token_pool[rows.slots, (rows.ends - back).clamp(min=0)]
+        count += (tokens == drafts[owner]) & (rows.num_drafts >= back)[owner]
     in_output = count > 0
     seen = in_prompt[cells].logical_or_(in_output)
     found = logits[places]
-    repetition = rows.repetition.unsqueeze(1)
+    repetition = rows.repetition[owner]
     repeated = torch.where(found > 0, found / repetition, found * repetition)
     found = torch.where(seen, repeated, found)
-    found -= count * rows.frequency.unsqueeze(1)
-    found -= in_output * rows.presence.unsqueeze(1)
+    found -= count * rows.frequency[owner]
+    found -= in_output * rows.presence[owner]
     logits.index_put_(places, found)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from kernels.registry import registry
 from kernels.token_edits import reference
-from kernels.token_edits.base import NONE, EditRows, TokenEdits
+from kernels.token_edits.base import EditRows, TokenEdits
 
 _APPLY = registry.register(
     "apply_token_edits_",
@@ -21,7 +21,8 @@ def apply_token_edits_(
 ) -> None:
     """Adds the values of all edits that apply to fp32 logits [R, vocab], in place.
 
-    Several values for one token may be added in any order, since all but one are -inf.
+    Several values for one token may be added in any order, since all but one are -inf. The work
+    follows the edits that the rows have, not the largest that a slot could hold.
 
     Args:
         logits: fp32 [R, vocab].
@@ -32,4 +33,4 @@ def apply_token_edits_(
     _APPLY.select(logits)(logits, edits, rows, token_pool)
 
 
-__all__ = ["NONE", "EditRows", "TokenEdits", "apply_token_edits_"]
+__all__ = ["EditRows", "TokenEdits", "apply_token_edits_"]

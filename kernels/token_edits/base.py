@@ -6,23 +6,24 @@ from dataclasses import dataclass
 
 import torch
 
-NONE = -1
-"""Token id of unused edits, and wildcard among the tokens before an edited one."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenEdits:
-    """Up to E edits per slot: each adds a value to a token's logit if given tokens were drawn
-    last."""
+    """Biases and bad words of each slot, as ragged lists in rows of fixed size.
 
-    tokens: torch.Tensor
-    """int32 [slots, E]: edited tokens; NONE for unused edits. A slot has at most one edit of a
-    token with a finite value."""
-    values: torch.Tensor
-    """fp32 [slots, E]: values to add, finite or -inf."""
-    before: torch.Tensor
-    """int32 [slots, E, L]: tokens that must precede the new token, aligned at the end; NONE matches
-    any."""
+    A slot holds up to B biases, and up to N words of W tokens together. Its numbers of biases and
+    words are in `EditRows`; cells behind them are undefined.
+    """
+
+    bias_tokens: torch.Tensor
+    """int32 [slots, B]: biased tokens, each once per slot."""
+    biases: torch.Tensor
+    """fp32 [slots, B]: values to add, finite."""
+    words: torch.Tensor
+    """int32 [slots, W]: tokens of the slot's words, one word after another."""
+    word_ends: torch.Tensor
+    """int32 [slots, N]: end of each word in `words`. A word has at least two tokens; its last one
+    is banned where the others were drawn last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,4 +37,12 @@ class EditRows:
     cells: torch.Tensor
     """Cells of the new tokens in the flat token pool."""
     num_output: torch.Tensor
-    """Number of output tokens before the new one; only these can match `TokenEdits.before`."""
+    """Number of output tokens before the new one; only these can match a word."""
+    num_biases: torch.Tensor
+    """Number of biases of the slot."""
+    num_words: torch.Tensor
+    """Number of words of the slot."""
+    most_biases: int
+    """Largest of `num_biases`."""
+    most_words: int
+    """Largest of `num_words`."""

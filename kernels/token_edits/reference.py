@@ -1,23 +1,48 @@
-"""Torch reference of token edits."""
+"""Torch reference of token edits, whose work is proportional to the edits of the rows together."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.token_edits.base import NONE, EditRows, TokenEdits
+from kernels.token_edits.base import EditRows, TokenEdits
 
 
 def apply_token_edits_(
     logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor
 ) -> None:
-    """Compares the tokens before each edit with the rows' latest tokens, and adds values."""
-    before = edits.before.index_select(0, rows.slots)
-    back = torch.arange(before.shape[2], 0, -1, device=before.device)
-    drawn = back <= rows.num_output.unsqueeze(1)
-    cells = (rows.cells.unsqueeze(1) - back).clamp_(min=0)
-    latest = torch.where(drawn, token_pool.view(-1)[cells].long(), NONE - 1).unsqueeze(1)
-    tokens = edits.tokens.index_select(0, rows.slots).long()
-    fits = ((before == latest) | (before == NONE)).all(dim=-1) & (tokens != NONE)
-    values = torch.where(fits, edits.values.index_select(0, rows.slots), 0.0)
-    places = (rows.rows.unsqueeze(1).expand_as(tokens), tokens.clamp(min=0))
-    logits.index_put_(places, values, accumulate=True)
+    """Adds the biases, then bans the last tokens of words whose other tokens were drawn last."""
+    if rows.most_biases:
+        owner, number = _lists(rows.num_biases)
+        cells = rows.slots[owner] * edits.biases.shape[1] + number
+        tokens = edits.bias_tokens.view(-1)[cells].long()
+        values = edits.biases.view(-1)[cells]
+        logits.index_put_((rows.rows[owner], tokens), values, accumulate=True)
+    if rows.most_words:
+        _ban(logits, edits, rows, token_pool)
+
+
+def _ban(logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor) -> None:
+    owner, number = _lists(rows.num_words)
+    cells = rows.slots[owner] * edits.word_ends.shape[1] + number
+    word_ends = edits.word_ends.view(-1)
+    ends = word_ends[cells].long()
+    starts = torch.where(number > 0, word_ends[(cells - 1).clamp(min=0)].long(), 0)
+    num_before = ends - starts - 1
+    possible = num_before <= rows.num_output[owner]
+    owner, starts, num_before = owner[possible], starts[possible], num_before[possible]
+    first = rows.slots[owner] * edits.words.shape[1] + starts
+    word, position = _lists(num_before)
+    wanted = edits.words.view(-1)[first[word] + position]
+    drawn = token_pool.view(-1)[(rows.cells[owner] - num_before)[word] + position]
+    num_different = torch.zeros_like(num_before).index_add_(0, word, (wanted != drawn).long())
+    fits = num_different == 0
+    tokens = edits.words.view(-1)[(first + num_before)[fits]].long()
+    values = torch.full(tokens.shape, float("-inf"), device=logits.device)
+    logits.index_put_((rows.rows[owner[fits]], tokens), values, accumulate=True)
+
+
+def _lists(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Items of lists with `counts` [n] items: the list and the number within it of each item."""
+    owner = torch.repeat_interleave(counts)
+    firsts = counts.cumsum(0) - counts
+    return owner, torch.arange(len(owner), device=counts.device) - firsts[owner]

@@ -322,6 +322,7 @@ class CompletionRoutes:
         if sampling.bad_words:
             sampling = await model.encoder.bad_words(sampling)
             feasibility = _feasible(model, sampling, names)
+            params.check_num_completions(num_prompts, sampling)  # words have tokens now
         return Asked(
             model=model,
             feasibility=feasibility,

@@ -14,14 +14,13 @@ from router.api.fields import COMPLETIONS, Known, refuse_unknown
 from router.api.structured import refuse_large_grammars
 from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
-from worker.wire.sampling import MAX_LOGPROBS, MAX_TOKEN_ID
+from worker.wire.sampling import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_TOKEN_ID
 from worker.wire.slo import Slo
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 128
 MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS = 256
-MAX_BIASED_TOKENS = 1024
 MAX_CACHE_SALT = 1024
 """Most characters of a cache salt."""
 MAX_SHOWN_KEYS = 8
@@ -31,7 +30,7 @@ MAX_SHOWN_CHARACTERS = 64
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-LogitBias = Annotated[dict[TokenId, float], Meta(max_length=MAX_BIASED_TOKENS)]
+LogitBias = Annotated[dict[TokenId, float], Meta(max_length=MAX_LOGIT_BIASES)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,7 +230,7 @@ def _explain(
 def _wrong_keys(value: Mapping[str, Any], kind: Any) -> str:
     """The first keys of an object that cannot be converted, which msgspec does not name."""
     wrong = []
-    for key, entry in islice(value.items(), MAX_BIASED_TOKENS):
+    for key, entry in islice(value.items(), MAX_LOGIT_BIASES):
         try:
             msgspec.convert({key: entry}, kind, str_keys=True)
         except (msgspec.ValidationError, OverflowError):

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.support.router.official_client import MESSAGES, client_of
+from worker.wire.sampling import MAX_BAD_WORDS_TOKENS
 
 
 async def test_chat_logprobs(rig):
@@ -170,6 +171,25 @@ async def test_too_many_of_a_kind_are_refused(rig):
                     model="stub", messages=MESSAGES, extra_body={name: value}
                 )
             assert error.value.param == name
+
+
+async def test_bad_words_are_limited_in_tokens(rig):
+    """Characters say little: one may be four tokens, and is one of each completion."""
+    await rig.start()
+    most = MAX_BAD_WORDS_TOKENS
+    word = "\N{DNA DOUBLE HELIX}" * 8000
+    num_tokens = len(rig.tokenizer.encode(word, add_special_tokens=False))
+    assert num_tokens > most
+    num_tokens *= 2  # without a space before it, and with one
+    response = await rig.complete("a", bad_words=[word])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "bad_words"
+    message = response.json()["error"]["message"]
+    assert f"Requested bad_words of {num_tokens} tokens (each word without and with" in message
+    assert f"greater than max allowed: {most}" in message
+    allowed = word[: 8000 * most // num_tokens - 1]
+    assert (await rig.complete("a", bad_words=[allowed])).status_code == 200
+    assert (await rig.complete(["a"] * 16, n=128, bad_words=[allowed])).status_code == 400
 
 
 TOKENS_AT_ONCE = 10_000

@@ -90,7 +90,8 @@ def plan_pages(
             the states, too.
         graphs: on CUDA, returns the bytes that CUDA graphs will take, and frees what `profile`
             allocated.
-        state_bytes: bytes of all slots' states, which are subtracted on CPU.
+        state_bytes: bytes of all slots' states and of the tables of logits processors, which are
+            subtracted on CPU; on CUDA `profile` allocates them.
 
     Raises:
         ValueError: there is no room for a single page of each group.

@@ -37,6 +37,7 @@ from worker.rank.preflight import (
     check_windows,
 )
 from worker.rank.profiling import profile_plans
+from worker.rank.sampling.logits_processors import table_bytes
 from worker.rank.sampling.logprobs import score_prompts
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.sampling.sampler import SamplerOutput, sample
@@ -159,7 +160,7 @@ class ModelRunner:
                 *(self.config, self._layout, self._page_groups, self._draft_page_bytes())
             ),
             page_groups=self._page_groups,
-            state_bytes=self._layout.state_bytes * (self.config.max_num_seqs + 1),
+            state_bytes=self._slot_bytes(),
             max_model_len=self.max_model_len,
             profile=self._profile,
             graphs=self._measure_graphs,
@@ -406,6 +407,14 @@ class ModelRunner:
                 forward=self._forward_plan,
                 score=self.model.compute_logits,
             )
+
+    def _slot_bytes(self) -> int:
+        """Bytes of the states and of the tables of logits processors of all slots."""
+        num_rows = self.config.max_num_seqs + 1
+        processors = 0
+        if self.model_config.block_size == 1:
+            processors = table_bytes(num_rows, self.model_config.vocab_size)
+        return self._layout.state_bytes * num_rows + processors
 
     def _draft_page_bytes(self) -> int:
         if self._draft_model is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from worker.wire.blocks import TOKEN_BYTES
 from worker.wire.messages import EngineInfo, Rejection, Submit
-from worker.wire.sampling import SamplingParams
+from worker.wire.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES, SamplingParams
 
 
 class Problem(NamedTuple):
@@ -133,7 +133,20 @@ def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> P
 
 def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None:
     """Problem of the first parameter that names a token which the model does not have, or that does
-    not suit the kind of model; None without any."""
+    not suit the kind of model, or of which there is too much; None without any."""
+    num_tokens = sum(map(len, sampling.bad_words_token_ids))
+    for name, amount, number, most in (
+        ("logit_bias", "tokens", len(sampling.logit_bias or ()), MAX_LOGIT_BIASES),
+        (
+            *("bad_words", "tokens (each word without and with a space before it)"),
+            *(num_tokens, MAX_BAD_WORDS_TOKENS),
+        ),
+    ):
+        if number > most:
+            return Problem(
+                name,
+                f"Requested {name} of {number} {amount}, which is greater than max allowed: {most}",
+            )
     for name, token_ids in (
         ("logit_bias", sampling.logit_bias or ()),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),

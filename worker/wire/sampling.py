@@ -21,6 +21,13 @@ MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
 MAX_LOGPROBS = 20
 """Most alternatives reported per token. As many are always looked up, so that the choice among
 equally likely ones is the same whatever other requests ask for."""
+MAX_LOGIT_BIASES = 1024
+"""Maximum number of biased tokens of a request: ranks reserve memory for them in every slot, 8
+bytes each. OpenAI's clients send up to 300."""
+MAX_BAD_WORDS_TOKENS = 4096
+"""Maximum number of tokens of all bad words of a request together, for which ranks reserve 6 bytes
+each in every slot. 256 words of 8 tokens have as many, since a word counts at the start of a text
+and after a space."""
 MAX_LOGIT_BIAS = 100.0
 """Bound to which biases are clamped."""
 

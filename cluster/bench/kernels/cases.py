@@ -372,21 +372,32 @@ class _Maker:
         )
 
     def edits(self) -> Case:
-        num_edits, length = 64, 4
+        num_biases, num_words, length = 64, 8, 4
         logits, (pool, _) = self._logits(), self._tables()
         index = torch.arange(self._rows, device=self._device)
-        tokens = torch.arange(num_edits, dtype=torch.int32, device=self._device)
+        tokens = torch.arange(num_biases, dtype=torch.int32, device=self._device)
+        ends = torch.arange(1, num_words + 1, dtype=torch.int32, device=self._device) * length
         edits = TokenEdits(
-            tokens=tokens.repeat(self._rows, 1),
-            values=torch.ones(self._rows, num_edits, device=self._device),
-            before=tokens.new_full((self._rows, num_edits, length), -1),
+            bias_tokens=tokens.repeat(self._rows, 1),
+            biases=torch.ones(self._rows, num_biases, device=self._device),
+            words=tokens[: num_words * length].repeat(self._rows, 1),
+            word_ends=ends.repeat(self._rows, 1),
         )
-        rows = EditRows(rows=index, slots=index, cells=index, num_output=torch.zeros_like(index))
+        rows = EditRows(
+            rows=index,
+            slots=index,
+            cells=torch.full_like(index, length),
+            num_output=torch.full_like(index, length),
+            num_biases=torch.full_like(index, num_biases),
+            num_words=torch.full_like(index, num_words),
+            most_biases=num_biases,
+            most_words=num_words,
+        )
         return Case(
             op="apply_token_edits_",
-            shape=f"{self._drawn}, {num_edits} biases",
+            shape=f"{self._drawn}, {num_biases} biases, {num_words} words",
             run=lambda: kernels.apply_token_edits_(logits, edits, rows, pool),
-            num_bytes=self._rows * (num_edits * (16.0 + 4 * length) + 32.0),
+            num_bytes=self._rows * (num_biases * 16.0 + num_words * (4 + 8.0 * length) + 48.0),
         )
 
     def scores(self) -> Case:
@@ -475,7 +486,6 @@ class _Maker:
             slots=index,
             ends=torch.full_like(index, self._context),
             num_drafts=torch.zeros_like(index),
-            longest=self._context,
             most_drafts=0,
             frequency=ones * 1e-3,
             presence=ones * 1e-3,

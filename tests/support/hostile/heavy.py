@@ -11,13 +11,13 @@ from router.api.body import MAX_BODY_BYTES
 from router.api.params import MAX_COMPLETIONS, MAX_ENTRIES, MAX_STOP_CHARACTERS
 from router.api.protocol import (
     MAX_BAD_WORDS,
-    MAX_BIASED_TOKENS,
     MAX_CHOICES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
 )
 from router.api.values import CONTAINER, MAX_VALUES, MEMBER
 from tests.support.hostile.inputs import CHAT, MAX_MODEL_LEN, TEXT, VOCABULARY
+from worker.wire.sampling import MAX_LOGIT_BIASES
 from worker.wire.structured import MAX_GRAMMAR_BYTES
 
 _ROOM = 1024
@@ -173,7 +173,7 @@ def _parameters() -> dict[str, Callable[[], dict[str, Any]]]:
     every: dict[str, Any] = {
         "stop": stops,
         "stop_token_ids": all_ids[-MAX_STOP_TOKENS:],
-        "logit_bias": {str(i): 1.0 for i in range(MAX_BIASED_TOKENS)},
+        "logit_bias": {str(i): 1.0 for i in range(MAX_LOGIT_BIASES)},
         "bad_words": [f"w{i}" for i in range(MAX_BAD_WORDS)],
     }
     return {
@@ -192,7 +192,7 @@ def _parameters() -> dict[str, Callable[[], dict[str, Any]]]:
             **widest(MAX_STOP_TOKENS),
             "stop_token_ids": every["stop_token_ids"],
         },
-        "biases": lambda: {**widest(MAX_BIASED_TOKENS), "logit_bias": every["logit_bias"]},
+        "biases": lambda: {**widest(MAX_LOGIT_BIASES), "logit_bias": every["logit_bias"]},
         "bad words": lambda: {**widest(MAX_BAD_WORDS), "bad_words": every["bad_words"]},
         "all parameters": lambda: {**widest(sum(map(len, every.values()))), **every},
         "prompt logprobs": lambda: {"prompt": long_prompt, "prompt_logprobs": 20, "max_tokens": 1},

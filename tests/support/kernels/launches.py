@@ -186,7 +186,6 @@ def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 
         slots=integers,
         ends=integers,
         num_drafts=integers,
-        longest=1,
         most_drafts=1,
         frequency=numbers,
         presence=numbers,
@@ -196,8 +195,17 @@ def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 
     mask = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32)
     apply_token_bitmask(logits, mask, rows=integers, mask_rows=integers)
     table = torch.zeros(rows, 64 * rows, dtype=torch.int32)
-    edits = TokenEdits(tokens=table, values=table.float(), before=table.view(rows, -1, rows))
-    edited = EditRows(rows=integers, slots=integers, cells=integers, num_output=integers)
+    edits = TokenEdits(bias_tokens=table, biases=table.float(), words=table, word_ends=table)
+    edited = EditRows(
+        rows=integers,
+        slots=integers,
+        cells=integers,
+        num_output=integers,
+        num_biases=integers,
+        num_words=place(torch.zeros(rows, dtype=torch.long)),
+        most_biases=rows,
+        most_words=rows,
+    )
     apply_token_edits_(logits, edits, edited, torch.zeros(1, 1))
     apply_penalties_(logits, penalties, counts.bool(), counts, torch.zeros(1, 1))
     pool = torch.zeros(rows, dtype=torch.int32)

@@ -182,7 +182,6 @@ def penalties_case(device: str, dtype: torch.dtype) -> None:
         slots=torch.tensor([3, 0, 1]).to(device),
         ends=torch.tensor(ends).to(device),
         num_drafts=torch.zeros(3, dtype=torch.long).to(device),
-        longest=40,
         most_drafts=0,
         frequency=torch.tensor([0.5, 0.0, -1.0]).to(device),
         presence=torch.tensor([0.25, 0.0, 2.0]).to(device),
@@ -219,7 +218,6 @@ def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
             slots=torch.ones(len(ends), dtype=torch.long, device=device),
             ends=torch.tensor(ends, device=device),
             num_drafts=torch.tensor(num_drafts, device=device),
-            longest=max(ends),
             most_drafts=max(num_drafts),
             frequency=0.5 * ones,
             presence=0.25 * ones,
@@ -240,45 +238,59 @@ def penalties_of_drafts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def token_edits_case(device: str, dtype: torch.dtype) -> None:
-    pool = torch.tensor([[9, 9, 9, 9, 9, 9], [4, 5, 6, 5, 6, 0], [6, 5, 6, 5, 6, 0]])
-    num_edits = 200  # more than one block
-    tokens = torch.full((3, num_edits), -1)
-    values, before = torch.zeros(3, num_edits), torch.full((3, num_edits, 4), -1)
-    phrases = [
-        (11, ()),
-        (12, (5, 6)),
-        (13, (6, 5, 6)),
-        (14, (4, 5, 6, 5)),
-        (15, (6, 6)),
-        (11, (6,)),
+    """Biases over more than one block, and words that are shorter and longer than one."""
+    vocab, length = 400, 700
+    pool = torch.randint(0, 9, (3, length), dtype=torch.int32)
+    pool[1, -1] = pool[2, -1] = 0
+    biased = torch.randperm(vocab)[:200]
+    num_output = 690
+    before = pool[1, :-1].tolist()  # the newest token is to be drawn at length - 1
+    words = [
+        [*before[-2:], 11],
+        [*before[-3:], 12],
+        [*before[-300:], 13],
+        [*before[-num_output:], 14],
+        [*before[-num_output - 1 :], 15],  # reaches into the prompt
+        [*before[-300:-298], 9, *before[-297:], 16],  # differs in one place
+        [8, *before[-256:], 17],
+        [9, 18],
+        [before[-1], int(biased[0])],
     ]
-    for place, (token, words) in enumerate(phrases):
-        place += 125  # across a border of blocks
-        tokens[1:, place] = token
-        values[1:, place] = 1.5 if not words else float("-inf")
-        before[1:, place, 4 - len(words) :] = torch.tensor(words, dtype=torch.long)
+    tokens = [token for word in words for token in word]
+    ends = torch.tensor([len(word) for word in words]).cumsum(0)
     edits = TokenEdits(
-        tokens=tokens.int().to(device), values=values.to(device), before=before.int().to(device)
+        bias_tokens=biased.int().repeat(3, 1).to(device),
+        biases=torch.full((3, 200), 1.5).to(device),
+        words=torch.tensor(tokens).int().repeat(3, 1).to(device),
+        word_ends=ends.int().repeat(3, 1).to(device),
     )
-    for num_output, banned in ((5, {11, 12, 13}), (2, {11, 12}), (1, {11}), (0, set())):
+    for num_biases, num_words in ((200, len(words)), (129, 0), (0, len(words)), (1, 3)):
         rows = EditRows(
             rows=torch.tensor([2, 0, 1]).to(device),
             slots=torch.tensor([1, 2, 0]).to(device),
-            cells=torch.tensor([11, 17, 5]).to(device),
+            cells=torch.tensor([2 * length - 1, 3 * length - 1, 5]).to(device),
             num_output=torch.tensor([num_output, 5, 5]).to(device),
+            num_biases=torch.tensor([num_biases, 2, 0]).to(device),
+            num_words=torch.tensor([num_words, 0, 0]).to(device),
+            most_biases=max(num_biases, 2),
+            most_words=num_words,
         )
         found = []
         for backend in ("torch", "triton"):
-            logits = make_logits(3, 40, 1.0, device, ties=False)
+            logits = make_logits(3, vocab, 1.0, device, ties=False)
             with registry.using(backend):
-                apply_token_edits_(logits, edits, rows, pool.int().to(device))
+                apply_token_edits_(logits, edits, rows, pool.to(device))
             found.append(logits)
-        assert torch.equal(*found)
-        assert set((found[1][2] == float("-inf")).nonzero()[:, 0].tolist()) == banned
-        plain = make_logits(3, 40, 1.0, device, ties=False)
-        assert torch.equal(found[1][1], plain[1])
-        if not banned:
-            assert float(found[1][2, 11]) == float(plain[2, 11] + 1.5)
+        assert torch.equal(*found), (num_biases, num_words)
+        expected = make_logits(3, vocab, 1.0, device, ties=False)
+        assert torch.equal(found[0][1], expected[1]), "a row without edits"
+        expected[2, biased[:num_biases].to(device)] += 1.5
+        expected[0, biased[:2].to(device)] += 1.5
+        banned = [word[-1] for word in words[:num_words] if word[:-1] == before[1 - len(word) :]]
+        banned = [token for token in banned if token != 15]
+        assert num_words < 9 or len(banned) in (5, 6)
+        expected[2, banned] = float("-inf")
+        assert torch.equal(found[0], expected), (num_biases, num_words)
 
 
 def token_scores_case(device: str, dtype: torch.dtype) -> None:

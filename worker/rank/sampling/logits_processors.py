@@ -24,13 +24,13 @@ from kernels import (
     apply_token_edits_,
     count_tokens_,
 )
-from kernels.token_edits import NONE
 from worker.plan.plan import LogitsParams
 from worker.rank.transfer import to_device
+from worker.wire.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES
 
 _WORD = 32
-_LEAST_EDITS = 64
-_LEAST_LENGTH = 4
+_MAX_LONG_WORDS = MAX_BAD_WORDS_TOKENS // 2
+"""Maximum number of bad words of several tokens: single ones are in the masks."""
 
 
 class SampledRow(NamedTuple):
@@ -118,10 +118,21 @@ class TokenMaskTable:
         return flags
 
 
+class _Edits(NamedTuple):
+    """Edits that a slot holds."""
+
+    num_prompt: int
+    """Number of prompt tokens, which match no word."""
+    num_biases: int
+    num_words: int
+
+
 class TokenEditTable:
     """Logit biases, and bad words of several tokens, by slot.
 
-    The table grows with the longest list of any request, and never shrinks.
+    Each slot has room for the edits that one request may have (MAX_LOGIT_BIASES,
+    MAX_BAD_WORDS_TOKENS), so that no request changes the size of the table, nor the work for
+    another one.
 
     Args:
         num_rows: number of slots, the dummy slot included.
@@ -139,67 +150,84 @@ class TokenEditTable:
         self._device = device
         # Most servers never see an edit, so the table is made for the first one.
         self._edits: TokenEdits | None = None
-        self._slots: dict[int, int] = {}
-        """Number of prompt tokens by slot, of slots with edits."""
+        self._slots: dict[int, _Edits] = {}
+        """Sizes by slot, of slots with edits."""
+
+    @staticmethod
+    def num_bytes(num_rows: int) -> int:
+        """Bytes of the table with `num_rows` slots."""
+        return num_rows * 4 * (2 * MAX_LOGIT_BIASES + MAX_BAD_WORDS_TOKENS + _MAX_LONG_WORDS)
 
     def admit(self, slot: int, params: LogitsParams) -> None:
-        """Replaces the slot's edits."""
+        """Replaces the slot's edits, whose numbers `worker.wire.limits` has checked."""
         self._slots.pop(slot, None)
-        found = [
-            (token, bias, ())
+        biases = [
+            (token, bias)
             for token, bias in zip(params.bias_token_ids, params.biases, strict=True)
-        ] + [(word[-1], -np.inf, tuple(word[:-1])) for word in params.bad_words if len(word) > 1]
-        found = [edit for edit in found if edit[0] < self._vocab_size]
-        if not found:
+            if token < self._vocab_size
+        ]
+        words = [word for word in params.bad_words if len(word) > 1 and word[-1] < self._vocab_size]
+        if not biases and not words:
             return
-        edits = self._grown(len(found), max(len(before) for _, _, before in found))
-        shape = edits.before.shape[1:]
-        before = np.full(shape, NONE, dtype=np.int32)
-        tokens, values = np.full(shape[0], NONE, dtype=np.int32), np.zeros(shape[0], np.float32)
-        for number, (token, value, words) in enumerate(found):
-            tokens[number], values[number] = token, value
-            before[number, shape[1] - len(words) :] = words
-        for table, own in ((edits.tokens, tokens), (edits.values, values), (edits.before, before)):
-            table[slot] = to_device(torch.from_numpy(own), self._device)
-        self._slots[slot] = params.num_prompt
+        edits = self._table()
+        tokens, values = zip(*biases, strict=True) if biases else ((), ())
+        lengths = [len(word) for word in words]
+        for table, own in (
+            (edits.bias_tokens, np.array(tokens, dtype=np.int32)),
+            (edits.biases, np.array(values, dtype=np.float32)),
+            (edits.words, np.array([token for word in words for token in word], dtype=np.int32)),
+            (edits.word_ends, np.cumsum(lengths, dtype=np.int32)),
+        ):
+            assert len(own) <= table.shape[1], "more edits than a request may have: not rejected"
+            if len(own):
+                table[slot, : len(own)] = to_device(torch.from_numpy(own), self._device)
+        self._slots[slot] = _Edits(params.num_prompt, len(biases), len(words))
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
         """Edited rows among the draws with processors; None without any."""
         found = [
-            (one.sample, one.slot, one.slot * self._token_stride + one.end, one.end - num_prompt)
+            (
+                one.sample,
+                one.slot,
+                one.slot * self._token_stride + one.end,
+                one.end - own.num_prompt,
+                own.num_biases,
+                own.num_words,
+            )
             for one in sampled
-            if (num_prompt := self._slots.get(one.slot)) is not None
+            if (own := self._slots.get(one.slot)) is not None
         ]
         if not found:
             return None
-        rows, slots, cells, num_output = _columns(found, self._device)
-        return EditRows(rows=rows, slots=slots, cells=cells, num_output=num_output)
+        rows, slots, cells, num_output, num_biases, num_words = _columns(found, self._device)
+        return EditRows(
+            rows=rows,
+            slots=slots,
+            cells=cells,
+            num_output=num_output,
+            num_biases=num_biases,
+            num_words=num_words,
+            most_biases=max(row[4] for row in found),
+            most_words=max(row[5] for row in found),
+        )
 
     def apply(self, logits: torch.Tensor, rows: EditRows, token_pool: torch.Tensor) -> None:
         """Edits logits [S, vocab] in place."""
         assert self._edits is not None, "edited rows come from an admission"
         apply_token_edits_(logits, self._edits, rows, token_pool)
 
-    def _grown(self, num_edits: int, length: int) -> TokenEdits:
-        """The table, grown so that each slot holds `num_edits` edits with `length` tokens before
-        the edited one."""
-        old = self._edits
-        held = (_LEAST_EDITS, _LEAST_LENGTH) if old is None else tuple(old.before.shape[1:])
-        if old is not None and num_edits <= held[0] and length <= held[1]:
-            return old
-        size, width = (_doubled(*pair) for pair in zip(held, (num_edits, length), strict=True))
-        shape = (self._num_rows, size)
-        edits = TokenEdits(
-            tokens=torch.full(shape, NONE, dtype=torch.int32, device=self._device),
-            values=torch.zeros(shape, device=self._device),
-            before=torch.full((*shape, width), NONE, dtype=torch.int32, device=self._device),
-        )
-        if old is not None:
-            edits.tokens[:, : held[0]] = old.tokens
-            edits.values[:, : held[0]] = old.values
-            edits.before[:, : held[0], width - held[1] :] = old.before
-        self._edits = edits
-        return edits
+    def _table(self) -> TokenEdits:
+        if self._edits is None:
+            shape, kind = (self._num_rows, MAX_LOGIT_BIASES), torch.int32
+            words = (self._num_rows, MAX_BAD_WORDS_TOKENS)
+            ends = (self._num_rows, _MAX_LONG_WORDS)
+            self._edits = TokenEdits(
+                bias_tokens=torch.zeros(shape, dtype=kind, device=self._device),
+                biases=torch.zeros(shape, device=self._device),
+                words=torch.zeros(words, dtype=kind, device=self._device),
+                word_ends=torch.zeros(ends, dtype=kind, device=self._device),
+            )
+        return self._edits
 
 
 class PenaltyTable:
@@ -268,10 +296,11 @@ def _pack(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
     return np.packbits(padded, bitorder="little").view("<i4")
 
 
-def _doubled(size: int, least: int) -> int:
-    while size < least:
-        size *= 2
-    return size
+def table_bytes(num_rows: int, vocab_size: int) -> int:
+    """Bytes of all tables for `num_rows` slots, which are made when requests first need them."""
+    masks = 2 * num_rows * -(-vocab_size // _WORD) * 4
+    penalties = num_rows * vocab_size * (1 + 4)
+    return masks + TokenEditTable.num_bytes(num_rows) + penalties
 
 
 def penalizes(params: LogitsParams) -> bool:
@@ -298,7 +327,6 @@ def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> 
         slots=slots,
         ends=ends,
         num_drafts=num_drafts,
-        longest=max(one.end for one in found),
         most_drafts=max(one.num_drafts for one in found),
         frequency=frequency,
         presence=presence,
