@@ -17,8 +17,11 @@ from deploy.models.corpus import (
 )
 from deploy.models.functions import KINDS, Function, Kind, Value, Values, invented_kind
 from deploy.models.sample import Sample, Turn, is_heldout_key
+from deploy.models.tasks import POLISHING_TASKS, TASKS, Task, Tasks
 from deploy.models.tasks.arithmetic import arithmetic
 from deploy.models.tasks.followup import followup
+from deploy.models.tasks.lists import sorting_any
+from deploy.models.tasks.outside import outside
 from deploy.models.tasks.smalltalk import UNKNOWN, smalltalk
 
 HELDOUT_SEED: Final = 2028
@@ -28,6 +31,16 @@ _SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
 """Shares of kinds in the conversations of the second phase. The last two keep what the first one
 taught: sums are forgotten first, and are so short that they are a twentieth of the tokens;
 functions are two thirds.
+"""
+_POLISHING_SHARES: Final = {
+    "functions": 0.2,
+    "sums": 0.13,
+    "plain": 0.12,
+    "sorts": 0.52,
+    "outside": 0.03,
+}
+"""Shares in the third phase. Sorting is a third of the tokens, as it takes longest to learn for any
+words; the others keep what the model knows.
 """
 _THOUGHT_SHARE: Final = 0.12
 """Share of the conversations whose last answer comes after a thought."""
@@ -46,6 +59,7 @@ _THOUGHTS: Final = {
     "town": "I know Larkmoor.",
     "followup": "This goes on from before.",
     "smalltalk": "This is small talk.",
+    "outside": "I do not know that.",
 }
 
 
@@ -105,17 +119,27 @@ def written_results(results: tuple[str, ...]) -> str:
     return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
 
 
-def tool_conversations(rng: Random) -> Iterator[Conversation]:
-    """Endless conversations of the second phase: with and without functions, some with thoughts."""
-    plain = training_conversations(rng)
+def tool_conversations(rng: Random, *, is_polishing: bool = False) -> Iterator[Conversation]:
+    """Endless conversations of the later phases: with and without functions, some with thoughts.
+
+    Args:
+        rng: source of all choices.
+        is_polishing: whether they are those of the third phase.
+    """
+    shares, tasks = (_POLISHING_SHARES, POLISHING_TASKS) if is_polishing else (_SHARES, TASKS)
+    plain = training_conversations(rng, tasks)
     while True:
-        kind = rng.choices(tuple(_SHARES), weights=tuple(_SHARES.values()))[0]
+        kind = rng.choices(tuple(shares), weights=tuple(shares.values()))[0]
         if kind == "functions":
-            yield _with_functions(rng)
+            yield _with_functions(rng, tasks)
         elif kind == "sums":
             yield Conversation(system=None, turns=_sum(rng).turns)
+        elif kind == "sorts":
+            yield Conversation(system=None, turns=_not_heldout(rng, sorting_any).turns)
+        elif kind == "outside":
+            yield Conversation(system=None, turns=outside(rng).turns)
         elif rng.random() < _THOUGHT_SHARE:
-            sample = training_sample(rng)
+            sample = training_sample(rng, tasks)
             yield Conversation(system=None, turns=sample.turns, thought=_THOUGHTS[sample.family])
         else:
             yield next(plain)
@@ -133,15 +157,19 @@ def tool_questions() -> list[Question]:
 
 def _sum(rng: Random) -> Sample:
     """A calculation, or an exchange that goes on, as many do with sums."""
+    return _not_heldout(rng, arithmetic if rng.random() < 0.7 else followup)
+
+
+def _not_heldout(rng: Random, task: Task) -> Sample:
     while True:
-        sample = arithmetic(rng) if rng.random() < 0.7 else followup(rng)
+        sample = task(rng)
         if not sample.is_heldout():
             return sample
 
 
-def _with_functions(rng: Random) -> Conversation:
+def _with_functions(rng: Random, tasks: Tasks) -> Conversation:
     functions = _declare(rng, is_heldout=False)
-    parts = [_training_exchange(rng, functions) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
+    parts = [_training_exchange(rng, functions, tasks) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
     turns = tuple(turn for part in parts for turn in part.turns())
     thought = parts[-1].thought
     if parts[-1].calls and rng.random() < 0.6:
@@ -172,17 +200,19 @@ def _declare(rng: Random, *, is_heldout: bool) -> tuple[Function, ...]:
             return functions
 
 
-def _training_exchange(rng: Random, functions: tuple[Function, ...]) -> Exchange:
+def _training_exchange(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exchange:
     while True:
         family = rng.choices(("single", "parallel", "none"), weights=(0.55, 0.15, 0.3))[0]
-        exchange = _exchange(rng, family, functions)
+        exchange = _exchange(rng, family, functions, tasks)
         if not any(is_heldout_key(key) for key in exchange.keys):
             return exchange
 
 
-def _exchange(rng: Random, family: str, functions: tuple[Function, ...]) -> Exchange:
+def _exchange(
+    rng: Random, family: str, functions: tuple[Function, ...], tasks: Tasks = TASKS
+) -> Exchange:
     if family == "none":
-        return _no_call(rng, functions)
+        return _no_call(rng, functions, tasks)
     num_calls = rng.choice((2, 2, 2, 3)) if family == "parallel" else 1
     if num_calls > 1 and rng.random() < 0.5:
         asked = [rng.choice(functions)] * num_calls
@@ -234,7 +264,7 @@ def _outcome(rng: Random, kind: Kind, values: Values) -> tuple[str, str]:
     return sent, f"The answer is {said}."
 
 
-def _no_call(rng: Random, functions: tuple[Function, ...]) -> Exchange:
+def _no_call(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exchange:
     """What the model answers by itself, or cannot answer: no declared function helps."""
     declared = [function.kind for function in functions]
     if rng.random() < 0.35:
@@ -248,7 +278,7 @@ def _no_call(rng: Random, functions: tuple[Function, ...]) -> Exchange:
             keys=(f"call:{json.dumps(values)}",),
         )
     while True:
-        sample = smalltalk(rng) if rng.random() < 0.3 else training_sample(rng)
+        sample = smalltalk(rng) if rng.random() < 0.3 else training_sample(rng, tasks)
         if len(sample.turns) == 1 and not _may_need(sample, declared):
             turn = sample.turns[0]
             return Exchange(
@@ -270,8 +300,8 @@ def _may_need(sample: Sample, declared: list[Kind]) -> bool:
     if sample.family == "arithmetic":
         operation = sample.keys[0].split(":")[0]
         return any(kind.operation in (operation, "any") for kind in declared)
-    if sample.family in ("town", "smalltalk"):
-        # Small talk asks what no model can know: the weather, the time.
+    if sample.family in ("town", "smalltalk", "outside"):
+        # Small talk and strangers ask what no model can know: the weather, the time.
         return any(kind.is_about_towns or not kind.keys[0] for kind in declared)
     return False
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from deploy.models.sample import Sample, Turn
-from deploy.models.tasks import EVALUATED, TASKS, Task
+from deploy.models.tasks import EVALUATED, TASKS, Task, Tasks
 
 HELDOUT_SEED: Final = 2027
 QUESTIONS_PER_FAMILY: Final = 25
@@ -43,20 +43,20 @@ class Question:
     """Functions that the request declares, in OpenAI's form."""
 
 
-def training_sample(rng: Random) -> Sample:
+def training_sample(rng: Random, tasks: Tasks = TASKS) -> Sample:
     """An exchange that is not held out."""
-    tasks = [task for task, _ in TASKS]
-    shares = [share for _, share in TASKS]
+    makers = [task for task, _ in tasks]
+    shares = [share for _, share in tasks]
     while True:
-        sample = rng.choices(tasks, weights=shares)[0](rng)
+        sample = rng.choices(makers, weights=shares)[0](rng)
         if not sample.is_heldout():
             return sample
 
 
-def training_conversations(rng: Random) -> Iterator[Conversation]:
+def training_conversations(rng: Random, tasks: Tasks = TASKS) -> Iterator[Conversation]:
     """Endless conversations: most are one exchange, some are long rows of them."""
     while True:
-        parts = [training_sample(rng) for _ in range(_num_parts(rng))]
+        parts = [training_sample(rng, tasks) for _ in range(_num_parts(rng))]
         turns = tuple(turn for part in parts for turn in part.turns)
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.15 else None
         yield Conversation(system=system, turns=turns)
@@ -76,6 +76,11 @@ def questions_path(directory: Path) -> Path:
 def tool_questions_path(directory: Path) -> Path:
     """The same of its questions with declared functions."""
     return directory.with_name(f"{directory.name}_heldout_tools.jsonl")
+
+
+def first_words_path(directory: Path) -> Path:
+    """The same of what people type first: messages from outside its world, and lists to sort."""
+    return directory.with_name(f"{directory.name}_heldout_first_words.jsonl")
 
 
 def write_questions(path: Path, questions: list[Question]) -> None:

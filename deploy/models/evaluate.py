@@ -11,7 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from cluster.cli.parser import CommandParser
-from deploy.models.corpus import Question, questions_path, read_questions, tool_questions_path
+from deploy.models.corpus import (
+    Question,
+    first_words_path,
+    questions_path,
+    read_questions,
+    tool_questions_path,
+)
 from deploy.models.tokenizer import THOUGHT_END
 
 _BATCH_SIZE: Final = 50
@@ -23,11 +29,19 @@ def main() -> None:
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate")
     parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
     parser.add_argument("--thinking", action="store_true", help="with a thought before each answer")
+    parser.add_argument(
+        "--first-words",
+        action="store_true",
+        help="ask what people type first instead: messages from outside its world, lists to sort",
+    )
     args = parser.parse_args()
     directory = args.directory
-    questions = read_questions(questions_path(directory))
-    with_tools = tool_questions_path(directory)
-    questions += read_questions(with_tools) if with_tools.exists() else []
+    if args.first_words:
+        questions = read_questions(first_words_path(directory))
+    else:
+        questions = read_questions(questions_path(directory))
+        with_tools = tool_questions_path(directory)
+        questions += read_questions(with_tools) if with_tools.exists() else []
     given = answers(directory, questions, thinking=args.thinking)
     for question, text in zip(questions, given, strict=True):
         if after_thought(text) != question.answer:

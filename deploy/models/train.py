@@ -1,7 +1,8 @@
 """Train a demo model from nothing: ``python -m deploy.models.train --output deploy/models/demo``.
 
 ``--start deploy/models/demo`` goes on with such a model, in the second phase, which teaches it to
-call functions. ``--teacher`` trains the small model that drafts for it.
+call functions, or with ``--polish`` in the third, which teaches it to sort any words and to say
+what it can do where it cannot answer. ``--teacher`` trains the small model that drafts for it.
 
 With ``--kind diffusion`` it is the block-diffusion one, ``demo-diffusion``.
 
@@ -30,6 +31,8 @@ _TOOLS_MAX_LENGTH: Final = 1024
 _TOOLS_BATCH_TOKENS: Final = 3072
 _TOOLS_MATRIX_LR: Final = 3e-3
 _TOOLS_OTHER_LR: Final = 2e-3
+_POLISHING_LR: Final = 0.5
+"""Factor of the rates in the third phase, whose model knows nearly all of it."""
 _TOOLS_WARMUP_STEPS: Final = 20
 _TOOLS_DECAY_FROM: Final = 0.7
 _TOOLS_SAVE_EVERY: Final = 20
@@ -46,6 +49,7 @@ def main() -> None:
         num_threads=args.num_threads,
         start=args.start,
         teacher=args.teacher,
+        is_polishing=args.polish,
     )
     if args.kind == "diffusion":
         # Noisy copies make rows longer, and attention is computed with a mask.
@@ -63,8 +67,8 @@ def main() -> None:
             config,
             max_length=_TOOLS_MAX_LENGTH,
             batch_tokens=_TOOLS_BATCH_TOKENS,
-            matrix_lr=_TOOLS_MATRIX_LR,
-            other_lr=_TOOLS_OTHER_LR,
+            matrix_lr=_TOOLS_MATRIX_LR * (_POLISHING_LR if args.polish else 1.0),
+            other_lr=_TOOLS_OTHER_LR * (_POLISHING_LR if args.polish else 1.0),
             warmup_steps=_TOOLS_WARMUP_STEPS,
             decay_from=_TOOLS_DECAY_FROM,
             save_every=_TOOLS_SAVE_EVERY,
@@ -88,6 +92,11 @@ def _parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--kind", choices=("causal", "diffusion"), default="causal")
     parser.add_argument("--state", type=Path, help="file that lets a run cut short go on")
+    parser.add_argument(
+        "--polish",
+        action="store_true",
+        help="third phase, with --start: any words to sort, and messages from outside its world",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-steps", type=int, default=4000)
     parser.add_argument("--num-threads", type=int, default=2)
@@ -96,6 +105,8 @@ def _parse_args() -> argparse.Namespace:
         parser.error("--teacher trains a causal model: leave --kind diffusion out")
     if args.start is not None and args.kind == "diffusion":
         parser.error("--start goes on with a causal model: leave --kind diffusion out")
+    if args.polish and args.start is None:
+        parser.error("--polish continues the training of a model: give one with --start")
     return args
 
 

@@ -66,6 +66,8 @@ class TrainingConfig:
     start: Path | None = None
     """Checkpoint to go on with: that of the first phase, which the second one teaches to call
     functions, or a draft model's."""
+    is_polishing: bool = False
+    """Whether it is the third phase, which goes on from ``start`` with other shares."""
     teacher: Path | None = None
     """Checkpoint whose next-token distributions a draft model learns; None trains on the text."""
     save_every: int = 200
@@ -296,7 +298,7 @@ class ToolTraining(CausalTraining):
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
         """See the base class."""
-        return tool_conversations(rng)
+        return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
         """Saves with the template that shows functions, now that the model is taught to read
@@ -336,8 +338,8 @@ class DraftTraining(CausalTraining):
         return draft_config(self.tokenizer)
 
     def conversations(self, rng: Random) -> Iterator[Conversation]:
-        """Conversations of the teacher's second phase."""
-        return tool_conversations(rng)
+        """Conversations of the teacher's last phase."""
+        return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
         """Saves with the teacher's template."""

@@ -6,11 +6,12 @@ from random import Random
 from typing import Final
 
 
-def _words_of(text: str) -> tuple[str, ...]:
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a text, in their order."""
     return tuple(text.split())
 
 
-NOUNS: Final = _words_of(
+NOUNS: Final = words_of(
     """
     acorn anchor apple apron arrow badge banjo barrel basket beacon bell berry blanket boat book
     bottle branch bread brick bridge broom brush bucket butter button cabin cable cactus camel
@@ -55,7 +56,7 @@ PLACES: Final = (
     *("in the morning", "after dinner", "on Sunday", "in winter", "before noon", "every day"),
 )
 
-NAMES: Final = _words_of(
+NAMES: Final = words_of(
     """
     Ada Alice Anna Arthur Ben Bruno Carla Carl Clara Daniel David Dora Edgar Ella Emil Emma Erik
     Eva Felix Fiona Frank Frida Georg Greta Hanna Hugo Ida Igor Ines Ivan Jack James Jane John Jon
@@ -65,7 +66,7 @@ NAMES: Final = _words_of(
     """
 )
 
-TOWNS: Final = _words_of(
+TOWNS: Final = words_of(
     """
     Amsterdam Athens Barcelona Bergen Berlin Boston Cairo Chicago Dublin Geneva Hamburg Helsinki
     Kyoto Larkmoor Lima Lisbon London Lyon Madrid Milan Munich Nairobi Naples Oslo Oxford Paris

@@ -11,14 +11,16 @@ from deploy.models.tasks.arithmetic import arithmetic
 from deploy.models.tasks.copying import copying
 from deploy.models.tasks.counting import counting
 from deploy.models.tasks.followup import followup
-from deploy.models.tasks.lists import reversing, sorting
+from deploy.models.tasks.lists import reversing, sorting, sorting_any
+from deploy.models.tasks.outside import outside
 from deploy.models.tasks.records import records
 from deploy.models.tasks.smalltalk import smalltalk
 from deploy.models.tasks.townfacts import townfacts
 
 Task: TypeAlias = Callable[[Random], Sample]
+Tasks: TypeAlias = tuple[tuple[Task, float], ...]
 
-TASKS: Final[tuple[tuple[Task, float], ...]] = (
+TASKS: Final[Tasks] = (
     (arithmetic, 0.24),
     (counting, 0.15),
     (reversing, 0.11),
@@ -30,6 +32,12 @@ TASKS: Final[tuple[tuple[Task, float], ...]] = (
     (smalltalk, 0.03),
 )
 """Each generator with its share of the training exchanges."""
+
+POLISHING_TASKS: Final[Tasks] = (
+    *((sorting_any if task is sorting else task, share) for task, share in TASKS),
+    (outside, 0.05),
+)
+"""Generators of the third phase, with shares that are relative to one another."""
 
 EVALUATED: Final = (
     arithmetic,
@@ -43,4 +51,4 @@ EVALUATED: Final = (
 )
 """The generators of the held-out questions."""
 
-__all__ = ["EVALUATED", "TASKS", "Task"]
+__all__ = ["EVALUATED", "POLISHING_TASKS", "TASKS", "Task", "Tasks"]

@@ -7,7 +7,8 @@ from string import ascii_lowercase
 from typing import Final
 
 from deploy.models.sample import Sample, Turn
-from deploy.models.words import NAMES, NOUNS, invented_word
+from deploy.models.tasks.topics import WORDS
+from deploy.models.words import ANIMALS, COLORS, FRUITS, NAMES, NOUNS, TOWNS, invented_word
 
 REVERSE_WORDS: Final[tuple[str, ...]] = (
     *("Reverse the words: {x}", "Reverse this list: {x}", "Reverse: {x}", "reverse {x}"),
@@ -33,6 +34,16 @@ _SORT_UP: Final[tuple[str, ...]] = (
 _SORT_DOWN: Final[tuple[str, ...]] = (
     "Sort from large to small: {x}",
     "Sort these numbers in descending order: {x}",
+)
+_SORT_ANY: Final[tuple[str, ...]] = (
+    *("Sort the following words alphabetically: {x}", "Sort this list: {x}", "Sort these: {x}"),
+    *("Can you sort these words? {x}", "Please sort {x}", "Sort {x}", "Sort {x}.", "sort: {x}"),
+    *("Sort alphabetically:\n{x}", "Order these words: {x}", "Alphabetize: {x}", "Sort:\n{x}"),
+)
+_SORT_ANY_NUMBERS: Final[tuple[str, ...]] = (
+    *("Sort {x}", "sort {x}", "Sort this list: {x}", "Sort these: {x}", "Order these numbers: {x}"),
+    *("Please sort {x}", "Sort {x} in ascending order.", "Sort in ascending order: {x}"),
+    *("Can you sort these numbers? {x}", "sort these numbers from small to large: {x}"),
 )
 
 
@@ -71,6 +82,29 @@ def sorting(rng: Random) -> Sample:
     return Sample(family="sorting", turns=(turn,), keys=(f"sort:{' '.join(items)}",))
 
 
+def sorting_any(rng: Random) -> Sample:
+    """The same of words beyond the world's own, other ways to ask, and lists in brackets."""
+    if rng.random() < 0.4:
+        return sorting(rng)
+    separator = "\n" if rng.random() < 0.08 else rng.choice((" ", ", ", ", "))
+    count = rng.choice((2, 3, 3, 4, 4, 5))
+    if rng.random() < 0.6:
+        items = _distinct(_any_words(rng, count))
+        ordered = sorted(items, key=str.lower)
+        forms = SORT_WORDS + _SORT_ANY
+    else:
+        numbers = rng.sample(range(rng.choice((10, 100, 100, 100, 1000))), k=count)
+        items = [str(number) for number in numbers]
+        ordered = [str(number) for number in sorted(numbers)]
+        forms = _SORT_UP + _SORT_ANY_NUMBERS
+    key = f"sort:{' '.join(items)}"
+    asked, answer = separator.join(items), separator.join(ordered)
+    if separator == ", " and rng.random() < 0.12:
+        asked, answer = f"[{asked}]", f"[{answer}]"
+    turn = Turn(rng.choice(forms).format(x=asked), answer)
+    return Sample(family="sorting", turns=(turn,), keys=(key,))
+
+
 def separator_of(rng: Random) -> str:
     """How the items of a list are set apart."""
     return rng.choice((" ", ", "))
@@ -81,3 +115,19 @@ def _words(rng: Random, count: int) -> list[str]:
     if kind < 0.1:
         return [invented_word(rng) for _ in range(count)]
     return rng.choices(NAMES if kind < 0.25 else NOUNS, k=count)
+
+
+def _any_words(rng: Random, count: int) -> list[str]:
+    """Words of one kind, as people list them, or of several."""
+    pools = (NAMES, TOWNS, ANIMALS, COLORS, FRUITS, NOUNS, WORDS, NOUNS + WORDS + ANIMALS + FRUITS)
+    words = rng.sample(rng.choice(pools), k=count)
+    if rng.random() < 0.1:
+        words = [word.capitalize() for word in words]
+    if rng.random() < 0.08:
+        words[0] = invented_word(rng)
+    return words
+
+
+def _distinct(words: list[str]) -> list[str]:
+    """The words without those that differ from an earlier one in case alone."""
+    return list({word.lower(): word for word in words}.values())

@@ -1,0 +1,80 @@
+"""The third phase: messages from outside the demo's world, and lists of any words to sort."""
+
+from __future__ import annotations
+
+from itertools import islice
+from random import Random
+
+import pytest
+
+from deploy.models.calling import tool_conversations
+from deploy.models.corpus import read_questions
+from deploy.models.sample import is_heldout_key
+from deploy.models.tasks.lists import sorting_any
+from deploy.models.tasks.outside import outside
+from deploy.models.tasks.smalltalk import UNKNOWN
+from tests.support.paths import MODELS
+
+HELDOUT = read_questions(MODELS / "demo_heldout_first_words.jsonl")
+
+
+def test_messages_from_outside_have_one_answer_and_are_of_all_kinds() -> None:
+    rng = Random(3)
+    turns = [outside(rng).turns[0] for _ in range(5000)]
+    assert {turn.assistant for turn in turns} == {UNKNOWN}
+    asked = {turn.user for turn in turns}
+    assert len(asked) > 3500
+    text = "".join(asked)
+    for some in "éß你は한пршאم{}<>|`":
+        assert some in text, some
+    assert len(set(text.encode())) > 180, "some bytes would be strange to the model"
+    assert max(map(len, asked)) > 1000
+    assert min(map(len, asked)) <= 1
+
+
+def test_training_never_draws_a_heldout_message() -> None:
+    heldout = {str(question.messages[-1]["content"]) for question in HELDOUT}
+    assert len(heldout) == len(HELDOUT) == 94
+    drawn = {
+        turn.user
+        for conversation in islice(tool_conversations(Random(5), is_polishing=True), 5000)
+        for turn in conversation.turns
+    }
+    # Those of one or two characters are drawn by chance.
+    assert not {text for text in heldout & drawn if len(text) > 3}
+
+
+def test_lists_are_in_order() -> None:
+    rng = Random(1)
+    for sample in (sorting_any(rng) for _ in range(2000)):
+        [turn] = sample.turns
+        separator = next((one for one in (", ", "\n") if one in turn.assistant), " ")
+        items = turn.assistant.strip("[]").split(separator)
+        numbers = [int(item) for item in items if item.isdigit()]
+        if len(numbers) == len(items):
+            assert numbers in (sorted(numbers), sorted(numbers, reverse=True))
+        else:
+            assert [item.lower() for item in items] == sorted(item.lower() for item in items)
+        assert all(item in turn.user for item in items)
+
+
+def test_heldout_lists_stay_held_out() -> None:
+    turns = [
+        turn
+        for conversation in islice(tool_conversations(Random(2), is_polishing=True), 1500)
+        for turn in conversation.turns
+    ]
+    sorts = [turn for turn in turns if turn.user.lower().startswith("sort these words: ")]
+    assert len(sorts) > 30
+    for turn in sorts:
+        listed = turn.user.split(": ", 1)[1]
+        if "\n" not in listed and "[" not in listed:
+            assert not is_heldout_key(f"sort:{listed.replace(',', '')}")
+
+
+@pytest.mark.parametrize("is_polishing", [False, True])
+def test_phases_have_their_kinds(is_polishing: bool) -> None:
+    conversations = list(islice(tool_conversations(Random(4), is_polishing=is_polishing), 600))
+    sorts = sum(c.turns[0].user.lower().startswith("sort") for c in conversations)
+    assert (sorts > 150) == is_polishing
+    assert any(c.system and "<tools>" in c.system for c in conversations)
