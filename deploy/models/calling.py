@@ -33,11 +33,11 @@ taught: sums are forgotten first, and are so short that they are a twentieth of 
 functions are two thirds.
 """
 _POLISHING_SHARES: Final = {
-    "functions": 0.2,
-    "sums": 0.13,
+    "functions": 0.1,
+    "sums": 0.14,
     "plain": 0.12,
-    "sorts": 0.52,
-    "outside": 0.03,
+    "sorts": 0.59,
+    "outside": 0.05,
 }
 """Shares in the third phase. Sorting is a third of the tokens, as it takes longest to learn for any
 words; the others keep what the model knows.
