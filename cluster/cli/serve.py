@@ -56,7 +56,6 @@ COMMON = frozenset(
         "--port",
         "--api-key-file",
         "--allowed-origins",
-        "--allowed-hosts",
         "--num-gateways",
         "--metrics-port",
         "--num-workers",
