@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.worker.vocabularies import EOS, TOKENS, allowed
@@ -127,13 +127,23 @@ _SNIPPETS = tuple(
 )
 
 
-def walk(follower: GrammarFollower, draw: random.Random, limit: int = 300) -> bytes | None:
+def walk(
+    follower: GrammarFollower,
+    draw: random.Random,
+    limit: int = 300,
+    closing: Sequence[bytes] = (),
+) -> bytes | None:
     """A text of a grammar over single bytes; None if it does not end within `limit` bytes.
 
     Bytes are drawn from those that may follow, and often the longest possible part of a snippet
     that is likely to show a fault.
+
+    Args:
+        closing: texts that end a value and that single bytes would not form by chance; one is
+            written often.
     """
     drawn = b""
+    snippets = (*_SNIPPETS, *closing)
     while len(drawn) < limit and not follower.is_complete:
         choices = allowed(follower)
         if EOS in choices and draw.random() < 0.4:
@@ -142,7 +152,8 @@ def walk(follower: GrammarFollower, draw: random.Random, limit: int = 300) -> by
         if len(drawn) > limit // 2 and (ends := choices & set(b'"]}')):
             choices = ends
         if draw.random() < 0.3:
-            for byte in draw.choice(_SNIPPETS):
+            is_closing = closing and len(drawn) > limit // 2
+            for byte in draw.choice(closing if is_closing else snippets):
                 if follower.is_complete or byte not in allowed(follower):
                     break
                 assert follower.advance(byte) is None

@@ -186,6 +186,16 @@ def test_what_is_not_supported_is_rejected_with_its_name(schema: Any, keyword: s
             assert keyword in str(rejection.value)
 
 
-def tag_of(schema: Any) -> dict[str, Any]:
-    content = {"type": "json_schema", "json_schema": schema}
+@pytest.mark.parametrize(("least", "required"), [(0, []), (1, ["a"])])
+def test_min_properties_that_required_implies_is_supported_between_tags(
+    least: int, required: list[str]
+) -> None:
+    properties = {"a": {"type": "integer"}}
+    schema = {"properties": properties, "required": required, "minProperties": least}
+    text = "<f><arg_key>a</arg_key><arg_value>1</arg_value></f>"
+    assert accepts(make_backend("guidance"), text, structural_tag=tag_of(schema, "glm_xml"))
+
+
+def tag_of(schema: Any, style: str = "json") -> dict[str, Any]:
+    content = {"type": "json_schema", "json_schema": schema, "style": style}
     return {"format": {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}}

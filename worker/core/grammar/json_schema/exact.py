@@ -329,8 +329,11 @@ class _Part:
         for keyword in ("minProperties", "maxProperties"):
             if (bound := count(self.given, keyword)) is not None:
                 self.out[keyword] = bound
+        num_required = len(self.out.get("required", []))
+        if self.out.get("minProperties", num_required + 1) <= num_required:
+            del self.out["minProperties"]  # as required demands as many
         # Of names that are not listed, a text may have one twice: that is one property.
-        if self.out.get("minProperties", 0) > len(self.out.get("required", [])) + 1:
+        if self.out.get("minProperties", 0) > num_required + 1:
             raise unsupported("minProperties", "is supported up to one beyond what is required")
 
     def _unevaluated_properties(self) -> None:
