@@ -42,7 +42,9 @@ _NAMES: Final = {
 
 def main() -> None:
     """Parse the command line and convert."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.models.smollm2", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.models.smollm2", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
     convert(find_gguf(), args.output)
