@@ -152,6 +152,11 @@ def unknown_model(name: str) -> ApiError:
     return ApiError(404, f"The model `{name}` does not exist.", param="model", code=MODEL_NOT_FOUND)
 
 
+def missing_model() -> ApiError:
+    """A 400: the request does not name a model, although it must."""
+    return bad_request("model is missing: name one of /v1/models", "model")
+
+
 def rate_limited(message: str, retry_after_s: int) -> ApiError:
     """A 429: a limit of the API key is reached."""
     return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)

@@ -13,7 +13,7 @@ from typing import Any
 
 from router.channel import WorkerTransport
 from router.config import GatewayConfig, ModelRoute
-from router.errors import bad_request, unknown_model
+from router.errors import missing_model, unknown_model
 from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
@@ -134,7 +134,7 @@ class Gateway:
         if name is None:
             if len(self._models) == 1:
                 return next(iter(self._models.values()))
-            raise bad_request("model is missing: name one of /v1/models", "model")
+            raise missing_model()
         model = self._names.get(name)
         if model is None:
             raise unknown_model(name)

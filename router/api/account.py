@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from router.config import ModelRoute, Tenancy
-from router.errors import ApiError, unknown_model
+from router.errors import ApiError, missing_model, unknown_model
 from router.gateway import Gateway
 from router.keys import KeyEntry, KeyUse
 from router.serving import ServedModel
@@ -87,17 +87,13 @@ class Account:
 
         Raises:
             ApiError: 404 if there is no such model, or the key may not use it; 400 if it must be
-                named.
+                named. Which of the two it is, and other names of the model, do not show.
         """
         model = gateway.model(name)
-        self.let_use(model)
-        return model
-
-    def let_use(self, model: ServedModel) -> None:
-        """Notes the request's model. Raises ApiError (404) if the key may not use it."""
         if not self.may_use(model.route):
-            raise unknown_model(model.route.name)
+            raise missing_model() if name is None else unknown_model(name)
         self.model = model.route.name
+        return model
 
     def priority(self, asked: int | None) -> int:
         """The priority of the request at the workers.

@@ -197,7 +197,7 @@ class MonitorRoutes:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME: one model. Raises ApiError (404)."""
         name = str(request.path_params["name"])
-        account_of(request).let_use(self._gateway.model(name))
+        account_of(request).permitted(self._gateway, name)
         return JSONResponse(self._card(name))
 
     async def health(self, _: Request) -> Response:

@@ -137,6 +137,42 @@ async def test_models_of_others_are_not_there(rig, key_file):
     assert (await rig.chat(model="alias")).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["stub", "alias"])
+async def test_no_answer_tells_a_forbidden_model_from_an_unknown_one(rig, key_file, name):
+    await rig.start(api_key_file=key_file)
+    be(rig, "elsewhere")
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+        "/v1/completions": {"prompt": "x"},
+        "/v1/responses": {"input": "x"},
+        "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+        "/tokenize": {"prompt": "x"},
+        "/detokenize": {"tokens": [5]},
+    }
+    for path, body in bodies.items():
+        unknown, forbidden = [
+            await rig.client.post(path, json={"model": model, **body}) for model in ("nope", name)
+        ]
+        assert unknown.status_code == forbidden.status_code == 404, path
+        expected = unknown.json()["error"]["message"].replace("nope", name)
+        assert forbidden.json()["error"]["message"] == expected
+    unknown, forbidden = [
+        (await rig.client.get(f"/v1/models/{model}")).json() for model in ("nope", name)
+    ]
+    assert forbidden["error"]["message"] == unknown["error"]["message"].replace("nope", name)
+
+
+async def test_the_only_model_is_not_named_to_a_key_that_may_not_use_it(rig, key_file):
+    await rig.start(api_key_file=key_file)
+    be(rig, "elsewhere")
+    response = await rig.client.post("/v1/completions", json={"prompt": "x"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "model is missing: name one of /v1/models"
+    be(rig, "free")
+    assert (await rig.client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+
+
 @pytest.mark.parametrize("num_keys", [1, 2])
 async def test_several_keys_share_neither_caches_nor_turns(rig, num_keys):
     """By default: from the time to a first token nobody learns what another key asked."""
