@@ -311,6 +311,58 @@ async def test_tiles_follow_the_load(agent_model: Model) -> None:
         await page.wait_for_selector("#workers .dot.running", state="detached")
 
 
+SCRAPE = """\
+rayfleet_worker_ready{model_name="m",worker_id="w"} 1
+rayfleet_num_workers_ready{model_name="m",gateway_id="g"} 1
+rayfleet_worker_time_to_first_token_seconds_count{model_name="m",worker_id="w"} COUNT
+rayfleet_worker_time_to_first_token_seconds_sum{model_name="m",worker_id="w"} SECONDS
+rayfleet_prefix_cache_queries_total{model_name="m",worker_id="w"} 1COUNT
+rayfleet_prefix_cache_hits_total{model_name="m",worker_id="w"} COUNT
+rayfleet_prompt_tokens_total{model_name="m",gateway_id="g"} 1COUNT
+rayfleet_prompt_tokens_cached_total{model_name="m",gateway_id="g"} COUNT
+rayfleet_slo_requests_total{model_name="m",gateway_id="g",met="true"} COUNT
+"""
+
+
+async def test_an_idle_fleet_shows_last_known_values(agent_model: Model) -> None:
+    rig = agent_rig(*agent_model)
+    async with serving(rig) as (url, browser), opened(browser, url) as watched:
+        page = watched.page
+
+        async def shown(*totals: tuple[str, str]) -> list[Any]:
+            """Values after scrapes, one a second, in which requests and seconds add up to these."""
+            texts = [SCRAPE.replace("COUNT", n).replace("SECONDS", s) for n, s in totals]
+            found = await page.evaluate(
+                "async (texts) => { const { Fleet } = await import('./ui/metrics.js');"
+                " const fleet = new Fleet(); texts.forEach((text, i) => fleet.take(text, i));"
+                " const [{ ttftMs, hitRate }] = fleet.workers; const [model] = fleet.models;"
+                " return [ttftMs, hitRate, model.hitRate, model.sloMet]; }",
+                texts,
+            )
+            return list(found)
+
+        assert await shown(("0", "0")) == [None, 0, 0, None], "no request has ended yet"
+        since_start = [250, 4 / 14, 4 / 14, 1]
+        assert await shown(("4", "1")) == since_start
+        assert await shown(*[("4", "1")] * 9) == since_start
+        # 8 requests took 0.4 s, which stays after they have ended.
+        busy = [("1", "1"), ("9", "1.4")]
+        last_interval = [pytest.approx(50), 1, 1, 1]
+        assert await shown(*busy) == last_interval
+        assert await shown(*busy, *[("9", "1.4")] * 9) == last_interval
+        # A restarted worker counts from 0.
+        assert await shown(*busy, ("2", "0.2")) == [pytest.approx(100), 2 / 12, 2 / 12, 1]
+        # The tiles show them: a fleet that served a request is never back at "–".
+        await watched.say("hello")
+        await watched.whole()
+        await page.click("#tab-fleet")
+        cached = page.locator("#models dt:text-is('Prompt cached') + dd")
+        for _ in range(3):
+            async with page.expect_response("**/metrics"):
+                pass
+            assert await cached.inner_text() == "0 %"
+
+
 async def test_the_key_is_asked_for_and_kept_for_this_tab_alone(agent_model: Model) -> None:
     rig = agent_rig(*agent_model)
     async with serving(rig, api_keys=("alpha",)) as (url, browser), opened(browser, url) as watched:
