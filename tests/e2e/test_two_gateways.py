@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -49,6 +48,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 
 def is_ready(http: httpx.Client, fleet: RunningFleet) -> bool:
+    fleet.check_runs()
     try:
         return http.get("/ready").status_code == 200 and len(gateways_of(fleet)) == 2
     except httpx.TransportError:
@@ -123,7 +123,7 @@ def test_after_a_gateway_has_died_its_responses_are_404_and_its_requests_do_not_
     body = BODY | {"background": True, "max_output_tokens": 400}
     made = [ask(fleet, "POST", "/v1/responses", "three", json=body).json() for _ in range(3)]
     before = gateways_of(fleet)
-    [victim, *_] = [pid for pid in fleet.processes() if title(pid).startswith(GATEWAY)]
+    victim, _ = fleet.gateways()
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: len(set(gateways_of(fleet)) - set(before)) == 1)
     after = gateways_of(fleet)
@@ -134,16 +134,6 @@ def test_after_a_gateway_has_died_its_responses_are_404_and_its_requests_do_not_
     for response in made:
         ask(fleet, "POST", f"/v1/responses/{response.get('id')}/cancel", "three")
     assert [short(fleet, "three") for _ in range(4)] == [200] * 4
-
-
-GATEWAY = "ray::ServeReplica:default:gateway"
-
-
-def title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def short(fleet: RunningFleet, key: str) -> int:

@@ -121,12 +121,16 @@ class RunningFleet:
         series = r'^rayfleet_prefix_index_blocks{.*worker_id="(\w+)".*} (\S+)$'
         return {worker: float(n) for worker, n in re.findall(series, text, re.MULTILINE)}
 
+    def check_runs(self) -> None:
+        """Fails the test if the command has ended: there is nothing left to wait for."""
+        if self.process.poll() is not None:
+            pytest.fail(f"rayfleet serve ended with {self.process.returncode}")
+
     def wait_ready(self, num_workers: int, timeout_s: float = DEADLINE_S) -> None:
         """Waits until all workers can take requests."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                pytest.fail(f"rayfleet serve ended with {self.process.returncode}")
+            self.check_runs()
             with contextlib.suppress(httpx.TransportError):
                 if len(self.index_blocks()) == num_workers:
                     return
