@@ -19,6 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     new = actions.add_parser("new", help="print a new key, and what to put into --api-key-file")
     new.add_argument("name", help="who it is for; metrics and the audit log show it")
+    new.add_argument(
+        "--monitoring",
+        action="store_true",
+        help="let the key see the metrics of all keys and models at /metrics, not just its own",
+    )
     new.set_defaults(run=run_new)
     check = actions.add_parser("check", help="read an --api-key-file as gateways do")
     check.add_argument("path", help="the file, or folder of files")
@@ -33,6 +38,8 @@ def run_new(arguments: argparse.Namespace) -> int:
     named(arguments.name, table)
     print(f"the key of {arguments.name}, which is kept nowhere: {key}", file=sys.stderr)
     print(f'[{_quoted(arguments.name)}]\nkey = "{table["key"]}"')
+    if arguments.monitoring:
+        print("monitoring = true")
     return 0
 
 
@@ -48,6 +55,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         told.append(f"priority up to {entry.max_priority}")
         told += [] if entry.slo else ["no SLO"]
         told += [f"models {', '.join(sorted(entry.models))}"] if entry.models else []
+        told += ["monitoring"] if entry.monitoring else []
         if entry.expires < float("inf"):
             until = datetime.fromtimestamp(entry.expires, UTC)
             told.append(f"until {until:%Y-%m-%d %H:%M} UTC")

@@ -33,6 +33,8 @@ from router.api.unknown_routes import describe_unknown_route
 from router.errors import MODEL_NOT_FOUND, ApiError, error_body, error_headers
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
+from router.metrics.tenants import DEFAULT
+from router.metrics.visibility import visible_to
 from router.page.routes import PAGE, PAGE_FILES, PageRoutes
 from worker.wire.hub import local_folder
 
@@ -221,8 +223,16 @@ class MonitorRoutes:
         return JSONResponse(body, status_code=503)
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics: metrics as Prometheus text."""
+        """GET /metrics: metrics as Prometheus text.
+
+        Keys without the monitoring permission get no series of other tenants, nor of models that
+        they may not use.
+        """
         body, content_type = await self._gateway.scrape(request.headers.get("accept", ""))
+        key = account_of(request).key
+        if key is not None and not key.monitoring:
+            names = {r.name for r in self._gateway.config.models if key.may_use(*r.names)}
+            body = visible_to(body, {key.name, DEFAULT}, names if key.models else None)
         return Response(body, media_type=None, headers={"content-type": content_type})
 
     async def version(self, _: Request) -> Response:

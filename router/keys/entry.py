@@ -44,6 +44,9 @@ class KeyEntry:
     """Whether its requests may have an SLO."""
     models: frozenset[str] = frozenset()
     """Names of the models that it may use; empty for all."""
+    monitoring: bool = False
+    """Whether /metrics shows it the series of all tenants, with the names of keys, and of all
+    models. Other keys see their own."""
 
     def may_use(self, *names: str) -> bool:
         """Whether the key may use a model that has these names."""
@@ -116,7 +119,7 @@ def _value(name: str, option: str, value: object) -> Any:
         if not isinstance(value, list) or not all(isinstance(model, str) for model in value):
             raise ValueError(f"{where} must be a list of names")
         return frozenset(value)
-    if option == "slo":
+    if option in ("slo", "monitoring"):
         if not isinstance(value, bool):
             raise ValueError(f"{where} must be true or false")
         return value

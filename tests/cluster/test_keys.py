@@ -11,7 +11,7 @@ import pytest
 from cluster.cli.main import build_parser, main
 from cluster.cli.serve import banner, configure, open_listener
 from cluster.config import ServeConfig, serve_config_from_mapping
-from router.keys import KeyRing
+from router.keys import KeyFile, KeyRing
 
 KEYS = ("sesame-1", "sesame-2")
 
@@ -112,6 +112,21 @@ def test_a_new_key_opens_with_what_is_written_down(
     with pytest.raises(SystemExit):
         main(["keys", "check", str(path)])
     assert "team: priority up to 9" in capsys.readouterr().out
+
+
+def test_a_new_key_may_be_for_monitoring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys"
+    for flags, is_for_monitoring in (([], False), (["--monitoring"], True)):
+        with pytest.raises(SystemExit):
+            main(["keys", "new", "team", *flags])
+        path.write_text(capsys.readouterr().out)
+        [entry] = KeyFile(str(path)).entries()
+        assert entry.monitoring == is_for_monitoring
+        with pytest.raises(SystemExit):
+            main(["keys", "check", str(path)])
+        assert ("monitoring" in capsys.readouterr().out) == is_for_monitoring
 
 
 def test_a_wrong_name_or_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,14 +123,18 @@ async def test_what_no_worker_has_yet_is_pending(rig):
     assert found[of("gateway_pending_requests")] == found[of("gateway_pending_tokens")] == 0
 
 
-async def test_tenants_are_counted_up_to_a_bound(rig):
-    keys = ("a", "b", "c", "d")
-    await rig.start(fairness_key="key", api_keys=keys, metrics_max_tenants=2)
+async def test_tenants_are_counted_up_to_a_bound(rig, tmp_path):
+    keys, operator = ("a", "b", "c", "d"), tmp_path / "keys"
+    operator.write_text('[operator]\nkey = "operator"\nmonitoring = true\n')
+    await rig.start(
+        fairness_key="key", api_keys=keys, api_key_file=str(operator), metrics_max_tenants=2
+    )
     for key in (*keys, "a"):
         rig.client.headers["authorization"] = f"Bearer {key}"
         assert (await rig.chat()).status_code == 200
     tenants = [unnamed(key).name for key in keys]
     assert {submit.tenant for submit in rig.submits()} == set(tenants)
+    rig.client.headers["authorization"] = "Bearer operator"
     found = samples(await rig.client.get("/metrics"))
     requests = {labels: v for (name, labels), v in found.items() if name == "tenant_requests_total"}
     assert requests == {

@@ -92,6 +92,7 @@ def test_tables_say_what_a_key_may_do() -> None:
         ({"key": "a", "tokens_per_minute": True}, "tokens_per_minute"),
         ({"key": "a", "expires": "tomorrow"}, "must be a date"),
         ({"key": "a", "slo": 1}, "true or false"),
+        ({"key": "a", "monitoring": "yes"}, r"monitoring of \[x\] must be true or false"),
         ({"key": "a", "models": "demo"}, "list of names"),
         ("key", "outside of any"),
     ],

@@ -95,6 +95,11 @@ def merge(parts: Iterable[bytes], content_type: str) -> bytes:
     return body + _END if content_type == OPENMETRICS else body
 
 
+def label_pair(name: str, value: str) -> str:
+    """A label and its value, as `render` writes them."""
+    return f'{name}="{_escape(value)}"'
+
+
 def _line(sample: Sample) -> str:
     value = repr(float(sample.value))
     value = _SPECIAL.get(value, value)
