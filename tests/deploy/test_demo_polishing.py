@@ -6,14 +6,16 @@ from itertools import islice
 from random import Random
 
 import pytest
+import torch
 
 from deploy.models.calling import tool_conversations
 from deploy.models.corpus import read_questions
+from deploy.models.evaluate import accuracy_by_family
 from deploy.models.sample import is_heldout_key
 from deploy.models.tasks.lists import sorting_any
 from deploy.models.tasks.outside import outside
 from deploy.models.tasks.smalltalk import UNKNOWN
-from tests.support.paths import MODELS
+from tests.support.paths import DEMO, MODELS
 
 HELDOUT = read_questions(MODELS / "demo_heldout_first_words.jsonl")
 
@@ -78,3 +80,11 @@ def test_phases_have_their_kinds(is_polishing: bool) -> None:
     sorts = sum(c.turns[0].user.lower().startswith("sort") for c in conversations)
     assert (sorts > 150) == is_polishing
     assert any(c.system and "<tools>" in c.system for c in conversations)
+
+
+def test_the_demo_says_what_it_can_do_and_sorts_any_words() -> None:
+    """All 72 messages and 11 of 22 lists; the second phase's weights had 46 and 3 right."""
+    torch.set_num_threads(1)
+    accuracy = accuracy_by_family(DEMO, HELDOUT)
+    assert accuracy["outside"] >= 0.95, accuracy
+    assert accuracy["sorting_any"] >= 0.4, accuracy
