@@ -25,7 +25,7 @@ from cluster.directories import (
     remove_private_directory,
 )
 from cluster.gcs import gcs_settings
-from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
+from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS, trusted_proxies
 from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
 LONGEST_STREAM_S = 3600
@@ -87,7 +87,8 @@ def prepare(
             proxies already.
 
     Raises:
-        ValueError: RAY_AUTH_MODE is set to something other than "token".
+        ValueError: RAY_AUTH_MODE is set to something other than "token", or an address in
+            TRUSTED_PROXIES_VARIABLE is malformed.
         RuntimeError: Ray Serve was imported before; its settings can no longer be changed.
     """
     if "ray.serve" in sys.modules:
@@ -106,6 +107,7 @@ def prepare(
     if local:
         settings |= local_ray_settings()
     if use_haproxy:
+        trusted_proxies()  # in HAProxy's own process the error would show in Serve's logs alone
         gateway_ports = PortRange()
         settings |= haproxy_settings(directory / "haproxy", host, port, gateway_ports.first)
     for name, value in settings.items():

@@ -30,11 +30,13 @@ idempotent. Imports nothing but the standard library, and Ray's wheel on nodes.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.haproxy_guard import Guard, can_guard, die_with_parent, has_routes
@@ -55,6 +57,9 @@ behind an ingress, a load balancer or a port forwarding all clients share one ad
 CERTIFICATE_VARIABLE = "RAYFLEET_HAPROXY_SSL_CERTIFICATE"
 """Environment variable with the path of a PEM file that holds the certificate chain and its key.
 Clients then connect by TLS; unset for plain HTTP."""
+TRUSTED_PROXIES_VARIABLE = "RAYFLEET_HAPROXY_TRUSTED_PROXIES"
+"""Environment variable with the addresses and networks, separated by commas, of proxies in front
+whose X-Forwarded-For is kept. That of all others is replaced by the address that connects."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 """Variable of Serve's with the most connections; where it is set, MAX_CONNECTIONS is not used."""
 MAX_CONNECTIONS = 16_384
@@ -139,8 +144,23 @@ def correct(configuration: str, host: str | None = None, port: int | None = None
         timeout_s=int(os.environ.get(REQUEST_TIMEOUT_VARIABLE, REQUEST_TIMEOUT_S)),
         max_per_source=int(os.environ.get(PER_SOURCE_VARIABLE, 0)),
         maxconn=None if MAXCONN_VARIABLE in os.environ else max_connections(num_descriptors),
+        trusted=trusted_proxies(),
     )
     return serve_tls(make_repeatable(limited), os.environ.get(CERTIFICATE_VARIABLE, ""))
+
+
+def trusted_proxies() -> list[str]:
+    """Networks in TRUSTED_PROXIES_VARIABLE. Raises ValueError if one is malformed."""
+    networks = []
+    for word in os.environ.get(TRUSTED_PROXIES_VARIABLE, "").split(","):
+        try:
+            networks += [str(ipaddress.ip_network(word.strip()))] if word.strip() else []
+        except ValueError as error:
+            raise ValueError(
+                f"{TRUSTED_PROXIES_VARIABLE}: {error}: give addresses or networks, such as "
+                "10.0.0.7,10.1.0.0/16"
+            ) from error
+    return networks
 
 
 def confine(configuration: str, host: str | None = None, port: int | None = None) -> str:
@@ -188,7 +208,12 @@ def make_repeatable(configuration: str) -> str:
 
 
 def limit_connections(
-    configuration: str, *, timeout_s: int, max_per_source: int, maxconn: int | None
+    configuration: str,
+    *,
+    timeout_s: int,
+    max_per_source: int,
+    maxconn: int | None,
+    trusted: Sequence[str] = (),
 ) -> str:
     """The configuration with limits on connections, and on the time that a request may take to
     arrive; drops request ids that Serve cannot decode.
@@ -205,6 +230,7 @@ def limit_connections(
         timeout_s: seconds for a request to arrive.
         max_per_source: most connections of one IP address; 0 for any number.
         maxconn: most connections in all; None leaves Serve's number.
+        trusted: networks of proxies whose X-Forwarded-For is kept.
     """
     if maxconn is not None:
         configuration = re.sub(r"(?m)^(\s+maxconn )\d+", rf"\g<1>{maxconn}", configuration, count=1)
@@ -215,11 +241,13 @@ def limit_connections(
         f"{{ {request_id} -m reg '[^\\x21-\\x7e]' }} or {{ {request_id} -m len 129: }}"
         " or { req.fhdr_cnt(x-request-id) gt 1 }"
     )
+    is_trusted = f" unless {{ src {' '.join(trusted)} }}" if trusted else ""
     rules = [
         *_by_fill_level(configuration),
         f"http-request del-header x-request-id if {is_bad}",
         # Replaces what the client sent: gateways take it for the client's address in audit logs.
-        "http-request set-header x-forwarded-for %[src]",
+        # A trusted proxy's own address is not added, since gateways take the last address.
+        f"http-request set-header x-forwarded-for %[src]{is_trusted}",
     ]
     if max_per_source:
         rules.append(f"tcp-request connection reject if {{ sc0_conn_cur gt {max_per_source} }}")

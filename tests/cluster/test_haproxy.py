@@ -33,7 +33,9 @@ from cluster.haproxy import (
     REQUEST_TIMEOUT_VARIABLE,
     RESERVE_SHARE,
     RETRYABLE,
+    TRUSTED_PROXIES_VARIABLE,
     max_connections,
+    trusted_proxies,
 )
 from router.errors import ApiError
 from tests.support.cluster.serve_haproxy import (
@@ -100,8 +102,19 @@ async def test_a_request_that_meets_closed_connections_is_repeated(
     assert min(num_idle, 4) <= gateway.num_dropped <= IDLE_CONNECTIONS
 
 
-async def test_the_client_s_address_replaces_what_the_client_claims(proxy: Proxy) -> None:
+@pytest.mark.parametrize(
+    ("trusted", "forwarded"),
+    [
+        ("", [b"127.0.0.1"]),
+        ("10.0.0.0/8, ::1", [b"127.0.0.1"]),
+        ("10.0.0.1,127.0.0.0/8", [b"10.1.2.3", b"10.9.9.9"]),
+    ],
+)
+async def test_the_client_s_address_replaces_what_the_client_claims(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, trusted: str, forwarded: list[bytes]
+) -> None:
     """Gateways take x-forwarded-for for the client's address in their audit logs."""
+    monkeypatch.setenv(TRUSTED_PROXIES_VARIABLE, trusted)
     gateway = Gateway("gateway")
     await gateway.start()
     await proxy.start(gateway)
@@ -112,7 +125,13 @@ async def test_the_client_s_address_replaces_what_the_client_claims(proxy: Proxy
         assert b"200" in await reader.readuntil(b"\r\n\r\n")
     [head] = [head.lower() for head in gateway.heads if b"/forged" in head]
     lines = [line for line in head.split(b"\r\n") if line.startswith(b"x-forwarded-for:")]
-    assert lines == [b"x-forwarded-for: 127.0.0.1"]
+    assert lines == [b"x-forwarded-for: " + address for address in forwarded]
+
+
+def test_a_wrong_address_of_a_proxy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRUSTED_PROXIES_VARIABLE, "10.0.0.1,ingress")
+    with pytest.raises(ValueError, match=f"{TRUSTED_PROXIES_VARIABLE}: 'ingress'"):
+        trusted_proxies()
 
 
 HALF = (
