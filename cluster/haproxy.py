@@ -39,7 +39,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.haproxy_guard import Guard, can_guard, die_with_parent, has_routes
+from cluster.haproxy_guard import can_guard, die_with_parent, has_routes
+from cluster.haproxy_parent import Parent
 
 BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Variable of Serve's with the path of the program that it starts as HAProxy."""
@@ -323,6 +324,6 @@ def _run(
     configuration = correct(path.read_text(), host, port)
     path.write_text(configuration)
     if "-c" not in arguments and can_guard(configuration):
-        sys.exit(Guard(binary, arguments, configuration).run())
+        sys.exit(Parent(binary, arguments, configuration).run())
     die_with_parent()
     os.execv(binary, [binary, *arguments])

@@ -1,8 +1,8 @@
-"""Supervisor of HAProxy: the process that Serve starts in HAProxy's place, and HAProxy's parent.
+"""Supervisor of HAProxy: HAProxy's parent, and the child of the process that Serve starts for it.
 
 Serve's HAProxy manager starts one guard for its first configuration, and one for each later
 configuration, which takes over from the guard before. A guard supervises one HAProxy, with the
-configuration that it was started with:
+configuration that it was started with. `cluster.haproxy_parent` is its parent, which restarts it:
 
 - HAProxy that ends without having been told to is restarted at once; where it keeps ending by
   itself, after pauses that double.
@@ -11,24 +11,30 @@ configuration that it was started with:
   manager starts with a configuration that has no routes, which is never loaded: its guard adopts
   the running guard and answers in that one's place, until the manager has a configuration with
   routes.
-- When the Ray node's raylet ends, guard and HAProxy end. Where the guard can find no raylet, they
-  end with their parent.
+- When the Ray node's raylet ends, guard and HAProxy end. If the guard can find no raylet, they end
+  with the guard's parent, and that ends with Serve's manager.
+- Serve stops HAProxy by SIGKILL to the guard's parent, and ends the manager right after. If the
+  manager still runs after STOP_S, the signal was not Serve's: HAProxy keeps running. The manager
+  cannot reload it any more, as the process that it started has ended; the guard kills it, Serve
+  starts another, and that one's guard adopts this one.
 
-Serve takes the guard for HAProxy: it expects the guard's process id in answers of the admin socket,
-and sends signals to it. So the guard listens at the admin socket, forwards commands to HAProxy's
-own socket, and puts its id into the answers; signals that stop HAProxy it forwards, too. SIGKILL to
-the guard, by which Serve stops HAProxy, ends HAProxy as well.
+Serve takes the parent for HAProxy: it expects its process id in answers of the admin socket, and
+sends signals to it, which it forwards. So the guard listens at the admin socket, forwards commands
+to HAProxy's own socket, and puts that id into the answers.
 
 Files beside the admin socket: PID.cfg is the configuration of guard PID, PID.sock its HAProxy's
-socket; both are links where it has adopted another guard. Imports nothing but the standard library.
+socket; both are links where it has adopted another guard. Links to both have its parent's id.
+Imports nothing but the standard library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -56,12 +62,22 @@ FIRST_TRIES = 3
 LONG_RUN_S = 1.0
 """Seconds after which an end is no failure to start: HAProxy that ran so long, or was killed, is
 restarted after the shortest pause."""
+STOP_S = 1.0
+"""Seconds within which Serve's manager ends if Serve has stopped HAProxy. It takes milliseconds:
+the controller kills the manager as soon as that has killed HAProxy."""
+ADOPTION_S = 120.0
+"""Seconds after which a guard ends that has killed its manager and was not adopted: Serve runs no
+HAProxy here any more. A manager starts within 10 s, on a busy machine within 60 s."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
 INFO, ADOPT = b"show info", b"adopt"
 """Commands at the admin socket: one of HAProxy's, and one to a guard, by which another guard adopts
 it: from then on it ends when that connection is closed."""
-SUFFIXES = ("sock", "cfg", "tmp")
+STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+"""Signals that stop HAProxy; the first lets it finish its streams."""
+LINKED = ("sock", "cfg")
+"""Suffixes of files that are known by the parent's process id, too."""
+SUFFIXES = (*LINKED, "tmp")
 """Suffixes of files that are named by a guard's process id; the last is renamed to the admin socket
 once it listens."""
 ADMIN_SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
@@ -90,15 +106,37 @@ class Guard:
         binary: path of the HAProxy binary.
         arguments: command-line arguments that Serve gives to HAProxy.
         configuration: text of the configuration file that they name.
+        parent: process id of this process's parent.
+        manager: process id of Serve's manager; None if it has ended.
+        is_restart: whether this guard replaces one that was killed.
     """
 
-    def __init__(self, binary: str, arguments: list[str], configuration: str) -> None:
+    def __init__(
+        self,
+        binary: str,
+        arguments: list[str],
+        configuration: str,
+        *,
+        parent: int,
+        manager: int | None,
+        is_restart: bool,
+    ) -> None:
         found = ADMIN_SOCKET.search(configuration)
         assert found is not None
         self._pid = os.getpid()
+        self._known_pid = parent
+        """Process id that Serve and other guards know: the parent's, until that is killed."""
+        self._manager = manager
+        self._manager_pidfd: int | None = None
+        self._manager_ended_at = -math.inf
+        self._deadline: tuple[float, Callable[[], None]] | None = None
+        """When something is due that follows the parent's end, and what."""
         self._admin = Path(found[2])
         self._configuration = configuration
         options, self._old = split_arguments(arguments)
+        if is_restart:  # those have been replaced, and other processes may have their ids
+            self._old = []
+        self._is_restart = is_restart
         options[options.index("-f") + 1] = str(self._file("cfg"))
         self._command = [binary, *options]
         self._selector = selectors.DefaultSelector()
@@ -122,17 +160,9 @@ class Guard:
 
     def run(self) -> int:
         """Runs HAProxy until it has ended for good; returns the exit status."""
-        # A session of its own: Ray kills the process group of Serve's manager with the manager.
-        with contextlib.suppress(PermissionError):
-            os.setsid()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # A new HAProxy that cannot bind its sockets sends SIGTTOU to the one before, to pause it.
-        for number in (signal.SIGTTOU, signal.SIGTTIN):
-            signal.signal(number, lambda number, frame: None)
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: self._stop(number))
         try:
-            self._watch_fleet()
+            handle_signals(self._stop)
+            self._watch_ancestors()
             self._sweep()
             if not self._adopt():
                 self._write_configuration()
@@ -145,20 +175,16 @@ class Guard:
 
     def _step(self) -> int | None:
         """Waits for an event and handles it; returns the exit status once it is known."""
-        timeout = None
-        if self._start_at is not None:
-            timeout = max(0.0, self._start_at - time.monotonic())
-        elif self._is_new:
-            timeout = POLL_S
-        elif self._is_checked:
-            timeout = max(0.0, self._next_check - time.monotonic())
         before = time.monotonic()
+        timeout = self._timeout_s(before)
         events = self._selector.select(timeout) if self._status is None else []
         if timeout is not None and time.monotonic() > before + timeout + CHECK_PERIOD_S:
             # This process was stopped or starved, and HAProxy perhaps as well.
             self._unanswered_since = None
         for key, _ in events:
             key.data()
+        if self._deadline is not None and time.monotonic() >= self._deadline[0]:
+            self._deadline[1]()
         if self._status is not None:
             return self._status
         if self._start_at is not None and time.monotonic() >= self._start_at:
@@ -170,6 +196,17 @@ class Guard:
         elif self._is_checked:
             self._check()
         return self._status
+
+    def _timeout_s(self, now: float) -> float | None:
+        """Seconds until something is due; None if nothing is."""
+        due = [self._deadline[0]] if self._deadline is not None else []
+        if self._start_at is not None:
+            due.append(self._start_at)
+        elif self._is_new:
+            due.append(now + POLL_S)
+        elif self._is_checked:
+            due.append(self._next_check)
+        return max(0.0, min(due) - now) if due else None
 
     @property
     def _is_checked(self) -> bool:
@@ -261,7 +298,7 @@ class Guard:
         if self._is_told_to_stop:
             self._status = max(code, 0)
             return
-        if self._is_new:
+        if self._is_new and not self._is_restart:
             self._tries += 1
             if not self._old or self._tries == FIRST_TRIES:
                 self._status = code if code > 0 else 1
@@ -290,15 +327,17 @@ class Guard:
             connection = _connect(self._admin)
             self._kept.append(connection)
             connection.sendall(ADOPT + b"\n")
-            if connection.recv(64) != b"%d\n" % other:
+            guard = int(connection.recv(64) or 0)
+            if not guard:
                 return False
-            self._target = os.pidfd_open(other)
+            self._target = os.pidfd_open(guard)
             self._on_readable(self._target, self._end)
-            for suffix in ("sock", "cfg"):
-                self._file(suffix).symlink_to(f"{other}.{suffix}")
+            for suffix in LINKED:
+                self._file(suffix).symlink_to(f"{guard}.{suffix}")
+            self._link()
             self._listen()
             self._is_new = False
-            _log(f"no routes yet: the HAProxy of {other} goes on")
+            _log(f"no routes yet: adopted the HAProxy of {other}")
             return True
         return False
 
@@ -327,6 +366,7 @@ class Guard:
                     connection.sendall(b"%d\n" % self._pid)
                     self._kept.append(connection)
                     self._on_readable(connection.fileno(), self._end)
+                    self._deadline = None
                     stack.pop_all()
                     return
                 began = time.monotonic()
@@ -337,20 +377,59 @@ class Guard:
                     self._unanswered_since = began
                 if command == INFO and not answer:  # HAProxy is down: Serve may still replace it
                     answer = b"Pid: 0\n"
-                connection.sendall(re.sub(rb"(?m)^Pid: \d+", b"Pid: %d" % self._pid, answer))
+                connection.sendall(re.sub(rb"(?m)^Pid: \d+", b"Pid: %d" % self._known_pid, answer))
 
-    def _watch_fleet(self) -> None:
+    def _watch_ancestors(self) -> None:
+        """Watches raylet, manager and parent; ends if the raylet or the parent has ended."""
         try:
-            raylet = os.pidfd_open(int(os.environ[RAYLET_VARIABLE]))
+            raylet = open_raylet()
+            parent = os.pidfd_open(self._known_pid)
         except ProcessLookupError:
             self._end()
-        except (KeyError, ValueError, OSError):
+            return
+        if raylet is None:
             die_with_parent()
         else:
             self._on_readable(raylet, self._end)
+        self._on_readable(parent, lambda: self._lose_parent(parent))
+        if os.getppid() != self._known_pid:
+            self._end()
+        with contextlib.suppress(OSError):
+            if self._manager is not None:
+                self._manager_pidfd = os.pidfd_open(self._manager)
+                self._on_readable(self._manager_pidfd, self._lose_manager)
+
+    def _lose_manager(self) -> None:
+        assert self._manager_pidfd is not None
+        self._selector.unregister(self._manager_pidfd)
+        os.close(self._manager_pidfd)
+        self._manager_pidfd = None
+        self._manager_ended_at = time.monotonic()
+        if self._deadline is not None and self._deadline[1] == self._replace_manager:
+            self._end()  # Serve has stopped both
+
+    def _lose_parent(self, parent: int) -> None:
+        self._selector.unregister(parent)
+        os.close(parent)
+        now = time.monotonic()
+        is_stopped = self._is_told_to_stop or now < self._manager_ended_at + STOP_S
+        if self._is_new or is_stopped:
+            self._end()
+            return
+        self._unlink(self._known_pid)
+        self._known_pid = self._pid
+        if self._manager_pidfd is not None:
+            self._deadline = (now + STOP_S, self._replace_manager)
+
+    def _replace_manager(self) -> None:
+        assert self._manager_pidfd is not None
+        _log(f"{self._manager} did not kill its HAProxy: replacing it, as it has lost that")
+        self._deadline = (time.monotonic() + ADOPTION_S, self._end)
+        signal.pidfd_send_signal(self._manager_pidfd, signal.SIGKILL)
 
     def _stop(self, number: int) -> None:
         self._is_told_to_stop = True
+        self._deadline = None
         if self._target is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._target, number)
@@ -370,6 +449,17 @@ class Guard:
     def _write_configuration(self) -> None:
         own = rf"\g<1>{self._file('sock')}"
         self._file("cfg").write_text(ADMIN_SOCKET.sub(own, self._configuration, count=1))
+        self._link()
+
+    def _link(self) -> None:
+        """Makes the files known by the parent's process id."""
+        self._unlink(self._known_pid)
+        for suffix in LINKED:
+            self._file(suffix, self._known_pid).symlink_to(self._file(suffix).name)
+
+    def _unlink(self, pid: int) -> None:
+        for suffix in SUFFIXES:
+            self._file(suffix, pid).unlink(missing_ok=True)
 
     def _file(self, suffix: str, pid: int = 0) -> Path:
         return self._admin.with_name(f"{pid or self._pid}.{suffix}")
@@ -378,16 +468,58 @@ class Guard:
         """Removes files of guards that were killed; one may have had this process id."""
         for path in self._admin.parent.glob("[0-9]*.*"):
             is_guards = path.stem.isdigit() and path.suffix.removeprefix(".") in SUFFIXES
-            is_own = path.stem == str(self._pid)
-            if is_guards and (is_own or not Path("/proc", path.stem).exists()):
+            is_own = path.stem in (str(self._pid), str(self._known_pid))
+            if is_guards and (is_own or not is_running(int(path.stem))):
                 path.unlink(missing_ok=True)
 
     def _clean_up(self) -> None:
         if self._child and self._target is not None:
             signal.pidfd_send_signal(self._target, signal.SIGKILL)
             os.waitpid(self._child, 0)  # its ports are free when this process has ended
-        for suffix in SUFFIXES:
-            self._file(suffix).unlink(missing_ok=True)
+        for pid in {self._pid, self._known_pid}:
+            self._unlink(pid)
+
+
+def handle_signals(stop: Callable[[int], None]) -> None:
+    """Calls `stop` with the number of each signal that stops HAProxy; ignores those that pause it,
+    which a new HAProxy that cannot bind its sockets sends to the one before."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGTTOU, signal.SIGTTIN):
+        signal.signal(number, lambda number, frame: None)
+    for number in STOPPING:
+        signal.signal(number, lambda number, frame: stop(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended; one that has ended may still be listed in /proc."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        return not has_ended(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether a process has ended."""
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def open_raylet() -> int | None:
+    """pidfd of the node's raylet; None if it is unknown.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    try:
+        return os.pidfd_open(int(os.environ[RAYLET_VARIABLE]))
+    except ProcessLookupError:
+        raise
+    except (KeyError, ValueError, OSError):
+        return None
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:

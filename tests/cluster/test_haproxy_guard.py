@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.directories import private_directory
@@ -43,6 +44,8 @@ from tests.support.cluster.serve_haproxy import (
 pytestmark = pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")
 STOPPED_HAPROXY_S = 5.0
 """Seconds in which a stopped HAProxy is to be replaced."""
+KILLED_GUARD_S = 2.0
+"""Seconds in which a killed guard is to be replaced, and its HAProxy."""
 LOST = (OSError, asyncio.IncompleteReadError)
 
 
@@ -129,6 +132,17 @@ class Node:
     def haproxies(self) -> list[int]:
         return processes(self.directory, "haproxy")
 
+    @property
+    def guard(self) -> int:
+        """The only HAProxy's parent."""
+        (haproxy,) = self.haproxies
+        return psutil.Process(haproxy).ppid()
+
+    @property
+    def guard_parent(self) -> int:
+        """The process that Serve started."""
+        return psutil.Process(self.guard).ppid()
+
     async def manager(self, *known: Gateway) -> Manager:
         """Started with a configuration that knows nobody, then told of these."""
         manager = Manager(self.settings, self.raylet.pid)
@@ -199,7 +213,7 @@ async def test_a_stopped_guard_does_not_take_its_haproxy_for_stopped(node: Node)
     (gateway,) = await gateways("gateway")
     await node.manager(gateway)
     (haproxy,) = node.haproxies
-    (guard,) = set(processes(node.directory)) - {haproxy}
+    guard = node.guard
     for pid in (guard, haproxy):
         os.kill(pid, signal.SIGSTOP)
     await asyncio.sleep(HUNG_S + 2 * CHECK_PERIOD_S)  # as a machine that is suspended
@@ -288,8 +302,8 @@ async def test_managers_may_be_killed_one_after_another(node: Node) -> None:
     await wait_answer(node.port, "first")
     manager = await node.manager(last)
     await wait_answer(node.port, "last")
-    await until(lambda: len(processes(node.directory)) == 2)
-    await until(lambda: len(owners(node.directory)) == 1)
+    await until(lambda: len(processes(node.directory)) == 3)
+    await until(lambda: owners(node.directory) == {node.guard, node.guard_parent})
 
 
 @pytest.mark.parametrize("when", ["managed", "orphaned", "adopted", "draining"])
@@ -335,18 +349,83 @@ async def test_without_a_raylet_it_ends_with_its_parent(node: Node) -> None:
     await until(lambda: not processes(node.directory))
 
 
-async def test_haproxy_ends_with_its_guard_and_the_next_begins_anew(node: Node) -> None:
+async def test_killed_guard_is_restarted(node: Node) -> None:
+    old, new = await gateways("old", "new")
+    manager = await node.manager(old)
+    parent = node.guard_parent
+    for _ in range(2):
+        await wait_answer(node.port, "old")
+        (haproxy,) = node.haproxies
+        began = time.monotonic()
+        os.kill(node.guard, signal.SIGKILL)
+        await wait_gone(node, haproxy)
+        await wait_answer(node.port, "old")
+        assert time.monotonic() - began < KILLED_GUARD_S
+    # Serve still takes it for the process that it started.
+    await wait_for_guard(node, parent)
+    await manager.apply(new)
+    await wait_answer(node.port, "new")
+    await until(lambda: owners(node.directory) == {node.guard, node.guard_parent})
+    assert parent not in processes(node.directory)
+    assert manager.is_alive
+
+
+async def wait_gone(node: Node, haproxy: int) -> None:
+    await until(lambda: haproxy not in node.haproxies)
+
+
+async def wait_for_guard(node: Node, parent: int) -> None:
+    """Until a guard with this parent answers at the admin socket."""
+    path = node.directory / "haproxy" / "admin.sock"
+    async with asyncio.timeout(DEADLINE_S):
+        while process_id(await asyncio.to_thread(guard_ask, path, b"show info")) != parent:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+async def test_no_request_fails_when_the_guard_s_parent_is_killed(
+    node: Node, is_adopted: bool
+) -> None:
+    old, new = await gateways("old", "new")
+    manager = await node.manager(old)
+    parent = node.guard_parent
+    if is_adopted:
+        await manager.kill()
+        manager = await node.manager()
+        newest = max(set(processes(node.directory)) - {node.guard, *node.haproxies})
+        parent = psutil.Process(newest).ppid()
+    (haproxy,) = node.haproxies
+    stream = asyncio.create_task(ask(await asyncio.open_connection(HOST, node.port), "/wait"))
+    await until(lambda: old.num_waiting == 1)
+    async with asking(node.port) as answers:
+        os.kill(parent, signal.SIGKILL)
+        # Serve's manager cannot use HAProxy any more: Serve starts another.
+        await until(lambda: not manager.is_alive)
+        assert node.haproxies == [haproxy]
+        successor = await node.manager()
+        await successor.apply(new)
+        begin = len(answers)
+        await until(lambda: answers[begin:].count("new") > 20)
+    assert set(answers) == {"old", "new"}
+    old.go_on.set()
+    assert (await stream)[:2] == (200, "old")
+    await until(lambda: len(processes(node.directory)) == 3)
+    await until(lambda: owners(node.directory) == {node.guard, node.guard_parent})
+
+
+async def test_a_guard_killed_without_a_manager_ends_all_and_the_next_begins_anew(
+    node: Node,
+) -> None:
     (gateway,) = await gateways("gateway")
     manager = await node.manager(gateway)
-    (haproxy,) = node.haproxies
-    (guard,) = set(processes(node.directory)) - {haproxy}
+    guard = node.guard
+    await manager.kill()
     os.kill(guard, signal.SIGKILL)
     await until(lambda: not processes(node.directory))
-    await manager.kill()
     await node.manager(gateway)
     assert await answer(node.port) == "gateway"
     assert guard not in owners(node.directory)
-    await until(lambda: len(owners(node.directory)) == 1)
+    await until(lambda: owners(node.directory) == {node.guard, node.guard_parent})
 
 
 def test_who_was_before_is_the_guard_s_to_know() -> None:

@@ -177,8 +177,10 @@ class Saboteur:
         pids = [process.pid for process in find(self._directory) if process.part is part]
         if not pids:
             raise NotPossible(f"the fleet has no process that is a {part.value}")
-        if part in (Part.HAPROXY, Part.GUARD):
+        if part is Part.HAPROXY:
             return pids[-1]  # older ones take no more requests
+        if part is Part.GUARD:  # likewise: the newest, or its parent
+            pids = pids[-2:]
         return pids[planned.choose(len(pids))]
 
     def _send(self, fault: Fault, part: Part, sign: signal.Signals) -> None:
@@ -187,7 +189,7 @@ class Saboteur:
             fault.ports = self._ports_through(part, holder)
         fault.begin = time.monotonic()  # a starved process is looked at for seconds
         os.kill(fault.pid, sign)
-        if part is Part.GUARD:  # it has ended with its guard, or goes on
+        if part is Part.GUARD:  # it has ended with its guard, or keeps running
             _let_go(holder)
         if sign is signal.SIGSTOP:
             lasts = self._options.stop_s

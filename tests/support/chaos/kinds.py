@@ -20,7 +20,7 @@ class Part(Enum):
     GATEWAY = "gateway"
     HAPROXY = "haproxy"
     GUARD = "guard"
-    """Starts HAProxy, and starts it again."""
+    """Restarts HAProxy; its parent, which restarts the guard, counts as one, too."""
     MANAGER = "manager"
     """Serve's actor that starts guards; HAProxy outlives it."""
     PROXY = "proxy"
@@ -66,7 +66,7 @@ CUT_ATTACH: Final = "cut-attach"
 MEMORY: Final = "memory"
 
 _IN_FRONT = (Part.GATEWAY, Part.HAPROXY, Part.GUARD)
-"""Whoever kills the guard ends its HAProxy."""
+"""A guard that is killed ends its HAProxy; its parent does not."""
 
 
 def _kill(part: Part) -> Kind:
@@ -102,6 +102,9 @@ RECOVERY_LIMITS_S: Final[dict[str, float]] = {
     "stop-gateway": 15.0,
     "stop-haproxy": 5.0,
     "kill-haproxy": 5.0,
+    "kill-guard": 10.0,
     "kill-gcs": 10.0,
 }
-"""Seconds in which the fleet is to be whole again, by kind; on an otherwise idle machine."""
+"""Seconds in which the fleet is to be whole again, by kind; on an otherwise idle machine. HAProxy
+serves within 2 s of the end of its guard, and throughout that of the guard's parent: then Serve's
+manager is replaced, and has to start."""

@@ -215,8 +215,13 @@ class Manager:
         await self._tell([(gateway.name, gateway.port) for gateway in gateways])
 
     async def stop(self) -> None:
-        """As Serve does before it ends a manager."""
+        """Stops HAProxy and ends the manager, as Serve's controller does."""
         await self._tell("stop")
+        await self.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
 
     async def kill(self) -> None:
         self._process.kill()

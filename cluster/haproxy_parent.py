@@ -1,0 +1,128 @@
+"""Process that Serve starts in HAProxy's place: parent of the guard, which it restarts.
+
+Two processes supervise HAProxy, so that it survives the end of either. This one, whose process id
+Serve knows, waits and forwards signals. Its child is the guard, HAProxy's own parent (see
+`cluster.haproxy_guard`):
+
+- If the guard is killed, its HAProxy ends with it; both are restarted at once, with the same
+  configuration. Serve does not notice.
+- If this process is killed, the guard finds out whether Serve has stopped HAProxy; otherwise it
+  keeps it running without an interruption.
+
+Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+
+from cluster.haproxy_guard import (
+    SHORTEST_PAUSE_S,
+    STOPPING,
+    Guard,
+    die_with_parent,
+    handle_signals,
+    has_ended,
+    open_raylet,
+)
+
+
+class Parent:
+    """Parent of one guard.
+
+    Args:
+        binary: path of the HAProxy binary.
+        arguments: command-line arguments that Serve gives to HAProxy.
+        configuration: text of the configuration file that they name.
+    """
+
+    def __init__(self, binary: str, arguments: list[str], configuration: str) -> None:
+        self._binary = binary
+        self._arguments = arguments
+        self._configuration = configuration
+        self._manager: int | None = None
+        self._manager_pidfd = -1
+        self._guard = 0
+        self._is_told_to_stop = False
+
+    def run(self) -> int:
+        """Runs guards until HAProxy has ended for good; returns the exit status."""
+        try:
+            raylet = open_raylet()
+        except ProcessLookupError:
+            return 0
+        if raylet is None:
+            die_with_parent()
+        else:
+            os.close(raylet)
+        handle_signals(self._stop)
+        self._find_manager()
+        # A session of its own: Ray kills the process group of Serve's manager with the manager.
+        with contextlib.suppress(PermissionError):
+            os.setsid()
+        is_restart = False
+        while not self._is_told_to_stop:
+            self._start_guard(is_restart=is_restart)
+            _, status = os.waitpid(self._guard, 0)
+            self._guard = 0
+            if os.WIFEXITED(status):
+                return os.WEXITSTATUS(status)
+            if self._manager_has_ended:
+                break
+            print(
+                "haproxy_parent: the guard was killed: restarting it", file=sys.stderr, flush=True
+            )
+            is_restart = True
+            time.sleep(SHORTEST_PAUSE_S)  # its HAProxy has to release its ports
+        return 1
+
+    def _find_manager(self) -> None:
+        """Remembers Serve's manager. The parent of a process whose own parent has ended is another
+        one, in another process group: Ray's workers have one each."""
+        parent = os.getppid()
+        with contextlib.suppress(OSError):
+            if parent > 1 and os.getpgid(parent) == os.getpgrp():
+                self._manager_pidfd = os.pidfd_open(parent)
+                self._manager = parent
+
+    @property
+    def _manager_has_ended(self) -> bool:
+        return self._manager is None or has_ended(self._manager_pidfd)
+
+    def _start_guard(self, *, is_restart: bool) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        parent = os.getpid()
+        guard = os.fork()
+        if not guard:
+            self._run_guard(parent, is_restart=is_restart)
+        self._guard = guard
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+    def _run_guard(self, parent: int, *, is_restart: bool) -> None:
+        """Runs the guard in the child, and ends that."""
+        status = 1
+        try:
+            status = Guard(
+                self._binary,
+                self._arguments,
+                self._configuration,
+                parent=parent,
+                manager=None if self._manager_has_ended else self._manager,
+                is_restart=is_restart,
+            ).run()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _stop(self, number: int) -> None:
+        self._is_told_to_stop = True
+        if self._guard:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._guard, number)
