@@ -104,7 +104,8 @@ class ChoiceState:
         output.token_ids.extend(delta.token_ids)
         output.num_rounds, output.num_forwards = delta.num_rounds, delta.num_forwards
         if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = [None, *map(self._by_token, delta.prompt_logprobs)]
+            self.prompt_logprobs = self.prompt_logprobs or [None]
+            self.prompt_logprobs.extend(map(self._by_token, delta.prompt_logprobs))
         if delta.num_cached_tokens >= 0:
             self.num_cached_tokens = delta.num_cached_tokens
         if self._text is not None:

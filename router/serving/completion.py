@@ -201,6 +201,8 @@ class Completion:
         self.attempt += 1
         self.prompt = self.spec.prompt.followed_by(self.token_ids)
         self._awaited = True
+        if not self.token_ids:
+            self.prompt_logprobs = None  # the next worker computes all of them
         self._earlier_rounds, self._earlier_forwards = self.num_rounds, self.num_forwards
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
@@ -214,7 +216,10 @@ class Completion:
             self.num_forwards = self._earlier_forwards + delta.num_forwards
         self.draft = delta.draft
         if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
+            if self.prompt_logprobs is None:
+                self.prompt_logprobs = delta.prompt_logprobs
+            else:
+                self.prompt_logprobs.extend(delta.prompt_logprobs)
         if delta.token_ids:
             self._take_tokens(delta, now)
         if self._text.stop_reason is not None:
@@ -230,7 +235,8 @@ class Completion:
                 if delta.rejection is not None and delta.rejection.status == 429:
                     self.times.refused()
             self._end(delta.finish_reason, now)
-        if self._stream or self.finish_reason is not None:
+        is_partial = delta.prompt_logprobs is not None and not delta.token_ids
+        if (self._stream and not is_partial) or self.finish_reason is not None:
             self._notify()
 
     def lose(self, reason: str) -> None:

@@ -122,6 +122,22 @@ async def test_prompt_logprobs(rig):
     assert "prompt_logprobs" not in (await rig.chat()).json()
 
 
+async def test_prompt_logprobs_of_a_worker_lost_within_a_prompt_are_not_kept(rig):
+    await rig.start(running=False)
+    work = asyncio.create_task(rig.complete([5, 6, 7, 8, 9], prompt_logprobs=0))
+    await rig.until(lambda: bool(rig.submits()))
+    for worker in rig.workers:
+        worker.step()  # sends the prompt's first half
+    [lost] = [worker for worker in rig.workers if worker.running]
+    [other] = [worker for worker in rig.workers if worker is not lost]
+    lost.vanish()
+    await rig.until(lambda: bool(other.running))
+    while other.running:
+        other.step()
+    _, *scored = (await work).json()["choices"][0]["prompt_logprobs"]
+    assert [list(entry) for entry in scored] == [["6"], ["7"], ["8"], ["9"]]
+
+
 async def test_logprobs_end_at_a_stop_string(rig):
     await rig.start()
     body = (await rig.chat(logprobs=True, stop="quick")).json()

@@ -55,8 +55,10 @@ class Delivery:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Log-probabilities of generated tokens that no delta has carried yet."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Log-probabilities of the prompt tokens computed so far, until a delta has carried them; None
-    before the request runs, and unless it asks for them."""
+    """Log-probabilities of prompt tokens that no delta has carried yet; None before the request
+    runs, after its first token, and unless it asks for them."""
+    num_prompt_scored: int = 0
+    """Prompt tokens whose log-probabilities are known, whether sent or not."""
 
 
 @dataclass(slots=True)

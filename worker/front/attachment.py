@@ -178,4 +178,7 @@ def _extend(tail: TokenDelta, delta: TokenDelta) -> None:
     if delta.times is not None:
         tail.times = delta.times
     if delta.prompt_logprobs is not None:
-        tail.prompt_logprobs = delta.prompt_logprobs
+        if tail.prompt_logprobs is None:
+            tail.prompt_logprobs = delta.prompt_logprobs
+        else:
+            tail.prompt_logprobs.extend(delta.prompt_logprobs)

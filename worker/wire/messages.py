@@ -229,7 +229,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     request_id: str
     attempt: int
     token_ids: list[int]
-    """New tokens, oldest first; empty where only `finish_reason` is new."""
+    """New tokens, oldest first; empty if only other fields are new."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """Stop token that ended the request, where one of `stop_token_ids` did."""
@@ -240,8 +240,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities, one entry per new token, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Log-probabilities of all prompt tokens but the first, with the first new token, where the
-    request asks for them."""
+    """Log-probabilities of further prompt tokens, the first one left out, where the request asks
+    for them: a chunk of the prompt at a time, the last one with the first new token."""
     ended_by_grammar: bool = False
     """Whether it stopped since its grammar allows nothing more: the last token is then part of the
     text, not an end or stop token."""

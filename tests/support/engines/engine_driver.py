@@ -138,7 +138,11 @@ class Engine:
             outcome = outputs[delta.request_id]
             outcome.token_ids += delta.token_ids
             outcome.logprobs += delta.logprobs or []
-            outcome.prompt_logprobs = delta.prompt_logprobs or outcome.prompt_logprobs
+            if delta.prompt_logprobs is not None:
+                outcome.prompt_logprobs = [
+                    *(outcome.prompt_logprobs or ()),
+                    *delta.prompt_logprobs,
+                ]
             outcome.finish_reason = delta.finish_reason
             outcome.ended_by_grammar = delta.ended_by_grammar
             outcome.error = delta.error

@@ -50,6 +50,7 @@ class Running:
         self.cached = cached
         self.first = True
         self.drafted = False
+        self.num_scored = 0
         self.num_rounds = 0
 
 
@@ -182,6 +183,11 @@ class StubWorker:
                 shown.draft = [-1 if place % 2 else token for place, token in places]
                 deltas.append(shown)
                 continue
+            half = len(running.submit.prompt) // 4 // 2
+            if sampling.prompt_logprobs is not None and running.num_scored < half:
+                running.num_scored = half
+                deltas.append(self._prompt_chunk(running, slice(1, 1 + running.num_scored)))
+                continue
             token_ids, running.left = running.left[:count], running.left[count:]
             finish: FinishReason | None = None if running.left else "stop"
             if sampling.max_tokens is not None:
@@ -209,10 +215,20 @@ class StubWorker:
             if sampling.logprobs is not None:
                 delta.logprobs = [scored(token_id, sampling.logprobs) for token_id in token_ids]
             if sampling.prompt_logprobs is not None and cached >= 0:
-                prompt = memoryview(running.submit.prompt).cast("i").tolist()
-                delta.prompt_logprobs = [scored(t, sampling.prompt_logprobs) for t in prompt[1:]]
+                rest = self._prompt_chunk(running, slice(1 + running.num_scored, None))
+                delta.prompt_logprobs = rest.prompt_logprobs
             deltas.append(delta)
         self.update(deltas, events)
+
+    def _prompt_chunk(self, running: Running, span: slice) -> TokenDelta:
+        """The delta of a chunk of a prompt, as engines send them before the first token."""
+        submit = running.submit
+        delta = TokenDelta(submit.request_id, submit.attempt, [])
+        num_top = submit.sampling.prompt_logprobs
+        assert num_top is not None
+        prompt = memoryview(submit.prompt).cast("i").tolist()
+        delta.prompt_logprobs = [scored(token_id, num_top) for token_id in prompt[span]]
+        return delta
 
     def update(
         self,

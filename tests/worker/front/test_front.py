@@ -263,6 +263,9 @@ async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
         scored = delta("a", token)
         scored.logprobs = [TokenLogprobs.pack([token], [-0.5], 1)]
         if token == 4:
+            partial = delta("a")
+            partial.prompt_logprobs = [TokenLogprobs.pack([2], [-1.0], 1)]
+            await engine.step({"g0": [partial]})
             scored.prompt_logprobs = [TokenLogprobs.pack([1], [-2.0], 3)]
         await engine.step({"g0": [scored]})
     await engine.step({"probe": [delta("p", 0)]})
@@ -273,7 +276,7 @@ async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
     [merged] = update.deltas
     assert merged.token_ids == [4, 5, 6]
     assert [scored.token_ids for scored in merged.logprobs or ()] == [[4], [5], [6]]
-    assert [scored.token_ids for scored in merged.prompt_logprobs or ()] == [[1]]
+    assert [scored.token_ids for scored in merged.prompt_logprobs or ()] == [[2], [1]]
 
 
 @pytest.mark.parametrize("drafts", [[[7, -1], [7, 8]], [[7, 8], None], [None, [9, -1]]])

@@ -57,8 +57,7 @@ class Lifecycle:
             state.stats.num_prefix_hits += request.num_cached
         if request.preemption.count:
             request.preemption.resumed_at = len(request.token_ids)
-        if wants_all:
-            # Those of an interrupted prefill are computed again.
+        if wants_all and request.delivery.prompt_logprobs is None:
             request.delivery.prompt_logprobs = []
         state.running.add(request)
         return lease

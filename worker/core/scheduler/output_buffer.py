@@ -23,7 +23,8 @@ class OutputBuffer:
     ) -> None:
         """Adds a delta of a request: tokens not sent yet, and the finish reason if it has ended.
 
-        The number of cached prompt tokens goes with the first delta.
+        The number of cached prompt tokens goes with the first delta, and log-probabilities of
+        prompt tokens with the next one after their chunk.
 
         Args:
             request: the request.
@@ -57,8 +58,9 @@ class OutputBuffer:
             delta.times = request.times.first_token
         if sent.logprobs:
             delta.logprobs, sent.logprobs = sent.logprobs, []
-        if sent.prompt_logprobs is not None and token_ids:
-            delta.prompt_logprobs, sent.prompt_logprobs = sent.prompt_logprobs, None
+        if sent.prompt_logprobs is not None and (token_ids or sent.prompt_logprobs):
+            delta.prompt_logprobs = sent.prompt_logprobs
+            sent.prompt_logprobs = None if token_ids else []
         deltas = self._deltas.get(request.gateway_id)
         if deltas is None:
             self._deltas[request.gateway_id] = [delta]

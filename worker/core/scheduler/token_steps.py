@@ -178,7 +178,7 @@ class TokenSteps:
         if ended is not None:
             self._lifecycle.finish(request, ended)
             return True
-        if count:
+        if count or request.delivery.prompt_logprobs:
             self._state.outputs.put(request)
             if guided is not None and guided.is_pending:
                 self._lifecycle.hold(request)
@@ -331,4 +331,7 @@ def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]
             continue
         delivery.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
         if delivery.prompt_logprobs is not None and index in prompts:
-            delivery.prompt_logprobs += prompts[index]
+            # A prefill that was preempted computes its first chunks again.
+            new = prompts[index][delivery.num_prompt_scored - one.row.start :]
+            delivery.prompt_logprobs += new
+            delivery.num_prompt_scored += len(new)
