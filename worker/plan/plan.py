@@ -31,8 +31,8 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     bias_token_ids: list[int] = []
     biases: list[float] = []
     """Biases added to logits, one per token of `bias_token_ids`."""
-    allowed_token_ids: list[int] = []
-    """Tokens that may be drawn; empty allows all."""
+    allowed_token_ids: bytes = b""
+    """Tokens that may be drawn, little-endian int32; empty allows all."""
     bad_words: list[list[int]] = []
     """Token sequences whose last token is not drawn after the others."""
     min_tokens: int = 0

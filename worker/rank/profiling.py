@@ -15,7 +15,7 @@ PROCESSORS: Final = LogitsParams(
     frequency_penalty=1.0,
     bias_token_ids=[0],
     biases=[1.0],
-    allowed_token_ids=[0],
+    allowed_token_ids=bytes(4),
     num_logprobs=1,
 )
 """Logits processors of every kind, and log-probabilities: all tables of processors are made, and

@@ -86,7 +86,7 @@ class TokenMaskTable:
             return
         if self._masks is None:
             self._masks = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-        allowed = self._flags(params.allowed_token_ids)
+        allowed = self._flags(np.frombuffer(params.allowed_token_ids, dtype="<i4"))
         if not allowed.any():
             allowed[:] = True
         late = allowed & ~self._flags(bad)
@@ -111,10 +111,11 @@ class TokenMaskTable:
         assert self._masks is not None, "masked rows come from an admission"
         apply_token_bitmask(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
 
-    def _flags(self, token_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
+    def _flags(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Flags [vocab] of these tokens, those beyond the vocabulary left out."""
         flags = np.zeros(self._vocab_size, dtype=np.bool_)
-        flags[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
+        ids = np.asarray(token_ids, dtype=np.int32)
+        flags[ids[ids < self._vocab_size]] = True
         return flags
 
 

@@ -25,7 +25,10 @@ RULES = [
     LogitsParams(5, frequency_penalty=1.0, presence_penalty=-0.5, num_logprobs=3),
     LogitsParams(9, repetition_penalty=1.5, bad_words=[[3], [7, 9], [50, 51, 52], [VOCAB + 2]]),
     LogitsParams(
-        4, allowed_token_ids=[5, 31, 32, 4299, VOCAB + 7], bias_token_ids=[31], biases=[2.0]
+        4,
+        allowed_token_ids=np.array([5, 31, 32, 4299, VOCAB + 7], "<i4").tobytes(),
+        bias_token_ids=[31],
+        biases=[2.0],
     ),
     LogitsParams(3, min_tokens=2, stop_token_ids=list(range(0, VOCAB, 2)), num_logprobs=0),
     LogitsParams(3, min_tokens=40, stop_token_ids=list(range(1, VOCAB, 2)), num_logprobs=20),
