@@ -26,8 +26,8 @@ from worker.wire.slo import Slo
 from worker.wire.speculation import SpeculationTotals
 from worker.wire.times import FirstTokenTimes, StepTimes
 
-PROTOCOL_VERSION = 13
-"""Raised whenever a message changes shape; both sides refuse another version on attach."""
+PROTOCOL_VERSION = 14
+"""Raised whenever a message changes shape or meaning; both sides reject another version."""
 
 DEFAULT_PRIORITY = 4
 """Priority of requests that name none; priorities are 0 to 9, higher is more urgent."""
