@@ -239,6 +239,15 @@ async def test_idle_connections_do_not_keep_others_out(
         writer.close()
 
 
+async def ask_once(proxy: Proxy, path: str = "/") -> tuple[int, str, bool]:
+    """As `ask`, on a connection of its own: HAProxy counts it until the client has closed it."""
+    connection = await proxy.connect()
+    try:
+        return await ask(connection, path)
+    finally:
+        connection[1].close()
+
+
 async def test_a_full_proxy_still_answers_health_checks(proxy: Proxy, few_connections: int) -> None:
     gateway = Gateway("gateway")
     await gateway.start()
@@ -249,11 +258,11 @@ async def test_a_full_proxy_still_answers_health_checks(proxy: Proxy, few_connec
         while gateway.num_waiting < num_served:
             await asyncio.sleep(0.02)
     for _ in range(few_connections):
-        status, body, is_last = await ask(await proxy.connect())
+        status, body, is_last = await ask_once(proxy)
         assert (status, is_last) == (503, True)
         assert json.loads(body)["error"]["code"] == "too_many_connections"
         for probe in PROBES.split():
-            status, _, is_last = await ask(await proxy.connect(), probe)
+            status, _, is_last = await ask_once(proxy, probe)
             assert (status, is_last) == (200, True)
     gateway.go_on.set()
     assert {status for status, _, _ in await asyncio.gather(*waiting)} == {200}
