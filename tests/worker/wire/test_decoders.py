@@ -132,7 +132,12 @@ def test_prompt_and_completion_decode_as_a_whole(kind: str, data: st.DataObject)
     text = completion_text(tokenizer, prompt, completion, **options)
     if is_stable(tokenizer, prompt + completion, options):
         before = certain(tokenizer, prompt, options)
-        assert before + text == tokenizer.decode(prompt + completion, **options)
+        whole = tokenizer.decode(prompt + completion, **options)
+        if tokenizer in FALLBACKS and "\ufffd" in before:
+            # A prompt that ends within a character: alone, its last run of bytes has no text.
+            assert whole.endswith(text)
+        else:
+            assert before + text == whole
 
 
 @pytest.mark.parametrize("tokenizer", FALLBACKS)
