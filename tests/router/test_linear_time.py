@@ -20,6 +20,7 @@ from tests.support.router.bodies import ANY, NO_BODY, ROUTES, Shape
 from tests.support.router.rig import Rig, build_checkpoint
 from worker.wire.tokenizer import Tokenizer, load_tokenizer
 
+pytestmark = pytest.mark.slow
 SIZE = SMALL_BODY - 1024
 """Bytes of the smaller body: the largest that is decoded on the event loop, in any shape."""
 GROWTH = 4
