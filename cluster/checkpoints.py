@@ -55,7 +55,7 @@ def _models(engine: EngineConfig) -> tuple[str, ...]:
 
 
 def check_model(engine: EngineConfig) -> None:
-    """Checks a model, and its draft model, as far as files tell before anything is started: both
+    """Checks a model, and its draft model, as far as files allow before anything is started: both
     exist, and their config.json can be served with this configuration.
 
     Nothing is raised while the Hub fails: workers try again.

@@ -18,7 +18,7 @@ class RotatedFile:
 
     Args:
         path: path of the file; its folder is made if it does not exist, with mode 0700.
-        max_bytes: most bytes of a file; there are two at most.
+        max_bytes: maximum bytes of a file; there are two at most.
         others: pattern of file names of all processes that write such files, as `audit-*.jsonl`;
             files of ended ones may have twice `max_bytes` together. Empty to remove none.
         buffering: bytes that may wait in memory; 1 writes each line at once.

@@ -248,17 +248,19 @@ def check_loading(engine: EngineConfig) -> Finding:
         raise ValueError(f"cannot load the tokenizer of {engine.model}: {error}") from error
     config = load_model_config(engine.checkpoint, weights=False)
     length = config.resolve_max_model_len(engine.max_model_len)
-    told = f"{config.architecture}, up to {length} tokens"
+    summary = f"{config.architecture}, up to {length} tokens"
     if engine.load_format == "dummy":
-        return Finding("ok", f"{told}: configuration and tokenizer are supported")
+        return Finding("ok", f"{summary}: configuration and tokenizer are supported")
     try:
         weight_files(config.folder)
     except Unavailable:  # a folder without weights was rejected before: this is the Hub's cache
-        return Finding("note", f"{told}: weights are not checked, as they are not downloaded yet")
+        return Finding(
+            "note", f"{summary}: weights are not checked, as they are not downloaded yet"
+        )
     check_weights(
         config, engine.tensor_parallel_size, expert_parallel=engine.enable_expert_parallel
     )
-    return Finding("ok", f"{told}: configuration, tokenizer and headers of weights fit together")
+    return Finding("ok", f"{summary}: configuration, tokenizer and headers of weights fit together")
 
 
 def check_cluster(address: str | None) -> Iterator[Finding]:

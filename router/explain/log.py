@@ -40,7 +40,7 @@ class DecisionLog:
         folder: folder of logs; made if it does not exist.
         model: name of the model.
         gateway_id: id of this gateway.
-        max_bytes: most bytes of both files together, and of the files of all ended gateways.
+        max_bytes: maximum bytes of both files together, and of the files of all ended gateways.
         key_file: file with the key of all hashes; empty for a random key.
 
     Raises:

@@ -31,7 +31,7 @@ class PieceMemo:
 
     Args:
         tokenizer: tokenizer of the model.
-        max_bytes: most bytes of the cache.
+        max_bytes: maximum bytes of the cache.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_bytes: int = _MAX_BYTES) -> None:

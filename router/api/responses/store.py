@@ -55,7 +55,7 @@ class ResponseStore:
 
     Args:
         gateway_id: id of this gateway, which is part of response ids.
-        max_bytes: most bytes of all responses; 0 stores none.
+        max_bytes: maximum bytes of all responses; 0 stores none.
         max_entries: most responses of all keys together.
     """
 

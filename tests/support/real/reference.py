@@ -77,7 +77,7 @@ class Reference:
 
     def perplexity(self, texts: Sequence[Sequence[int]]) -> float:
         """See `perplexity`."""
-        return _perplexity([self._told(text) for text in texts])
+        return _perplexity([self._scored(text) for text in texts])
 
     def _compare(self, prompt: Sequence[int], outcome: Outcome) -> Difference:
         tokens = outcome.token_ids
@@ -92,7 +92,7 @@ class Reference:
             largest = max(largest, *(abs(float(row[one]) - value) for one, value in known))
         return Difference(wrong_tokens=wrong, near_ties=ties, logprob=largest)
 
-    def _told(self, text: Sequence[int]) -> list[float]:
+    def _scored(self, text: Sequence[int]) -> list[float]:
         rows = self.logprobs(text)
         return [float(row[token]) for row, (_, token) in zip(rows, pairwise(text), strict=False)]
 
@@ -107,13 +107,13 @@ def perplexity(engine: Engine, texts: Sequence[Sequence[int]]) -> float:
         texts: tokens, at least two each.
     """
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    told = []
+    scored = []
     for outcome in engine.outcomes(texts, params):
         assert outcome.prompt_logprobs is not None, outcome.error
-        told.append([token.logprobs[0] for token in outcome.prompt_logprobs])
-    return _perplexity(told)
+        scored.append([token.logprobs[0] for token in outcome.prompt_logprobs])
+    return _perplexity(scored)
 
 
-def _perplexity(told: Sequence[Sequence[float]]) -> float:
-    values = [value for text in told for value in text]
+def _perplexity(texts: Sequence[Sequence[float]]) -> float:
+    values = [value for text in texts for value in text]
     return math.exp(-sum(values) / len(values))

@@ -124,7 +124,7 @@ class TaggedArguments:
             if "enum" in read_as and self._values(schema) is None:
                 raise _unsupported("enum beside other schemas")
             if "enum" not in read_as and "string" not in self._types(schema, 0):
-                raise _unsupported("a schema whose types cannot be told")
+                raise _unsupported("a schema whose types cannot be determined")
             return self._writer.rule(f"{opening} {self._text(schema)}")
         value = self._writer.json(self._with_definitions(schema))
         return self._writer.rule(f"{opening} {value} {_literal(style.closing)}")

@@ -235,7 +235,7 @@ def test_idle_time_between_busy_periods_changes_no_estimate(
 
 
 def test_a_burst_after_an_idle_minute_is_told_the_true_time() -> None:
-    def told(idle_s: float) -> set[int]:
+    def retry_after_s(idle_s: float) -> set[int]:
         harness = Harness(max_num_seqs=4, max_queued_requests=20)
         for name in ("before", "after"):
             for i in range(40):
@@ -247,7 +247,7 @@ def test_a_burst_after_an_idle_minute_is_told_the_true_time() -> None:
             harness.now += idle_s
         return {r.retry_after_s for r in rejections[-10:]}
 
-    assert told(0.0) == told(60.0)
+    assert retry_after_s(0.0) == retry_after_s(60.0)
 
 
 def test_loads_report_how_full_the_queue_is() -> None:
