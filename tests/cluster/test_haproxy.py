@@ -248,12 +248,20 @@ async def ask_once(proxy: Proxy, path: str = "/") -> tuple[int, str, bool]:
         connection[1].close()
 
 
+async def _ask_until_served(proxy: Proxy) -> int:
+    status = 503
+    while status == 503:
+        status, _, _ = await ask_once(proxy, "/wait")
+    return status
+
+
 async def test_a_full_proxy_still_answers_health_checks(proxy: Proxy, few_connections: int) -> None:
     gateway = Gateway("gateway")
     await gateway.start()
     await proxy.start(gateway)
     num_served = int(few_connections * RESERVE_SHARE)
-    waiting = [asyncio.create_task(ask(await proxy.connect(), "/wait")) for _ in range(num_served)]
+    # HAProxy may still count a connection that it has closed, such as that of its own start.
+    waiting = [asyncio.create_task(_ask_until_served(proxy)) for _ in range(num_served)]
     async with asyncio.timeout(60):
         while gateway.num_waiting < num_served:
             await asyncio.sleep(0.02)
@@ -265,7 +273,7 @@ async def test_a_full_proxy_still_answers_health_checks(proxy: Proxy, few_connec
             status, _, is_last = await ask_once(proxy, probe)
             assert (status, is_last) == (200, True)
     gateway.go_on.set()
-    assert {status for status, _, _ in await asyncio.gather(*waiting)} == {200}
+    assert set(await asyncio.gather(*waiting)) == {200}
 
 
 def test_one_other_machine_cannot_take_all_connections(configuration: Path) -> None:

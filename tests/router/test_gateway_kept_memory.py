@@ -58,7 +58,7 @@ async def ask(rig: Rig, client: httpx.AsyncClient, kind: str) -> None:
 
 
 @pytest.fixture
-def traced() -> Iterator[None]:
+def traced(frozen_heap: None) -> Iterator[None]:
     logging.disable(logging.CRITICAL)  # pytest keeps what is logged
     tracemalloc.start()
     yield

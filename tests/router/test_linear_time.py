@@ -46,6 +46,11 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _fast_collections(frozen_heap: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="session")
 def harmony_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
     folder = tmp_path_factory.mktemp("linear")

@@ -163,7 +163,7 @@ async def front_and_both_ends() -> AsyncIterator[Played]:
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def traced(frozen_heap: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(service, "GrammarCompiler", InstantCompiler)
     monkeypatch.setattr(service, "MAX_CACHED", 2 * BATCH)  # full after the first rounds
     monkeypatch.setattr(attach_module.logger, "disabled", True)  # pytest keeps what is logged

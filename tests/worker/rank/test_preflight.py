@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.effort import IS_LONG
 from tests.support.worker.real_configs import VERDICTS, load_corpus
 from worker.models import loader
 from worker.models.config import ModelConfig
@@ -15,7 +16,8 @@ from worker.models.linear_method import LayerOptions
 from worker.models.sharing import check_sharing
 from worker.models.tensor_parallel import TensorParallelGroup
 
-SIZES = (2, 3, 5, 6, 8, 16)
+pytestmark = pytest.mark.randomized  # with more sizes
+SIZES = (2, 3, 5, 6, 8, 16) if IS_LONG else (3, 16)
 OF_PACKED_WEIGHTS = ("not whole words", "not whole blocks")
 """Parts of errors about quantized weights; only ranks, which know the format, find these."""
 

@@ -78,6 +78,7 @@ def resume(pids: list[int]) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.usefixtures("frozen_heap")
 async def test_a_refusal_costs_its_message_and_that_is_short(grammars: GrammarService) -> None:
     await ask(grammars, regex="a")
     gc.collect()
