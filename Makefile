@@ -49,7 +49,7 @@ UNIT_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 6 : n)))
 PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router tests/worker/core \
-	tests/worker/front tests/worker/metrics tests/worker/plan tests/worker/wire
+	tests/worker/front tests/worker/metrics tests/worker/plan tests/worker/protocol
 # Files that are slow as a whole are not even read: they import torch, transformers and Ray.
 SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 

@@ -36,8 +36,8 @@ from worker.config import EngineConfig
 from worker.group import CPUS_PER_RANK, WorkerGroup, metrics_directory
 from worker.memory import freeze_gc, keep_freed_memory, trim_regularly
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
-from worker.wire.log import log_as
-from worker.wire.tracing import create_tracing
+from worker.protocol.log import log_as
+from worker.protocol.tracing import create_tracing
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker.config import EngineConfig, pinned
+from worker.protocol.retry import Unavailable
 from worker.rank.preflight import check_engine
-from worker.wire.retry import Unavailable
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def refuse_missing_model(model: str, revision: str = "", *, weights: bool = True
 
 
 def _refuse_empty_folder(folder: Path, weights: bool) -> None:
-    from worker.models.checkpoint import weight_files
+    from worker.models.config.checkpoint import weight_files
 
     if not (folder / "config.json").is_file():
         raise ValueError(

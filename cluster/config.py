@@ -18,7 +18,7 @@ from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.replies import check_parsers
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
-from worker.wire.admission import option_name
+from worker.protocol.admission import option_name
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.api.parts import server_send
+from router.api.http.parts import server_send
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 

@@ -27,8 +27,8 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from router.config import RoutingConfig
 from router.fleet import BlockKey, Choice, Fleet, PromptBlocks
-from worker.wire.blocks import TOKEN_BYTES, BlockHashes
-from worker.wire.messages import (
+from worker.protocol.blocks import TOKEN_BYTES, BlockHashes
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     BlockEvent,
@@ -38,7 +38,7 @@ from worker.wire.messages import (
     LoadSnapshot,
     WorkerUpdate,
 )
-from worker.wire.step_time import StepCosts
+from worker.protocol.step_time import StepCosts
 
 _PAGE_SIZE = 16
 """Tokens per block of the assumed prefix caches."""

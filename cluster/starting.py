@@ -23,7 +23,7 @@ from ray.experimental.internal_kv import (
     _internal_kv_put,
 )
 
-from worker.wire.retry import StartDelay
+from worker.protocol.retry import StartDelay
 
 NAMESPACE: Final = "rayfleet_starting"
 SERVE_NAMESPACE: Final = "serve"

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.workers import WORKERS, WorkerSet
 from router.channel import WorkerLink
-from worker.wire.frames import SocketOffer, pulse_key
+from worker.protocol.frames import SocketOffer, pulse_key
 
 logger = logging.getLogger(__name__)
 

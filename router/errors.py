@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from worker.wire.limits import Problem
-from worker.wire.messages import Rejection
+from worker.protocol.limits import Problem
+from worker.protocol.messages import Rejection
 
 _TYPES = {
     400: "invalid_request_error",

@@ -22,10 +22,10 @@ from router.serving import ServedModel, SettingsStore
 from router.tokens.defaults import assumed_limits, read_chat_template, recommended_sampling
 from router.tokens.encoder import ParityCheck, PromptEncoder
 from router.tokens.pool import WorkPool
-from worker.wire.exposition import OPENMETRICS, content_type_for, render
-from worker.wire.retry import StartReport, until_started
-from worker.wire.tokenizer import load_tokenizer
-from worker.wire.tracing import Tracing
+from worker.protocol.exposition import OPENMETRICS, content_type_for, render
+from worker.protocol.retry import StartReport, until_started
+from worker.protocol.text.tokenizer import load_tokenizer
+from worker.protocol.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from worker.wire.tracing import Tracing, fail, traceparent_of
+from worker.protocol.tracing import Tracing, fail, traceparent_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

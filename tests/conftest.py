@@ -39,7 +39,7 @@ TAKE_LONG = (
     "tests/cluster/bench/test_bench_job.py",
     "tests/worker/models/test_families.py",
     "tests/deploy/test_demo",
-    "tests/cluster/bench/test_bench_fdfo.py",
+    "tests/deploy/benchmarks/test_bench_fdfo.py",
     "tests/worker/plan/test_rendezvous.py",
     "tests/worker/front/test_hung_ranks.py",
     "tests/worker/test_hub.py",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
-from worker.wire.admission import IN_SCHEDULER_CONFIG, AdmissionOptions, option_name
-from worker.wire.diffusion import DllmAlgorithm, DllmFeature
-from worker.wire.host_cache import HostCachePolicy
-from worker.wire.hub import at_revision, commit_of
+from worker.protocol.admission import IN_SCHEDULER_CONFIG, AdmissionOptions, option_name
+from worker.protocol.diffusion import DllmAlgorithm, DllmFeature
+from worker.protocol.host_cache import HostCachePolicy
+from worker.protocol.hub import at_revision, commit_of
 
 Device = Literal["auto", "cpu", "cuda"]
 CPUBackend = Literal["auto", "native", "torch"]
@@ -316,7 +316,7 @@ class EngineConfig(SchedulingOptions):
 def pinned(config: EngineConfig) -> EngineConfig:
     """`config` with its revisions resolved to commits, so that later loads read the same files.
 
-    Raises as `worker.wire.hub.commit_of` does.
+    Raises as `worker.protocol.hub.commit_of` does.
     """
     revision, draft_revision = commit_of(config.checkpoint), ""
     if config.speculative_model:

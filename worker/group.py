@@ -33,13 +33,13 @@ from worker.memory import freeze_gc, trim_regularly
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
 from worker.metrics.rank import RankOwner, belong_to
-from worker.models.config import load_model_config
+from worker.models.config.model_config import load_model_config
 from worker.plan.rendezvous import Rendezvous, published
-from worker.wire.exposition import render
-from worker.wire.frames import SocketOffer, pulse_key
-from worker.wire.log import log_as
-from worker.wire.retry import RemoteFailure, StartReport, may_heal, until_started
-from worker.wire.tracing import create_tracing
+from worker.protocol.exposition import render
+from worker.protocol.frames import SocketOffer, pulse_key
+from worker.protocol.log import log_as
+from worker.protocol.retry import RemoteFailure, StartReport, may_heal, until_started
+from worker.protocol.tracing import create_tracing
 
 logger = logging.getLogger(__name__)
 

@@ -29,11 +29,11 @@ from worker.core.executor_factory import create_executor
 from worker.core.grammar.base import GrammarError
 from worker.front.grammar.process import GrammarCompiler, grammar_key, setting_of
 from worker.outputs import ChoiceState, CompletionOutput, Logprob, RequestOutput
-from worker.wire.limits import refuse
-from worker.wire.messages import Abort, Submit, SubmitBatch
-from worker.wire.sampling import SamplingParams, with_bad_words
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.limits import refuse
+from worker.protocol.messages import Abort, Submit, SubmitBatch
+from worker.protocol.sampling import SamplingParams, with_bad_words
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "LLM",

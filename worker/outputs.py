@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worker.wire.detokenizer import RequestText
-from worker.wire.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
-from worker.wire.stop import StopStrings
-from worker.wire.tokenizer import Tokenizer
+from worker.protocol.messages import FinishReason, Submit, TokenDelta, TokenLogprobs
+from worker.protocol.text.detokenizer import RequestText
+from worker.protocol.text.stop import StopStrings
+from worker.protocol.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

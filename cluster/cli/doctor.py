@@ -28,7 +28,7 @@ from cluster.cli.checks import Finding, Gpu
 from cluster.cli.options import add_options, given_options
 from cluster.cli.parser import CommandParser
 from worker.config import EngineConfig
-from worker.wire.admission import option_name
+from worker.protocol.admission import option_name
 
 PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "starlette", "tokenizers")
 """Distributions whose versions are listed."""
@@ -234,11 +234,11 @@ def check_loading(engine: EngineConfig) -> Finding:
     Raises:
         ValueError: they cannot.
     """
-    from worker.models.checkpoint import weight_files
-    from worker.models.config import load_model_config
-    from worker.models.loader import check_weights
-    from worker.wire.retry import Unavailable
-    from worker.wire.tokenizer import load_tokenizer
+    from worker.models.config.checkpoint import weight_files
+    from worker.models.config.model_config import load_model_config
+    from worker.models.loading.loader import check_weights
+    from worker.protocol.retry import Unavailable
+    from worker.protocol.text.tokenizer import load_tokenizer
 
     try:
         load_tokenizer(engine.tokenizer_checkpoint)
@@ -336,7 +336,7 @@ def read_elements(model: str) -> dict[str, int]:
         return {str(kind): count for kind, count in counts.items()}
     from safetensors import safe_open
 
-    from worker.models.checkpoint import weight_files
+    from worker.models.config.checkpoint import weight_files
 
     elements: dict[str, int] = {}
     for path in weight_files(folder):

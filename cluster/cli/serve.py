@@ -32,7 +32,7 @@ from cluster.ports import is_loopback
 from router.config import RoutingConfig
 from router.tokens.defaults import read_chat_template
 from worker.config import EngineConfig
-from worker.wire.log import setup_logging
+from worker.protocol.log import setup_logging
 
 if TYPE_CHECKING:
     from rich.console import Console

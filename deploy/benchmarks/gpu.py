@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.bench.kernels.shapes import SHAPES
 from cluster.cli.parser import CommandParser
+from deploy.benchmarks.kernels.shapes import SHAPES
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
@@ -88,13 +88,13 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
         folder: takes the models' dimensions.
         peer: vLLM's program; None leaves the comparison out.
     """
-    bench = [python, "-m", "cluster.bench"]
+    bench, research = [python, "-m", "cluster.bench"], [python, "-m", "deploy.benchmarks"]
     cuda = ["--device", "cuda", "--json"]
     dense, experts, small = (
         write_model(folder / name, config)
         for name, config in (("8b", DENSE), ("30b-a3b", EXPERTS), ("0.6b", SMALL))
     )
-    roofline = [*bench, "roofline", *cuda]
+    roofline = [*research, "roofline", *cuda]
     long = ["--models", dense, "--running", "1", "--input-len", "100000"]
     offline = [*bench, "throughput", *cuda, "--load-format", "dummy", "--disable-detokenize"]
     offline += ["--tokenizer", str(TOKENIZER), "--max-num-batched-tokens", "8192", "--model"]
@@ -102,7 +102,7 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
     mixed = ["--input-len", "1024", "--output-len", "256", "--random-range-ratio", "0.5"]
     steps = [
         Step(name="tests", command=[python, "-m", "pytest", "-m", "gpu", "-q"], is_json=False),
-        Step(name="kernels", command=[*bench, "kernels", *cuda]),
+        Step(name="kernels", command=[*research, "kernels", *cuda]),
         Step(name="decode", command=[*roofline, "--running", "1,32,128,256"]),
         Step(name="decode-100k", command=[*roofline, *long]),
         Step(name="prefill-8k", command=[*offline, dense, *prefill, "--no-enable-prefix-caching"]),
@@ -120,8 +120,8 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
         load = ["--input-len", "512", "--output-len", "128", "--num-prompts", str(2 * running)]
         command = [*offline, experts, *load, "--max-num-seqs", str(running)]
         steps.append(Step(name=f"experts-30b-{running}", command=command))
-    steps.append(Step(name="overlap", command=[*bench, "overlap", *cuda]))
-    steps.append(Step(name="admission", command=[*bench, "admission", *cuda]))
+    steps.append(Step(name="overlap", command=[*research, "overlap", *cuda]))
+    steps.append(Step(name="admission", command=[*research, "admission", *cuda]))
     if peer is not None:
         steps.append(_beside_peer(python, dense, peer))
     return steps

@@ -8,16 +8,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from router.api.account import Account, attach
-from router.api.auth import failed_attempt
-from router.api.body import Bodies, Payload
-from router.api.protocol import json_object
-from router.api.values import refuse_many_values
+from router.api.http.account import Account, attach
+from router.api.http.auth import failed_attempt
+from router.api.http.body import Bodies, Payload
+from router.api.openai.protocol import json_object
+from router.api.openai.values import refuse_many_values
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
 from router.keys.attempts import FailedAttempts
-from worker.wire.admission import AdmissionChange, AdmissionOptions
+from worker.protocol.admission import AdmissionChange, AdmissionOptions
 
 
 class AdminRoutes:

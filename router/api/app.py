@@ -15,20 +15,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.account import account_of
 from router.api.admin import AdminRoutes
 from router.api.anthropic.routes import AnthropicRoutes
-from router.api.audit import AuditLog
-from router.api.auth import ApiKeys
-from router.api.body import Bodies, BodyLimits
-from router.api.browsers import BrowserGuard
-from router.api.completions import CompletionRoutes, request_id_of
-from router.api.count import AnswerCounter
+from router.api.http.account import account_of
+from router.api.http.audit import AuditLog
+from router.api.http.auth import ApiKeys
+from router.api.http.body import Bodies, BodyLimits
+from router.api.http.browsers import BrowserGuard
+from router.api.http.count import AnswerCounter
+from router.api.http.parts import PartsApp
+from router.api.http.readers import ReaderLimits, Readers
+from router.api.openai.completions import CompletionRoutes, request_id_of
+from router.api.openai.tokenize import TokenRoutes
 from router.api.openapi import openapi_document
-from router.api.parts import PartsApp
-from router.api.readers import ReaderLimits, Readers
 from router.api.responses.routes import ResponsesRoutes
-from router.api.tokenize import TokenRoutes
 from router.api.unknown_routes import describe_unknown_route
 from router.errors import MODEL_NOT_FOUND, ApiError, error_body, error_headers
 from router.gateway import Gateway
@@ -36,7 +36,7 @@ from router.keys import KeyLimits, KeyRing
 from router.metrics.tenants import DEFAULT
 from router.metrics.visibility import visible_to
 from router.page.routes import PAGE, PAGE_FILES, PageRoutes
-from worker.wire.hub import local_folder
+from worker.protocol.hub import local_folder
 
 logger = logging.getLogger(__name__)
 

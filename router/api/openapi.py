@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
-from router.api.auth import OPEN_PATHS
-from router.api.fields import IGNORED
-from router.api.protocol import (
+from router.api.http.auth import OPEN_PATHS
+from router.api.openai.fields import IGNORED
+from router.api.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -26,8 +26,8 @@ from router.channel.protocols import (
 )
 from router.channel.silence import TICK_S, Silence
 from router.channel.submit_queue import SubmitQueue
-from worker.wire.admission import AdmissionChange
-from worker.wire.messages import (
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     Rejection,

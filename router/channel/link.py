@@ -9,7 +9,7 @@ from typing import Self, cast
 
 import msgspec
 
-from worker.wire.frames import (
+from worker.protocol.frames import (
     MAX_PAYLOAD_BYTES,
     Attach,
     Call,
@@ -23,7 +23,7 @@ from worker.wire.frames import (
 
 
 class WorkerLink(asyncio.Protocol):
-    """A worker's attach stream, and submits on the same connection, in `worker.wire.frames`.
+    """A worker's attach stream, and submits on the same connection, in `worker.protocol.frames`.
 
     The kernel closes the connection when the worker's process ends, and so ends the link at once.
 

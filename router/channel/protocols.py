@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from worker.wire.messages import AttachSnapshot, Rejection, TokenDelta, WorkerUpdate
+from worker.protocol.messages import AttachSnapshot, Rejection, TokenDelta, WorkerUpdate
 
 
 class WorkerTransport(Protocol):
     """Connections to the workers of one model, each by its id. Payloads are msgpack
-    (worker/wire)."""
+    (worker/protocol)."""
 
     async def attach(
         self, worker_id: str, gateway_id: str, on_item: Callable[[bytes], None]

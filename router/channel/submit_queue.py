@@ -11,9 +11,9 @@ import msgspec
 from cachetools import LRUCache
 
 from router.channel.protocols import WorkerTransport
-from worker.wire.admission import AdmissionChange
-from worker.wire.messages import Abort, Submit, SubmitBatch, SubmitReply, share_sampling
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import Abort, Submit, SubmitBatch, SubmitReply, share_sampling
+from worker.protocol.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Decision logs: written by gateways, read by `rayfleet bench router --replay`."""
+"""Decision logs: written by gateways, read by `python -m deploy.benchmarks router --replay`."""
 
 from router.explain.log import DecisionLog, read_decisions
 from router.explain.record import Decided, FleetSpeed, LogLine, WorkerSeen

@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.wire.blocks import BlockHashes
+from worker.protocol.blocks import BlockHashes
 
 KEY_BYTES = 32
 """Bytes of a key: 16 for SipHash and 16 for BLAKE2b."""

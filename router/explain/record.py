@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from worker.wire.step_time import StepCosts
+from worker.protocol.step_time import StepCosts
 
 
 class Decided(msgspec.Struct, kw_only=True, tag="decided"):

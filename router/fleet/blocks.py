@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 
 from router.fleet.memo import HashMemo
-from worker.wire.blocks import (
+from worker.protocol.blocks import (
     TOKEN_BYTES,
     BlockHashes,
     block_hash_array,
     cache_scope,
     root_hash,
 )
-from worker.wire.limits import largest_token
-from worker.wire.messages import DEFAULT_PRIORITY, EngineInfo
+from worker.protocol.limits import largest_token
+from worker.protocol.messages import DEFAULT_PRIORITY, EngineInfo
 
 
 class BlockKey(msgspec.Struct, frozen=True):

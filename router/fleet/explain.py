@@ -10,7 +10,7 @@ import numpy as np
 from router.fleet.base import Decision
 from router.fleet.request import Estimate, RequestView
 from router.fleet.workers import WorkerTable
-from worker.wire.blocks import BlockHashes
+from worker.protocol.blocks import BlockHashes
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from cachetools import LRUCache
 
 from router.fleet.blocks import PromptBlocks
-from worker.wire.limits import (
+from worker.protocol.limits import (
     Limits,
     Problem,
     prompt_problem,
@@ -15,8 +15,8 @@ from worker.wire.limits import (
     sampling_problem,
     token_problem,
 )
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 _MAX_GRAMMARS = 1024
 """Most refused grammars that are remembered: at 1 KiB per message (worker.core.grammar.base) 1

@@ -25,8 +25,8 @@ from router.fleet.request import RequestView, estimate
 from router.fleet.state import Members, Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import WorkerTable
-from worker.wire.limits import Limits
-from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
+from worker.protocol.limits import Limits
+from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot, WorkerUpdate
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.wire.blocks import BlockHashes
+from worker.protocol.blocks import BlockHashes
 
 
 class PrefixNode:

@@ -8,8 +8,8 @@ import numpy as np
 
 from router.fleet.growing_table import GrowingTable, Keys
 from router.fleet.worker_sets import WorkerSets
-from worker.wire.blocks import BlockHashes
-from worker.wire.messages import BlockEvent, BlockStored, Tier
+from worker.protocol.blocks import BlockHashes
+from worker.protocol.messages import BlockEvent, BlockStored, Tier
 
 Reach = tuple[int, int]
 """A set of slots (bits as in WorkerSets.reaches) and the number of leading blocks they hold."""

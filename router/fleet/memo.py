@@ -10,7 +10,7 @@ import numpy as np
 from cachetools import LRUCache
 from xxhash import xxh3_64_intdigest
 
-from worker.wire.blocks import TOKEN_BYTES, BlockHashes, block_hash_array
+from worker.protocol.blocks import TOKEN_BYTES, BlockHashes, block_hash_array
 
 _SEGMENT = 256
 """Blocks of a segment, which is remembered as one."""

@@ -14,8 +14,8 @@ from router.fleet.constants import (
     WINDOW_S,
 )
 from router.fleet.workers import Floats, grown
-from worker.wire.messages import LoadSnapshot
-from worker.wire.step_time import StepCosts, StepTimeModel
+from worker.protocol.messages import LoadSnapshot
+from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
 """Coefficients of the step-time model, those of drafts aside. The model is solved after as many

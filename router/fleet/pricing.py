@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Generic, NamedTuple, TypeVar
 
 from router.fleet.workers import Floats, WorkerTable
-from worker.wire.messages import EngineInfo, LoadSnapshot
-from worker.wire.step_time import StepCosts
+from worker.protocol.messages import EngineInfo, LoadSnapshot
+from worker.protocol.step_time import StepCosts
 
 Number = TypeVar("Number", float, Floats)
 """A number of one worker, or an array with one per row of the WorkerTable."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from router.fleet.constants import HOST_COPY
 from router.fleet.queue_order import QueueView
 from router.fleet.workers import Floats, WorkerTable
-from worker.wire.blocks import BlockHashes
+from worker.protocol.blocks import BlockHashes
 
 
 class RequestView(msgspec.Struct):

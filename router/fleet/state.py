@@ -9,8 +9,8 @@ import msgspec
 
 from router.fleet.blocks import BlockKey
 from router.fleet.in_flight import PrefixNode
-from worker.wire.limits import Limits
-from worker.wire.messages import EngineInfo, LoadSnapshot
+from worker.protocol.limits import Limits
+from worker.protocol.messages import EngineInfo, LoadSnapshot
 
 Kind = TypeVar("Kind", BlockKey, Limits)
 

@@ -18,7 +18,7 @@ from router.fleet import Fleet
 from router.metrics.http import HttpStats
 from router.metrics.stats import LatencyStats, ModelStats
 from router.metrics.tenants import TenantStats
-from worker.wire.exposition import Histogram
+from worker.protocol.exposition import Histogram
 
 MODEL = ["model_name", "gateway_id"]
 """Labels of metrics of a model."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.metrics.tenants import TenantBook
-from worker.wire.exposition import FIRST_TOKEN_BUCKETS, Histogram
-from worker.wire.slo import Slo, SloClass, slo_class
-from worker.wire.times import FirstTokenTimes
+from worker.protocol.exposition import FIRST_TOKEN_BUCKETS, Histogram
+from worker.protocol.slo import Slo, SloClass, slo_class
+from worker.protocol.times import FirstTokenTimes
 
 TOKEN_TIME_BUCKETS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worker.wire.exposition import label_pair
+from worker.protocol.exposition import label_pair
 
 
 def visible_to(text: bytes, tenants: Iterable[str], models: Iterable[str] | None = None) -> bytes:

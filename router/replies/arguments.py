@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from worker.wire.argument_types import Schemas
+from worker.protocol.argument_types import Schemas
 
 
 class Arguments(Protocol):

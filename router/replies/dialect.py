@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from router.replies.formats import FORMATS, Properties, ToolFormat, format_of
 from router.replies.harmony import FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyReader
 from router.replies.reader import THOUGHTS, ReplyReader, ThoughtFormat, thoughts_of
-from worker.wire.chat_template import ChatTemplate
-from worker.wire.structured import ThoughtTokens
-from worker.wire.tokenizer import Tokenizer
+from worker.protocol.structured import ThoughtTokens
+from worker.protocol.text.chat_template import ChatTemplate
+from worker.protocol.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

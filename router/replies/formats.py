@@ -15,7 +15,7 @@ import msgspec
 
 from router.replies.arguments import Arguments, TagFormat, TaggedArguments
 from router.replies.json_text import JsonObject
-from worker.wire.argument_types import Schemas
+from worker.protocol.argument_types import Schemas
 
 MAX_PYTHON = 2**16
 """Most characters that are parsed as Python, in 0.1 s."""

@@ -15,7 +15,7 @@ from router.replies.reader import (
     ReplyReader,
     Thought,
 )
-from worker.wire.tokenizer import Tokenizer
+from worker.protocol.text.tokenizer import Tokenizer
 
 MAX_HEADER = 512
 """Most characters of a header."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from router.errors import ApiError
-from worker.wire.admission import AdmissionChange
+from worker.protocol.admission import AdmissionChange
 
 logger = logging.getLogger(__name__)
 

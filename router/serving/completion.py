@@ -9,9 +9,9 @@ from router.channel import WorkerChannel
 from router.fleet import Choice
 from router.serving.completion_times import CompletionSpec, CompletionTimes
 from router.serving.mailbox import Mailbox
-from worker.wire.detokenizer import RequestText
-from worker.wire.messages import FinishReason, Rejection, Submit, TokenDelta, TokenLogprobs
-from worker.wire.slo import SloOutcome
+from worker.protocol.messages import FinishReason, Rejection, Submit, TokenDelta, TokenLogprobs
+from worker.protocol.slo import SloOutcome
+from worker.protocol.text.detokenizer import RequestText
 
 TOKEN_BYTES = 64
 """Memory of a generated token: its id in a list, and its text."""

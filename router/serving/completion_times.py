@@ -7,10 +7,10 @@ import msgspec
 
 from router.fleet import Feasibility, PromptBlocks
 from router.metrics.stats import ModelStats
-from worker.wire.messages import FinishReason
-from worker.wire.sampling import SamplingParams
-from worker.wire.slo import Slo, SloOutcome, outcome, slo_class
-from worker.wire.times import FirstTokenTimes
+from worker.protocol.messages import FinishReason
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.slo import Slo, SloOutcome, outcome, slo_class
+from worker.protocol.times import FirstTokenTimes
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ from router.fleet import Feasibility, PromptBlocks
 from router.serving.completion import Completion
 from router.serving.mailbox import Mailbox
 from router.tracing import RequestSpan, Value
-from worker.wire.messages import DEFAULT_PRIORITY, TokenLogprobs
-from worker.wire.slo import Slo
+from worker.protocol.messages import DEFAULT_PRIORITY, TokenLogprobs
+from worker.protocol.slo import Slo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,11 +24,11 @@ from router.serving.load import LoadMeter
 from router.serving.mailbox import Mailbox
 from router.serving.placing import Placer
 from router.tokens.encoder import PromptEncoder
-from worker.wire.admission import AdmissionChange
-from worker.wire.detokenizer import RequestText
-from worker.wire.messages import AttachSnapshot, WorkerUpdate
-from worker.wire.stop import StopStrings
-from worker.wire.tokenizer import Tokenizer
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import AttachSnapshot, WorkerUpdate
+from worker.protocol.text.detokenizer import RequestText
+from worker.protocol.text.stop import StopStrings
+from worker.protocol.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from router.metrics.stats import ModelStats
 from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion
 from router.serving.isolation import Changes, Isolation
-from worker.wire.limits import Limits
+from worker.protocol.limits import Limits
 
 logger = logging.getLogger(__name__)
 

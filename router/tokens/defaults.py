@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.wire.end_tokens import eos_token_ids
-from worker.wire.limits import Limits
-from worker.wire.tokenizer import checkpoint_folder, read_json
+from worker.protocol.limits import Limits
+from worker.protocol.text.end_tokens import eos_token_ids
+from worker.protocol.text.tokenizer import checkpoint_folder, read_json
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from router.errors import ApiError, bad_request, refuse
 from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from router.tokens.pool import WorkPool
-from worker.wire.blocks import cache_scope
-from worker.wire.detokenizer import RequestText
-from worker.wire.limits import Limits
-from worker.wire.messages import EngineInfo, TokenizerFingerprint
-from worker.wire.sampling import SamplingParams, with_bad_words
-from worker.wire.tokenizer import Tokenizer
-from worker.wire.tokenizer_fingerprint import difference, fingerprint
+from worker.protocol.blocks import cache_scope
+from worker.protocol.limits import Limits
+from worker.protocol.messages import EngineInfo, TokenizerFingerprint
+from worker.protocol.sampling import SamplingParams, with_bad_words
+from worker.protocol.text.detokenizer import RequestText
+from worker.protocol.text.tokenizer import Tokenizer
+from worker.protocol.tokenizer_fingerprint import difference, fingerprint
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
+from worker.protocol.text.tokenizer import SHORT_TEXT, Tokenizer
 
 _MAX_BYTES = 32 << 20
 """Most bytes of texts and tokens: two bytes per character for long pieces with four characters per

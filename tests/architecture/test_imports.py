@@ -38,6 +38,35 @@ def test_no_module_imports_itself_in_the_end() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_no_package_has_a_circle_among_its_rooms() -> None:
+    """A room is a file or a subpackage: `core/cache` as a whole, beside `core/engine.py`."""
+    files = sources(*FLOORS, "deploy")
+    modules = {source.module for source in files}
+    packages = {name.rpartition(".")[0] for name in modules if "." in name}
+    circles = []
+    for package in sorted(packages):
+        graph: dict[str, set[str]] = {}
+        for source in files:
+            if (room := _room_in(package, source.module)) is None:
+                continue
+            for name in source.imports():
+                module = name if name in modules else name.rpartition(".")[0]
+                other = _room_in(package, module)
+                if other is not None and other != room and module in modules:
+                    graph.setdefault(room, set()).add(other)
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            circles.append(f"{package}: {' -> '.join(error.args[1])}")
+    assert circles == []
+
+
+def _room_in(package: str, module: str) -> str | None:
+    """The file or subpackage of a package that a module is in; None for a module elsewhere."""
+    inside = module.removeprefix(f"{package}.")
+    return None if inside == module else inside.split(".")[0]
+
+
 def test_worker_package_imports_nothing() -> None:
     assert (ROOT / "worker" / "__init__.py").read_text() == ""
 

@@ -17,7 +17,7 @@ from cluster.cli.chat import Chat, ChatOptions, printable
 from cluster.cli.endpoint import Endpoint, EndpointOptions
 from cluster.cli.main import build_parser
 from tests.support.router.rig import Rig, build_checkpoint
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from router.fleet import Fleet
 from router.metrics.collector import GatewayCollector, Source
 from router.metrics.http import HttpStats
 from router.metrics.stats import ModelStats, WorkerTarget
-from worker.wire.exposition import content_type_for, render
+from worker.protocol.exposition import content_type_for, render
 
 FIXED = {"target_num_replicas": 4, "deployment_config": {"num_replicas": 4}}
 ELASTIC = {

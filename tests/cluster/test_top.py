@@ -36,10 +36,10 @@ from tests.support.router.rig import Rig, build_checkpoint
 from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
-from worker.wire.exposition import TEXT, render
-from worker.wire.host_cache import HostCacheTotals
-from worker.wire.messages import EngineInfo, LoadSnapshot
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.exposition import TEXT, render
+from worker.protocol.host_cache import HostCacheTotals
+from worker.protocol.messages import EngineInfo, LoadSnapshot
+from worker.protocol.text.tokenizer import load_tokenizer
 
 FIRST_LOAD = LoadSnapshot(num_preemptions=2, num_prefix_queries=100, num_prefix_hits=80)
 LOAD = LoadSnapshot(

@@ -18,8 +18,8 @@ from cluster.transport import RayTransport
 from cluster.workers import WORKERS, WorkerSet
 from worker.front.attach import AttachServer
 from worker.front.server import WorkerFrontend
-from worker.wire.frames import SocketOffer
-from worker.wire.messages import (
+from worker.protocol.frames import SocketOffer
+from worker.protocol.messages import (
     AttachSnapshot,
     SubmitBatch,
     SubmitReply,

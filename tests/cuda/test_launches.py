@@ -16,7 +16,7 @@ from tests.support.cuda.budgets import BUDGETS
 from tests.support.cuda.counted import Counts, HostWait, count_launches, write_config
 from tests.support.cuda.tensors import DeviceMix
 from tests.support.worker.real_configs import RealConfig, load_corpus
-from worker.models.families import FAMILIES
+from worker.models.config.families import FAMILIES
 from worker.rank.runner import ModelRunner
 
 NUM_LAYERS = 6

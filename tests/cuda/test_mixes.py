@@ -24,8 +24,8 @@ from tests.support.cuda.serving import (
     prompts,
 )
 from tests.support.engines.block_engine import BlockEngine
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 NUM_OPERATIONS = 20_000
 ALWAYS = {"speculative_max_utilization": 2.0}

@@ -33,16 +33,16 @@ from tests.support.cuda.serving import (
 )
 from tests.support.effort import IS_LONG
 from tests.support.engines.block_engine import BlockEngine
-from worker.models.context import KVCache
+from worker.models.layers.context import KVCache
 from worker.plan.plan import Plan
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 from worker.rank.graphs import StepGraphs
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
 from worker.rank.sampling.state import SamplingState
 from worker.rank.speculation import device_model
 from worker.rank.streams import StepSlot, staging_size
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
 
 
 def noted_steps(patch: pytest.MonkeyPatch) -> list[Plan]:

@@ -18,10 +18,10 @@ from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.cuda.clocks import Clocks, Graph
 from tests.support.cuda.serving import on_cpu, on_cuda, params, prompts
 from tests.support.effort import IS_LONG
+from worker.protocol.sampling import SamplingParams
 from worker.rank import batch
 from worker.rank.runner import ModelRunner
 from worker.rank.steps import ForwardStep
-from worker.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.randomized  # with more requests
 SIZES = (1, 2, 4, 16, 64)

@@ -24,7 +24,7 @@ from tests.support.cuda.warm_starts import (
     write_model,
 )
 from tests.support.engines.engine_driver import Engine
-from worker.models.qwen3_next import GatedDeltaNet
+from worker.models.architectures.qwen3_next import GatedDeltaNet
 from worker.plan.plan import Plan
 from worker.rank import warmup
 from worker.rank.runner import ModelRunner

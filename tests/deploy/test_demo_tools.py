@@ -42,7 +42,7 @@ from deploy.models.tokenizer import (
 from router.replies.dialect import dialect_of
 from tests.support.effort import IS_LONG, cases
 from tests.support.paths import MODELS
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.text.tokenizer import load_tokenizer
 
 DEMO = MODELS / "demo"
 FAMILIES = {"single": 40, "parallel": 15, "none": 20, "result": 25}

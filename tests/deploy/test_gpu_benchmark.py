@@ -15,8 +15,9 @@ import pytest
 from cluster.bench.cli import add_commands
 from cluster.cli.parser import CommandParser
 from cluster.cli.serve import add_arguments
+from deploy.benchmarks import cli as benchmarks
 from deploy.benchmarks import gpu
-from worker.models.config import load_model_config
+from worker.models.config.model_config import load_model_config
 
 
 def python(script: str) -> list[str]:
@@ -26,12 +27,13 @@ def python(script: str) -> list[str]:
 def test_every_command_is_one(tmp_path: Path) -> None:
     steps = gpu.make_steps("python", tmp_path, "vllm")
     assert len({step.name for step in steps}) == len(steps) == 14
-    parser = argparse.ArgumentParser()
-    add_commands(parser.add_subparsers(dest="bench", required=True))
+    parsers = {"cluster.bench": add_commands, "deploy.benchmarks": benchmarks.add_commands}
     for step in steps:
         program, *rest = step.command
         assert program == "python"
-        if rest[1] == "cluster.bench":
+        if rest[1] in parsers:
+            parser = argparse.ArgumentParser()
+            parsers[rest[1]](parser.add_subparsers(dest="bench", required=True))
             parser.parse_args(rest[2:])
     ours = steps[-1].servers[1].command
     serve = CommandParser()

@@ -29,9 +29,9 @@ from tests.support.deploy.promql import (
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
 from worker.metrics.node import NodeMetrics
-from worker.wire.exposition import merge, render
-from worker.wire.messages import AttachSnapshot, EngineInfo, LoadSnapshot
-from worker.wire.slo import Slo
+from worker.protocol.exposition import merge, render
+from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot
+from worker.protocol.slo import Slo
 
 INFO = EngineInfo("m", 64, 128, 32, 4, 8, [2], "salt", startup={"launch": 1.0})
 CASES = Path(__file__).with_name("alerts.test.yml")

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.cli.main import main
 from cluster.config import API_KEY
-from router.api.auth import OPEN_PATHS
+from router.api.http.auth import OPEN_PATHS
 from router.page.routes import PAGE_FILES
 from tests.support.paths import ROOT
 

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.models import smollm2
 from tests.support.paths import ROOT
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.text.tokenizer import load_tokenizer
 
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "Ġ", "1", "2", "ab", "Ġab"]
 FIELDS: dict[str, Any] = {

@@ -99,9 +99,9 @@ def main(address: str, base_url: str, model: str) -> None:
     join_ray(address)
     from ray import cloudpickle, serve
 
-    from cluster.bench import routing
-    from cluster.bench.routing.paced import run_steady
-    from cluster.bench.routing.paced_group import build_paced
+    from deploy.benchmarks import routing
+    from deploy.benchmarks.routing.paced import run_steady
+    from deploy.benchmarks.routing.paced_group import build_paced
 
     cloudpickle.register_pickle_by_value(routing)  # the fleet is that of the wheel
     fleet = FleetConfig(served_model_name="paced")

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from cluster.bench.report import Check
-from router.api.body import MAX_BODY_BYTES
-from router.api.values import MAX_VALUES, num_values
+from router.api.http.body import MAX_BODY_BYTES
+from router.api.openai.values import MAX_VALUES, num_values
 from tests.support.fleet.memory_watch import MemorySamples
 from tests.support.hostile.attack import KEPT_MIB, SMALL_GROWTH_MIB, Attack, judge_heavy
 from tests.support.hostile.bystanders import Tokens

@@ -11,7 +11,7 @@ from router.channel.silence import TICK_S
 from tests.support.router import stub_worker
 from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig, build_checkpoint, events
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from router.api.app import create_app
 from router.config import GatewayConfig
 from router.gateway import Gateway
 from router.serving import admission as admission_module
-from worker.wire.admission import AdmissionChange, AdmissionOptions
+from worker.protocol.admission import AdmissionChange, AdmissionOptions
 
 USERS = ("alpha", "beta")
 ADMIN = "omega"

@@ -19,8 +19,8 @@ from tests.support.effort import IS_LONG
 from tests.support.paths import DEMO
 from tests.support.router.agent import agent_rig
 from tests.support.router.rig import Rig
-from worker.wire.messages import Submit
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.messages import Submit
+from worker.protocol.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.randomized  # with more questions
 END = 2

@@ -12,8 +12,8 @@ import pytest
 from router.api.anthropic.protocol import KNOWN
 from tests.support.router.agent import CALLS, prompt_of
 from tests.support.router.rig import Rig
-from worker.wire.chat_template import ChatTemplate
-from worker.wire.messages import TokenDelta
+from worker.protocol.messages import TokenDelta
+from worker.protocol.text.chat_template import ChatTemplate
 
 WEATHER = {
     "name": "get_weather",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.config import EndpointConfig, known_hosts
-from router.api.browsers import MAX_SHOWN
+from router.api.http.browsers import MAX_SHOWN
 
 BODY = json.dumps({"prompt": "hi", "max_tokens": 1})
 ROUTES = (

@@ -12,8 +12,8 @@ import pytest
 from router.fleet import BatchWindow, Choice, Fleet, PromptBlocks
 from router.fleet.burst import group_order
 from tests.support.router.scheduled_worker import ScheduledWorker
-from worker.wire.messages import AttachSnapshot, Submit, WorkerUpdate
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import AttachSnapshot, Submit, WorkerUpdate
+from worker.protocol.sampling import SamplingParams
 
 PREFIX = 512
 

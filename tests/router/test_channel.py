@@ -10,8 +10,8 @@ import pytest
 
 from router.channel import Refused, WorkerChannel, WorkerUnreachable, submit_queue
 from tests.support.router.stub_worker import StubTransport, StubWorker
-from worker.wire.messages import AttachSnapshot, Submit, TokenDelta, WorkerUpdate
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import AttachSnapshot, Submit, TokenDelta, WorkerUpdate
+from worker.protocol.sampling import SamplingParams
 
 
 class Recorder:

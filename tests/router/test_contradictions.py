@@ -21,7 +21,7 @@ from tests.support.effort import cases
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
 from worker.front.server import WorkerFrontend
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.wire.diffusion import DiffusionParams
+from worker.protocol.diffusion import DiffusionParams
 
 FIELDS = {"algorithm": "JointThreshold", "threshold": 0.7, "max_post_edit_steps": 4}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.api.protocol import ChatRequest, CompletionRequest
+from router.api.openai.protocol import ChatRequest, CompletionRequest
 from router.api.responses.protocol import ResponsesRequest
 from tests.support.router.rig import Rig
 

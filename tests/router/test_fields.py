@@ -8,9 +8,9 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from router.api.fields import IGNORED, REFUSED
-from router.api.protocol import ChatRequest, CompletionRequest
-from worker.wire.chat_template import ChatTemplate
+from router.api.openai.fields import IGNORED, REFUSED
+from router.api.openai.protocol import ChatRequest, CompletionRequest
+from worker.protocol.text.chat_template import ChatTemplate
 
 CHAT = set(ChatRequest.__struct_fields__)
 TEXT = set(CompletionRequest.__struct_fields__)

@@ -6,7 +6,7 @@ import pytest
 from router.config import RoutingConfig
 from router.fleet import Fleet
 from tests.support.router.fleet_states import IDLE, fleet_of, prompt_of, snapshot, update
-from worker.wire.messages import (
+from worker.protocol.messages import (
     LoadSnapshot,
 )
 

@@ -14,8 +14,8 @@ from router.fleet import Fleet, PromptBlocks
 from router.fleet.pace import FleetPace
 from router.fleet.pricing import price_all, price_load
 from router.fleet.workers import WorkerTable
-from worker.wire.blocks import block_hash_array, root_hash
-from worker.wire.messages import (
+from worker.protocol.blocks import block_hash_array, root_hash
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     BlockStored,
@@ -24,7 +24,7 @@ from worker.wire.messages import (
     StepShape,
     WorkerUpdate,
 )
-from worker.wire.step_time import StepCosts
+from worker.protocol.step_time import StepCosts
 
 PAGE = 16
 SALT = "scale"

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from router.api import body as body_module
-from router.api.protocol import ChatRequest, CompletionRequest
+from router.api.http import body as body_module
+from router.api.openai.protocol import ChatRequest, CompletionRequest
 from tests.support.effort import cases
 from tests.support.hostile.bodies import FIELDS, bodies
-from worker.wire.chat_template import ChatTemplate
-from worker.wire.limits import refuse
-from worker.wire.messages import Submit, SubmitBatch
+from worker.protocol.limits import refuse
+from worker.protocol.messages import Submit, SubmitBatch
+from worker.protocol.text.chat_template import ChatTemplate
 
 
 @pytest.fixture

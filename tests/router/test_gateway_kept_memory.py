@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from tests.support.router.rig import CHATML, Rig, build_checkpoint
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.text.tokenizer import load_tokenizer
 
 PROMPTS = 8
 """Different ones. What is known of prompts has bounds of its own."""

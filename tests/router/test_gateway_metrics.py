@@ -9,11 +9,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 from starlette.routing import Route
 
-from router.api.count import AnswerCounter
+from router.api.http.count import AnswerCounter
 from router.keys.entry import unnamed
 from router.metrics.http import HttpStats
 from router.metrics.tenants import IDLE_S, TenantBook
-from worker.wire.slo import Slo, slo_class
+from worker.protocol.slo import Slo, slo_class
 
 Samples = dict[tuple[str, frozenset[str]], float]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from router.api.messages import chat_messages
+from router.api.openai.messages import chat_messages
 from router.replies import FORMATS, THOUGHTS, Call, CallArguments, Dialect, Thought, dialect_of
 from router.replies import num_thought_tokens as count_thoughts
 from router.replies.harmony import MARKERS
@@ -23,7 +23,7 @@ from router.replies.json_text import closed
 from tests.support.effort import cases
 from tests.support.router.agent import agent_rig
 from tests.support.router.rig import Rig, build_checkpoint
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 TOOLS: dict[str, Any] = {"get_weather": {"city": {"type": "string"}}, "now": {}}
 HARMONY = Dialect(tools=FORMATS["harmony"], thoughts=THOUGHTS["harmony"])

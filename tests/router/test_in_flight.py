@@ -8,7 +8,7 @@ from router.fleet import PromptBlocks
 from router.fleet.in_flight import InFlight
 from router.fleet.memo import HashMemo
 from tests.support.effort import cases
-from worker.wire.blocks import BlockHashes, block_hash_array, root_hash
+from worker.protocol.blocks import BlockHashes, block_hash_array, root_hash
 
 PROMPT = st.lists(st.integers(0, 1), min_size=0, max_size=9)
 

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from router.fleet import BlockKey, Fleet, PromptBlocks
 from tests.support.effort import cases
 from tests.support.router.scheduled_worker import PAGE_SIZE, SALT, ScheduledWorker
-from worker.wire.messages import AttachSnapshot, Submit, WorkerDown
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import AttachSnapshot, Submit, WorkerDown
+from worker.protocol.sampling import SamplingParams
 
 WORKERS = ("w0", "w1", "w2")
 HOST_PAGES = {"w0": 0, "w1": 9, "w2": 60}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.api import auth
+from router.api.http import auth
 from router.keys.attempts import BURST, MAX_SOURCES, MAX_WAIT_S, PAUSE_S, FailedAttempts
 
 

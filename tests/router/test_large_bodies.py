@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from router.api import protocol, values
-from router.api.body import Bodies
+from router.api.http.body import Bodies
+from router.api.openai import protocol, values
 from router.errors import ApiError
 from router.tokens import pool as pools
 from router.tokens.pool import LONG, WorkPool

@@ -12,8 +12,8 @@ import pytest
 from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
 from tests.support.router.stub_worker import StubTransport
-from worker.wire import retry
-from worker.wire.retry import StartDelay, Unavailable
+from worker.protocol import retry
+from worker.protocol.retry import StartDelay, Unavailable
 
 
 def gateway_of(folder: Path, retry_s: float) -> Gateway:

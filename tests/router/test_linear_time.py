@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from router.tokens.pool import SMALL_BODY
 from tests.support.router.bodies import ANY, NO_BODY, ROUTES, Shape
 from tests.support.router.rig import Rig, build_checkpoint
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.slow
 SIZE = SMALL_BODY - 1024

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.support.router.official_client import MESSAGES, client_of
-from worker.wire.sampling import MAX_BAD_WORDS_TOKENS
+from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS
 
 
 async def test_chat_logprobs(rig):

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from tests.support.router.stub_worker import StubTransport
-from worker.wire.messages import Submit, SubmitBatch, share_sampling
-from worker.wire.sampling import SamplingParams
-from worker.wire.stop import StopStrings
+from worker.protocol.messages import Submit, SubmitBatch, share_sampling
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.text.stop import StopStrings
 
 MANY = {
     "n": 128,

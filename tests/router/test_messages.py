@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from router.api import values
-from router.api.messages import chat_messages
+from router.api.openai import values
+from router.api.openai.messages import chat_messages
 from router.errors import ApiError
-from worker.wire.chat_template import ChatTemplate
+from worker.protocol.text.chat_template import ChatTemplate
 
 HERMES = """\
 {%- for message in messages %}

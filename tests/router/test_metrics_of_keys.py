@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from router.keys import digest_of
 from router.metrics.visibility import visible_to
-from worker.wire.exposition import OPENMETRICS, TEXT, render
+from worker.protocol.exposition import OPENMETRICS, TEXT, render
 
 KEYS = """
 [alice]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from router.api import body as body_module
+from router.api.http import body as body_module
 from tests.support.router.official_client import MESSAGES, client_of
 
 

@@ -10,8 +10,8 @@ import pytest
 from starlette.routing import Route
 
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
-from router.api.fields import IGNORED
-from router.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from router.api.openai.fields import IGNORED
+from router.api.openai.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from router.api.responses.protocol import KNOWN as RESPONSES
 from router.api.responses.protocol import ResponsesRequest
 

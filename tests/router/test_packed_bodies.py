@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.api import body as body_module
+from router.api.http import body as body_module
 
 BODY = json.dumps({"prompt": "hi", "max_tokens": 5, "user": "x" * 3000}).encode()
 PACKED = gzip.compress(BODY, mtime=0)

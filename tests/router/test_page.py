@@ -14,8 +14,8 @@ from tests.support.paths import ROOT
 from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
-from worker.wire.exposition import TEXT, render
-from worker.wire.messages import LoadSnapshot
+from worker.protocol.exposition import TEXT, render
+from worker.protocol.messages import LoadSnapshot
 
 STATIC = ROOT / "router" / "page" / "static"
 FILES = sorted(path.name for path in STATIC.iterdir() if path.name != "index.html")

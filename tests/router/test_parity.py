@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from router.tokens.encoder import ParityCheck
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
-from worker.wire.tokenizer_fingerprint import fingerprint
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.tokenizer_fingerprint import fingerprint
 
 
 def altered(tokenizer: Tokenizer, checkpoint: Path, tmp_path: Path, template: str) -> Tokenizer:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from router.tokens.pieces import PieceMemo, _size
 from tests.support.effort import cases
-from worker.wire.tokenizer import SHORT_TEXT, Tokenizer
+from worker.protocol.text.tokenizer import SHORT_TEXT, Tokenizer
 
 _CORPUS = ["Tell me of the ferry, and the old harbour: hello <world>!  2 x 3\n\n"] * 4
 _START, _END = "<|im_start|>", "<|im_end|>"

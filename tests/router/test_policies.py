@@ -11,7 +11,7 @@ import pytest
 from router.config import PolicyName
 from router.fleet import PromptBlocks
 from tests.support.router.played_fleet import PAGE, PlayedFleet
-from worker.wire.messages import (
+from worker.protocol.messages import (
     StepShape,
 )
 

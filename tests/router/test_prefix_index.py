@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.fleet.hash_table import HashTable
 from router.fleet.index import PrefixIndex
 from tests.support.effort import cases
-from worker.wire.messages import BlockRemoved, BlockStored, Tier
+from worker.protocol.messages import BlockRemoved, BlockStored, Tier
 
 GOLDEN = 0x9E3779B97F4A7C15
 

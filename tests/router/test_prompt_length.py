@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from router.config import RoutingConfig
-from worker.wire.chat_template import ChatTemplate
+from worker.protocol.text.chat_template import ChatTemplate
 
 PRINTS_ALL = (
     "{{ date_string }}{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.support.effort import cases
 from tests.support.router.rig import Rig
 from tests.support.router.sentencepiece import DECODERS, build_sentencepiece
-from worker.wire.detokenizer import RequestText
-from worker.wire.stop import StopStrings
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.text.detokenizer import RequestText
+from worker.protocol.text.stop import StopStrings
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 PROMPT = "The capital of France is"
 WORDS = " Paris. of France"

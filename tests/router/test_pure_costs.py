@@ -20,7 +20,7 @@ from router.fleet.base import total
 from router.fleet.request import estimate
 from router.serving.account import cost_headers
 from tests.support.router.played_fleet import PlayedFleet
-from worker.wire.messages import (
+from worker.protocol.messages import (
     StepShape,
 )
 

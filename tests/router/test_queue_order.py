@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from router.fleet import Fleet, PromptBlocks
-from worker.wire.messages import (
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     EngineInfo,

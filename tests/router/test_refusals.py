@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.api import body as body_module
+from router.api.http import body as body_module
 from router.fleet import PromptBlocks
 from tests.support.router.stub_worker import StubWorker
-from worker.wire.messages import LoadSnapshot, StepShape, WorkerUpdate
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.messages import LoadSnapshot, StepShape, WorkerUpdate
+from worker.protocol.structured import StructuredOutputsParams
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hello there, wörld"}]

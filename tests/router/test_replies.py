@@ -32,7 +32,7 @@ from router.replies.json_text import JsonObject, closed
 from router.replies.reader import thoughts_of
 from tests.support.effort import cases
 from tests.support.router.rig import build_checkpoint
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.text.tokenizer import load_tokenizer
 
 TOOLS = {
     "get_weather": {

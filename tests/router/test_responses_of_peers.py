@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.api.responses.store import ResponseStore, gateway_of
 from tests.support.router.peer_network import PeerNetwork
 from tests.support.router.rig import Rig
-from worker.wire.tokenizer import Tokenizer
+from worker.protocol.text.tokenizer import Tokenizer
 
 KEYS = ("one", "two")
 PATH = "/v1/responses"

@@ -11,7 +11,7 @@ import pytest
 from router.config import RoutingConfig
 from router.serving import placing
 from tests.support.router.stub_worker import StubWorker
-from worker.wire.messages import Submit, TokenDelta
+from worker.protocol.messages import Submit, TokenDelta
 
 LONG = "héllo wörld 🙂, the quick brown fox jumps over the lazy dog. " * 2
 

@@ -14,8 +14,8 @@ from router.config import GatewayConfig, ModelRoute
 from router.gateway import Gateway
 from router.tokens.encoder import ParityCheck
 from tests.support.router.rig import build_checkpoint
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
-from worker.wire.tokenizer_fingerprint import fingerprint
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.tokenizer_fingerprint import fingerprint
 
 SHOUTED = "{% for m in messages %}{{ m.content | upper }}!{% endfor %}"
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from router.api.body import BodyLimits
+from router.api.http.body import BodyLimits
 
 LONG_S = 3600.0
 DEADLINE_S = 120

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.api.readers import ReaderLimits
+from router.api.http.readers import ReaderLimits
 from router.config import RoutingConfig
 from router.serving import ServedModel
 

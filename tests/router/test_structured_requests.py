@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from worker.wire.messages import Rejection, TokenDelta
+from worker.protocol.messages import Rejection, TokenDelta
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
 TAG = {

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 
 from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig
-from worker.wire.structured import ThoughtTokens
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.structured import ThoughtTokens
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 NOW = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from router.serving.completion import Completion
-from worker.wire.messages import Rejection, TokenDelta
-from worker.wire.slo import Slo
+from worker.protocol.messages import Rejection, TokenDelta
+from worker.protocol.slo import Slo
 
 KEYS = ("alpha", "beta")
 

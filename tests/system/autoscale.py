@@ -22,11 +22,11 @@ from cluster.bench.arrivals import phased_arrival_times
 from cluster.bench.client import Record, completion_request
 from cluster.bench.load import Load, drive
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
-from cluster.bench.routing.paced import run_paced
-from cluster.bench.routing.workload import DEFAULT_COSTS, FleetShape
 from cluster.bench.stats import percentile
 from cluster.config import ServeConfig
 from cluster.launch import LocalFleet
+from deploy.benchmarks.routing.paced import run_paced
+from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
 from tests.system.checks import check_main, is_whole, serve_config
 
 MODEL = "paced"
@@ -195,7 +195,7 @@ def run_autoscale(options: AutoscaleOptions) -> Result:
 
     def build(config: ServeConfig) -> Any:
         # Imported here: Ray reads its environment when it is imported.
-        from cluster.bench.routing.paced_group import build_paced
+        from deploy.benchmarks.routing.paced_group import build_paced
 
         return build_paced(config, partial(run_paced, options.shape, options.pace))
 

@@ -20,11 +20,11 @@ from functools import partial
 from cluster.bench.command import measured_by
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.report import Result, at_most, checks_json, exactly, note
-from cluster.bench.routing.paced import prose_after
 from cluster.bench.serve import ServeOptions, run_serve
 from cluster.bench.sse import EventScanner, has_text, has_usage
 from cluster.bench.turns import take_turns
 from cluster.config import find_demo_model
+from deploy.benchmarks.routing.paced import prose_after
 from tests.support.fleet.processes import CpuMeter
 from tests.support.gateway.options import GatewayOptions, Target, Variant
 from tests.system.checks import check_main

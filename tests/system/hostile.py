@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from cluster.bench.report import Check, at_least, at_most, checks_json, exactly, note
-from router.api.readers import ReaderLimits
+from router.api.http.readers import ReaderLimits
 from tests.support.hostile.attack import (
     BYSTANDER_GAP_MS,
     MIB,
@@ -304,7 +304,7 @@ def run_slow_readers(fleet: AttackedFleet, options: HostileOptions) -> tuple[Fig
     """Asks for far more than anyone's buffers hold, and takes nothing of it.
 
     Of a connection's unread bytes the kernel holds some, and HAProxy a buffer; the gateway has the
-    rest, see `router.api.readers`.
+    rest, see `router.api.http.readers`.
     """
     asyncio.run(warm_up(fleet))
     body = {

@@ -28,9 +28,9 @@ from tests.support.real.reference import Difference, Reference, perplexity
 from tests.support.real.schemas import schemas
 from tests.support.real.texts import PASSAGES
 from tests.system.checks import check_main, serve_config
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 PARTS = ("tokens", "drafts", "batch_invariant", "tensor_parallel", "schemas", "fleet", "perplexity")
 _MODEL = "smollm2"

@@ -15,10 +15,10 @@ import time
 import psutil
 
 from cluster.bench.report import Result, at_least, at_most, checks_json, note
-from cluster.bench.routing.figures import figures
-from cluster.bench.routing.simulated import Clock, SimulatedRouter
-from cluster.bench.routing.simulation import Outcome, Simulation
 from cluster.bench.stats import percentile
+from deploy.benchmarks.routing.figures import figures
+from deploy.benchmarks.routing.simulated import Clock, SimulatedRouter
+from deploy.benchmarks.routing.simulation import Outcome, Simulation
 from tests.support.scale.capacity import Needs, breaks_first
 from tests.support.scale.gateway import TimedGateway
 from tests.support.scale.options import ScaleOptions

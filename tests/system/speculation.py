@@ -27,7 +27,7 @@ from tests.support.engines.speculation_cases import (
 )
 from tests.support.paths import MODELS
 from worker.llm import LLM, Prompt, TokensPrompt
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 NUM_PROMPTS = 300
 TEMPERATURES = (0.0, 0.7, 1.3)

@@ -19,7 +19,7 @@ from playwright.async_api import Browser
 from tests.support.browser.pages import SERIOUS, Watched, chromium, opened, told_with_workers
 from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig, build_checkpoint
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.long
 

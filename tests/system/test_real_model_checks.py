@@ -17,9 +17,9 @@ from tests.support.real.prompts import LONG_TOKENS, make_prompts
 from tests.support.real.reference import Difference, Reference, perplexity
 from tests.support.real.schemas import schemas
 from tests.system.real_model import RealModelOptions, _schema_fault, judge
-from worker.wire.messages import TokenLogprobs
-from worker.wire.sampling import SamplingParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.messages import TokenLogprobs
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 SAME = Difference(wrong_tokens=0, near_ties=1, logprob=1e-4)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.bench.routing.simulated import Clock, SimulatedRouter
-from cluster.bench.routing.simulation import Simulation
+from deploy.benchmarks.routing.simulated import Clock, SimulatedRouter
+from deploy.benchmarks.routing.simulation import Simulation
 from tests.support.scale.capacity import Needs, breaks_first
 from tests.support.scale.gateway import TimedGateway
 from tests.support.scale.options import ScaleOptions

@@ -13,7 +13,7 @@ from tests.support.paths import DEMO
 from worker.config import EngineConfig
 from worker.core.executor import RankFailure
 from worker.group import _fetch_checkpoints, _Ranks
-from worker.wire.retry import Unavailable
+from worker.protocol.retry import Unavailable
 
 
 def raised(cause: Exception) -> Exception:

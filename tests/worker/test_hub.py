@@ -18,9 +18,9 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.worker.fake_hub import COMMIT, fake_hub
 from worker.config import EngineConfig
-from worker.models.checkpoint import resolve_checkpoint
-from worker.wire.hub import at_revision, commit_of, local_folder
-from worker.wire.tokenizer import load_tokenizer
+from worker.models.config.checkpoint import resolve_checkpoint
+from worker.protocol.hub import at_revision, commit_of, local_folder
+from worker.protocol.text.tokenizer import load_tokenizer
 
 DEMO = ROOT / "deploy" / "models" / "demo"
 GOOD, MISSPELT, WEIGHTLESS = "org/demo", "org/dmeo", "org/weightless"
@@ -29,9 +29,9 @@ START = """
 import asyncio, json, math, sys
 from worker.config import EngineConfig
 from worker.group import _fetch_checkpoints
-from worker.wire import retry
-from worker.wire.retry import until_started
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol import retry
+from worker.protocol.retry import until_started
+from worker.protocol.text.tokenizer import load_tokenizer
 
 retry.FIRST_DELAY_S = 0.1
 

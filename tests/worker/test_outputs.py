@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.router.sentencepiece import DECODERS, build_sentencepiece
 from worker.outputs import ChoiceState
-from worker.wire.messages import Submit, TokenDelta
-from worker.wire.sampling import SamplingParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.messages import Submit, TokenDelta
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize("kind", DECODERS)

@@ -12,10 +12,10 @@ from worker.core.grammar.guided import GuidedRequests
 from worker.core.grammar.state import GrammarProblem, GrammarState, GrammarStatus
 from worker.core.grammar.store import GrammarStore
 from worker.core.scheduler import Clock, Scheduler, SchedulerConfig
-from worker.core.speculation.gate import create_gate
+from worker.core.scheduler.speculation_gate import create_gate
 from worker.core.timeline import Timeline
 from worker.plan.plan import Plan, StepResult
-from worker.wire.messages import Abort, EngineInfo, StepReport, StepShape, Submit, SubmitBatch
+from worker.protocol.messages import Abort, EngineInfo, StepReport, StepShape, Submit, SubmitBatch
 
 
 class EngineCore:

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from worker.plan.plan import Plan, StepResult
-from worker.wire.messages import EngineInfo
-from worker.wire.retry import RemoteFailure
+from worker.protocol.messages import EngineInfo
+from worker.protocol.retry import RemoteFailure
 
 AwaitResult = Callable[[], StepResult]
 """Waits for the result of one launched step; raises RankFailure if a rank ended instead. Results of

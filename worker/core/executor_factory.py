@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from worker.config import EngineConfig
 from worker.core.executor import Executor
-from worker.models.config import load_model_config
+from worker.models.config.model_config import load_model_config
 
 
 def uses_cuda(config: EngineConfig) -> bool:

@@ -12,12 +12,12 @@ from worker.config import EngineConfig
 from worker.core.executor import AwaitResult, Executor, RankFailure
 from worker.core.info import begin_salt, build_engine_info, slowest, start_of
 from worker.core.ranks import LAST_WORD_MS, RankGroup
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import PlanMessage, Sample
 from worker.plan.plan import Plan
+from worker.protocol.messages import EngineInfo
 from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank, select_device
-from worker.wire.messages import EngineInfo
 
 
 class LocalExecutor(Executor):

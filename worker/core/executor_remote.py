@@ -15,7 +15,7 @@ from worker.core.info import begin_salt, build_engine_info, slowest, start_of
 from worker.core.ranks import RankGroup
 from worker.plan.messages import Drafts, PlanMessage, Result, Sample
 from worker.plan.plan import Plan, StepResult
-from worker.wire.messages import EngineInfo
+from worker.protocol.messages import EngineInfo
 
 
 class ProcessExecutor(Executor):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from worker.config import EngineConfig
-from worker.models.checkpoint import block_hash_salt
-from worker.models.config import ModelConfig, load_model_config
+from worker.models.config.checkpoint import block_hash_salt
+from worker.models.config.model_config import ModelConfig, load_model_config
 from worker.plan.messages import Hello, Ready, Start
-from worker.wire.end_tokens import tokenizer_eos_token_id
-from worker.wire.messages import EngineInfo
+from worker.protocol.messages import EngineInfo
+from worker.protocol.text.end_tokens import tokenizer_eos_token_id
 
 
 def begin_salt(config: EngineConfig) -> Callable[[], str]:

@@ -14,7 +14,7 @@ from worker.core.executor_factory import create_executor
 from worker.memory import freeze_gc
 from worker.plan.plan import Plan
 from worker.plan.sockets import FrameStream, connect
-from worker.wire.messages import (
+from worker.protocol.messages import (
     EngineInfo,
     StepLimit,
     StepReport,
@@ -22,8 +22,8 @@ from worker.wire.messages import (
     SubmitBatch,
     TokenizerFingerprint,
 )
-from worker.wire.tokenizer import load_tokenizer
-from worker.wire.tokenizer_fingerprint import fingerprint
+from worker.protocol.text.tokenizer import load_tokenizer
+from worker.protocol.tokenizer_fingerprint import fingerprint
 
 
 def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from worker.core.cache.lease import Lease
+from worker.core.draft_acceptance import RequestRecord
 from worker.core.grammar.state import GrammarProblem, GrammarStatus
 from worker.core.request_records import (
     BlockProgress,
@@ -18,9 +19,8 @@ from worker.core.request_records import (
     QueueEntry,
     RequestTimes,
 )
-from worker.core.speculation.acceptance import RequestRecord
-from worker.wire.messages import FinishReason, Rejection, Submit
-from worker.wire.slo import Slo
+from worker.protocol.messages import FinishReason, Rejection, Submit
+from worker.protocol.slo import Slo
 
 
 class RequestState(Enum):

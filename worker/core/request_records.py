@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from worker.wire.messages import TokenLogprobs
-from worker.wire.slo import Slo
-from worker.wire.times import FirstTokenTimes
+from worker.protocol.messages import TokenLogprobs
+from worker.protocol.slo import Slo
+from worker.protocol.times import FirstTokenTimes
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
-from worker.wire.messages import StepShape
-from worker.wire.step_time import StepCosts, StepTimeModel
+from worker.protocol.messages import StepShape
+from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _MIN_OBSERVATIONS = 20
 """Observed steps before which nothing is predicted."""

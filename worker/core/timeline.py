@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from worker.plan.plan import RankTimes, StepResult
-from worker.wire.times import StepTimes
+from worker.protocol.times import StepTimes
 
 RING_SIZE = 256
 """Number of the latest steps whose records are kept."""

@@ -17,7 +17,7 @@ import msgspec
 
 from worker.front.attachment import Attachment
 from worker.front.server import WorkerFrontend
-from worker.wire.frames import (
+from worker.protocol.frames import (
     Attach,
     Call,
     CallFailure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from worker.wire.messages import (
+from worker.protocol.messages import (
     AttachSnapshot,
     BlockEvent,
     BlockRemoved,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from worker.plan.sockets import FrameStream, listen
-from worker.wire.messages import EngineMessage
+from worker.protocol.messages import EngineMessage
 
 
 class EngineConnection:

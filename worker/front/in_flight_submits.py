@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from worker.wire.blocks import TOKEN_BYTES
-from worker.wire.messages import LoadSnapshot, Submit
+from worker.protocol.blocks import TOKEN_BYTES
+from worker.protocol.messages import LoadSnapshot, Submit
 
 
 class _Handed(NamedTuple):

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from worker.wire.admission import AdmissionChange
-from worker.wire.limits import Problem, refuse
-from worker.wire.messages import Abort, EngineInfo, LoadSnapshot, Rejection, Submit, SubmitBatch
-from worker.wire.queue_limits import QueueLimits, queue_full
-from worker.wire.sampling import SamplingParams
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.limits import Problem, refuse
+from worker.protocol.messages import Abort, EngineInfo, LoadSnapshot, Rejection, Submit, SubmitBatch
+from worker.protocol.queue_limits import QueueLimits, queue_full
+from worker.protocol.sampling import SamplingParams
 
 SLICE_BYTES = 1 << 16
 """Encoded bytes of a slice, between two passes of the event loop. The largest parameters that a

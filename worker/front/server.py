@@ -29,8 +29,8 @@ from worker.front.rank_processes import RankProcesses
 from worker.front.traces import WorkerTraces
 from worker.front.watchdog import StepWatchdog
 from worker.metrics.latency import WorkerLatency
-from worker.wire.admission import AdmissionChange
-from worker.wire.messages import (
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     AttachSnapshot,

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from worker.wire.blocks import TOKEN_BYTES
-from worker.wire.messages import Submit, TokenDelta
-from worker.wire.times import FirstTokenTimes
-from worker.wire.tracing import Tracing, fail, traceparent_of
+from worker.protocol.blocks import TOKEN_BYTES
+from worker.protocol.messages import Submit, TokenDelta
+from worker.protocol.times import FirstTokenTimes
+from worker.protocol.tracing import Tracing, fail, traceparent_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

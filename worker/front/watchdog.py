@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from worker.front.rank_processes import Glance
-from worker.wire.messages import StepLimit, StepReport
+from worker.protocol.messages import StepLimit, StepReport
 
 BUSY_FACTOR = 10.0
 """Multiple of a step's limit that ranks get which are at work all the time: on a loaded machine,

@@ -16,11 +16,11 @@ from prometheus_client.core import (
 from worker.metrics.host_cache import host_cache_metrics
 from worker.metrics.latency import WorkerLatency, latency_metrics
 from worker.metrics.speculation import speculation_metrics
-from worker.wire.diffusion import BlockTotals
-from worker.wire.host_cache import HostCacheTotals
-from worker.wire.messages import EngineInfo, LoadSnapshot
-from worker.wire.speculation import SpeculationTotals
-from worker.wire.times import StepTimes
+from worker.protocol.diffusion import BlockTotals
+from worker.protocol.host_cache import HostCacheTotals
+from worker.protocol.messages import EngineInfo, LoadSnapshot
+from worker.protocol.speculation import SpeculationTotals
+from worker.protocol.times import StepTimes
 
 LABELS = ["model_name", "worker_id"]
 

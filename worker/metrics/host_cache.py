@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from worker.wire.host_cache import HostCacheTotals
+from worker.protocol.host_cache import HostCacheTotals
 
 _LABELS = ["model_name", "worker_id"]
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from worker.wire.exposition import FIRST_TOKEN_BUCKETS, Histogram
-from worker.wire.messages import StepReport
+from worker.protocol.exposition import FIRST_TOKEN_BUCKETS, Histogram
+from worker.protocol.messages import StepReport
 
 STEP_BUCKETS: Final = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,

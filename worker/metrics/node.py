@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from worker.metrics.process import LoopLag, process_metrics
-from worker.wire.exposition import content_type_for, merge, render
+from worker.protocol.exposition import content_type_for, merge, render
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -19,7 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from worker.wire.exposition import Histogram
+from worker.protocol.exposition import Histogram
 
 PERIOD_S: Final = 0.5
 """Seconds between two probes of the event loop. Each wakes an idle process, whose caches others

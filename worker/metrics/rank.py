@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from worker.metrics.node import NodeMetrics
-from worker.wire.exposition import render
+from worker.protocol.exposition import render
 
 VARIABLE: Final = "RAYFLEET_RANK_OF"
 """Environment variable with a RankOwner as JSON, which child processes inherit: a rank's step may

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from worker.wire.speculation import Decision, SpeculationTotals
+from worker.protocol.speculation import Decision, SpeculationTotals
 
 _LABELS = ["model_name", "worker_id"]
 

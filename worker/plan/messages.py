@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from worker.plan.plan import Plan, StepResult
-from worker.wire.page_groups import ONE_GROUP, PageGroups
+from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from worker.wire.diffusion import DiffusionParams
-from worker.wire.messages import TokenLogprobs
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.messages import TokenLogprobs
 
 _DIGESTS_KEPT = 512
 """Digests that are kept, one per step; a Plan's digest lags behind by far fewer steps."""

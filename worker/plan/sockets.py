@@ -1,4 +1,4 @@
-"""Stream sockets between the processes of a worker group; frames as `worker.wire.frames` has them.
+"""Stream sockets between the processes of a worker group; frames are `worker.protocol.frames`'.
 
 A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up of a
 thread and no more: zmq's I/O threads made it three on either side. Within a node these are Unix
@@ -12,7 +12,7 @@ import select
 import socket
 import time
 
-from worker.wire.frames import FrameReader, frame
+from worker.protocol.frames import FrameReader, frame
 
 _CONNECT_RETRY_S = 0.02
 _BUFFER_BYTES = 4 << 20

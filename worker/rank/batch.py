@@ -23,8 +23,14 @@ import torch
 
 from kernels import SamplingParameters, StepRows, StepTensors, gather_step_inputs
 from kernels.attention import AttentionBackend, AttentionMetadata, CapturableBackend
-from worker.models.context import AttentionInputs, ForwardContext, KVCache, StateCache, StateRows
-from worker.models.kv_cache import KVCacheGroup, KVCacheSpec
+from worker.models.layers.context import (
+    AttentionInputs,
+    ForwardContext,
+    KVCache,
+    StateCache,
+    StateRows,
+)
+from worker.models.layers.kv_cache import KVCacheGroup, KVCacheSpec
 from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
@@ -32,7 +38,7 @@ from worker.rank.tables import DeviceTables, ragged_ranges
 from worker.rank.transfer import IntArray, StagedArrays, Staging, Uploader, uploader_to
 
 if TYPE_CHECKING:
-    from worker.rank.speculation.verification import SpeculativeRows
+    from worker.rank.verification import SpeculativeRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

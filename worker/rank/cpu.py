@@ -13,7 +13,7 @@ import torch
 
 from worker.config import EngineConfig
 from worker.memory import keep_freed_memory
-from worker.models.native import NativeOptions
+from worker.models.loading.native import NativeOptions
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 from kernels.native import NativeUnavailable, bf16_speedup, has_bf16_products
 from kernels.native.precision import Multiplier
 from worker.config import CPUBackend, EngineConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
 

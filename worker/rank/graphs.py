@@ -15,8 +15,8 @@ from rich.progress import MofNCompleteColumn
 from kernels import TokenCells, apply_token_bitmask, registry, sample_tokens
 from kernels.attention import AttentionBackend, CapturableBackend
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Row
 from worker.progress import progress
 from worker.rank.batch import Batch, BatchBuilder, SamplingBatch

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from worker.models.context import KVCache
+from worker.models.layers.context import KVCache
 from worker.plan.plan import PageCopies, Plan
 from worker.rank.cpu import lazy_zeros
 from worker.rank.streams import DeviceStreams

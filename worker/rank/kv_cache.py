@@ -9,10 +9,10 @@ import msgspec
 import torch
 
 from worker.config import EngineConfig
-from worker.models.context import KVCache
-from worker.models.kv_cache import KVCacheLayout, KVCacheSpec
+from worker.models.layers.context import KVCache
+from worker.models.layers.kv_cache import KVCacheLayout, KVCacheSpec
+from worker.protocol.page_groups import PageGroups
 from worker.rank.cpu import lazy_zeros
-from worker.wire.page_groups import PageGroups
 
 
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:

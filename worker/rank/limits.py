@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
 

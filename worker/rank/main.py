@@ -25,8 +25,8 @@ from worker.plan.messages import (
     Stop,
 )
 from worker.plan.rendezvous import Rendezvous, published
-from worker.wire.log import log_as
-from worker.wire.retry import may_heal
+from worker.protocol.log import log_as
+from worker.protocol.retry import may_heal
 
 if TYPE_CHECKING:
     from worker.rank.rank import Rank
@@ -67,7 +67,7 @@ def _load_and_serve(
 ) -> None:
     """Loads the rank and executes Plans; registers with `at_last` what closes the rank."""
     # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
-    from worker.models.tensor_parallel import TensorParallelGroup
+    from worker.models.layers.tensor_parallel import TensorParallelGroup
     from worker.rank.cpu import yield_cpu_to_others
     from worker.rank.memory import await_free_memory
     from worker.rank.rank import Rank, select_device

@@ -10,9 +10,9 @@ import psutil
 import torch
 
 from worker.config import EngineConfig
-from worker.models.kv_cache import KVCacheLayout
-from worker.models.tensor_parallel import TensorParallelGroup
-from worker.wire.page_groups import PageGroups
+from worker.models.layers.kv_cache import KVCacheLayout
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.protocol.page_groups import PageGroups
 
 logger = logging.getLogger(__name__)
 

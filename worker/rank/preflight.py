@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig, load_model_config
-from worker.models.sharing import check_sharing
+from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.layers.sharing import check_sharing
 
 
 def check_engine(config: EngineConfig) -> ModelConfig:

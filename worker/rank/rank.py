@@ -19,8 +19,8 @@ import torch
 
 from worker.config import EngineConfig
 from worker.metrics.rank import answer_scrapes
-from worker.models.config import load_model_config
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello, Ready, Start
 from worker.plan.plan import Plan, StepResult
 from worker.rank.dtype import LEAST_CAPABILITY

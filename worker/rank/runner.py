@@ -12,12 +12,12 @@ import torch
 from kernels import registry
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig, load_model_config
-from worker.models.context import KVCache
-from worker.models.kv_cache import group_layers
-from worker.models.linear_method import LayerOptions
-from worker.models.loader import build_model, draw_weights, load_weights
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.layers.context import KVCache
+from worker.models.layers.kv_cache import group_layers
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model, draw_weights, load_weights
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
@@ -37,10 +37,10 @@ from worker.rank.preflight import (
     check_windows,
 )
 from worker.rank.profiling import profile_plans
+from worker.rank.sampler import SamplerOutput, sample
 from worker.rank.sampling.logits_processors import table_bytes
 from worker.rank.sampling.logprobs import score_prompts
 from worker.rank.sampling.masks import MaskRows
-from worker.rank.sampling.sampler import SamplerOutput, sample
 from worker.rank.speculation.device_model import DeviceDraftModel, DeviceModelProposer
 from worker.rank.speculation.draft_model import draft_page_bytes
 from worker.rank.speculation.drafter import DraftedStep, Drafter

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from worker.models.context import StateCache, StatePart, StateRows
-from worker.models.kv_cache import KVCacheLayout, StateSpec
+from worker.models.layers.context import StateCache, StatePart, StateRows
+from worker.models.layers.kv_cache import KVCacheLayout, StateSpec
 from worker.plan.plan import StateLoad, StateStore
 from worker.rank.batch import Batch
 from worker.rank.cpu import lazy_zeros

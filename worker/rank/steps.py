@@ -13,13 +13,13 @@ from worker.rank.batch import Batch
 from worker.rank.device_clock import DeviceClock
 from worker.rank.diffusion.decoder import BlockResults, BlockStep
 from worker.rank.host_pages import LoadMs
+from worker.rank.sampler import SamplerOutput
 from worker.rank.sampling.logprobs import Scores
 from worker.rank.sampling.masks import MaskRows
-from worker.rank.sampling.sampler import SamplerOutput
 from worker.rank.speculation.drafter import DraftedStep
-from worker.rank.speculation.verification import AcceptedTokens
 from worker.rank.streams import StepSlot
 from worker.rank.tables import DeviceTables
+from worker.rank.verification import AcceptedTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,9 @@ from cluster.bench.arrivals import arrival_times
 from cluster.bench.client import Request
 from cluster.bench.datasets import DatasetOptions, Sample, make_samples
 from cluster.bench.jobs.options import JobOptions
+from cluster.bench.jobs.scenario_options import SCENARIOS
+from cluster.bench.jobs.traffic import DEFAULT_PRIORITY, make_traffic, offered
 from cluster.bench.prompts import PromptSpace
-from cluster.bench.scenarios.options import SCENARIOS
-from cluster.bench.scenarios.traffic import DEFAULT_PRIORITY, make_traffic, offered
 from cluster.bench.serve import BodyMaker, ServeOptions
 from cluster.bench.traces import TraceFile, trace_requests
 

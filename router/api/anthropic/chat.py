@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from router.api.anthropic.protocol import CountTokensRequest, MessagesRequest, Tool
-from router.api.protocol import ChatRequest, Effort, string_at, wrong_at
-from router.api.tools import function_tool, given_tool
+from router.api.openai.protocol import ChatRequest, Effort, string_at, wrong_at
+from router.api.openai.tools import function_tool, given_tool
 from router.errors import bad_request
 
 NAMES: Mapping[str, str] = {

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from router.api.fields import Known, Refused
-from router.api.protocol import MAX_CACHE_SALT, MAX_STOP_STRINGS
-from worker.wire.slo import Slo
+from router.api.openai.fields import Known, Refused
+from router.api.openai.protocol import MAX_CACHE_SALT, MAX_STOP_STRINGS
+from worker.protocol.slo import Slo
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,14 +8,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.api.account import account_of
 from router.api.anthropic.chat import NAMES, chat_of, prompt_of
 from router.api.anthropic.protocol import COUNTED, KNOWN, CountTokensRequest, MessagesRequest
 from router.api.anthropic.writer import AnthropicWriter
-from router.api.body import Bodies
-from router.api.completions import CompletionRoutes, request_id_of
-from router.api.protocol import parse_body
-from router.api.tokenize import encoded_chat
+from router.api.http.account import account_of
+from router.api.http.body import Bodies
+from router.api.openai.completions import CompletionRoutes, request_id_of
+from router.api.openai.protocol import parse_body
+from router.api.openai.tokenize import encoded_chat
 from router.errors import renamed
 from router.gateway import Gateway
 from router.serving import ServedModel

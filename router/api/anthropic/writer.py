@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from router.api.blocks import Block, BlockWriter, event
-from router.api.slices import encode
+from router.api.http.slices import encode
+from router.api.openai.blocks import Block, BlockWriter, event
 from router.errors import ApiError, anthropic_body
 from router.replies import closed
 

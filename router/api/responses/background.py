@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 from starlette.types import Message, Scope
 
-from router.api.account import Account
-from router.api.parts import SEND_PART
-from router.api.response import GenerationResponse
+from router.api.http.account import Account
+from router.api.http.parts import SEND_PART
+from router.api.openai.response import GenerationResponse
 from router.errors import ApiError
 
 END = b"\n\n"

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from router.api.messages import LEADING, TEXT_PARTS
-from router.api.protocol import ChatRequest, string_at, wrong_at
+from router.api.openai.messages import LEADING, TEXT_PARTS
+from router.api.openai.protocol import ChatRequest, string_at, wrong_at
+from router.api.openai.tools import function_tool, given_tool
 from router.api.responses.protocol import LOGPROBS, FunctionTool, ResponsesRequest, TextFormat
-from router.api.tools import function_tool, given_tool
 from router.errors import bad_request
 
 NAMES: Mapping[str, str] = {

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from router.api.fields import Known, Refused
-from router.api.protocol import MAX_CACHE_SALT, Effort, LogitBias
-from worker.wire.sampling import MAX_LOGPROBS
-from worker.wire.slo import Slo
+from router.api.openai.fields import Known, Refused
+from router.api.openai.protocol import MAX_CACHE_SALT, Effort, LogitBias
+from worker.protocol.sampling import MAX_LOGPROBS
+from worker.protocol.slo import Slo
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"

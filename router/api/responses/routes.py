@@ -11,12 +11,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.api import params
-from router.api.account import account_of
-from router.api.body import Bodies
-from router.api.completions import CompletionRoutes, Prepared, request_id_of
-from router.api.logprobs import ChatLogprobs
-from router.api.protocol import ChatRequest, parse_body
+from router.api.http.account import account_of
+from router.api.http.body import Bodies
+from router.api.openai import params
+from router.api.openai.completions import CompletionRoutes, Prepared, request_id_of
+from router.api.openai.logprobs import ChatLogprobs
+from router.api.openai.protocol import ChatRequest, parse_body
+from router.api.openai.tokenize import encoded_chat
+from router.api.openai.values import refuse_many_values
 from router.api.responses.background import BackgroundRun, EventLog
 from router.api.responses.chat import NAMES, Messages, Turns, chat_of, messages_of
 from router.api.responses.peers import (
@@ -29,8 +31,6 @@ from router.api.responses.peers import (
 from router.api.responses.protocol import KNOWN, ResponsesRequest
 from router.api.responses.store import ResponseStore, Stored
 from router.api.responses.writer import ResponsesWriter
-from router.api.tokenize import encoded_chat
-from router.api.values import refuse_many_values
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from router.serving import Generation, ServedModel

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from router.api.blocks import Block, BlockWriter, event
-from router.api.logprobs import ChatLogprobs
+from router.api.openai.blocks import Block, BlockWriter, event
+from router.api.openai.logprobs import ChatLogprobs
+from router.api.openai.tools import new_call_id
 from router.api.responses.protocol import ResponsesRequest
-from router.api.tools import new_call_id
 from router.errors import ApiError
 from router.replies import Dialect, closed
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from cluster.bench.console import NO_DATA, print_result, readable
 from cluster.bench.report import at_most, checks_json, emit
-from cluster.bench.scenarios.figures import compared
 from cluster.bench.stats import spread, spread_of_ratios
+from deploy.benchmarks.scenarios.figures import compared
 
 
 def printed(result: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from tests.support.router.rig import Rig
 from tests.support.router.stub_worker import StubWorker
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
-from worker.wire.exposition import TEXT, render
+from worker.protocol.exposition import TEXT, render
 
 DISTRIBUTION = ("chromium", "chromium-browser", "google-chrome")
 """Where no build of Playwright's can be fetched."""

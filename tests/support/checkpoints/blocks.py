@@ -25,8 +25,8 @@ from tests.support.checkpoints.mutations import (
     NO_SHARED_EXPERT,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch
-from worker.models.moe import routing_of
-from worker.models.moe_config import MoeConfig
+from worker.models.config.moe_config import MoeConfig
+from worker.models.layers.moe import routing_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,9 @@ BLOCK_SPECIMENS = {
             "first layer": {"first_k_dense_replace": 0},
             "bias of the router": NO_ROUTER_BIAS,
             "shared expert": NO_SHARED_EXPERT,
-            "scores of experts": Patch(target="worker.models.moe:routing_of", value=_shares_of_all),
+            "scores of experts": Patch(
+                target="worker.models.layers.moe:routing_of", value=_shares_of_all
+            ),
         },
     ),
 }

@@ -14,9 +14,9 @@ from tests.support.checkpoints.mutations import (
     RMS_FOR_LAYER_NORM,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
-from worker.models.decoder import DecoderModel
-from worker.models.layers import AttentionTraits
-from worker.models.norms import LayerNorm
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.layers.attention import AttentionTraits
+from worker.models.layers.norms import LayerNorm
 
 _WINDOW = 37
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
@@ -55,7 +55,9 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         name="Arcee",
         settings={"rope_parameters": _ROPE, "attention_bias": True, "mlp_bias": True},
         mutations={
-            "activation": Patch(target="worker.models.arcee:squared_relu", value=torch.relu),
+            "activation": Patch(
+                target="worker.models.architectures.arcee:squared_relu", value=torch.relu
+            ),
             "bias": {"mlp_bias": False},
             **_THETA,
             **_EPS,
@@ -67,12 +69,12 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "norms of heads": NO_HEAD_NORMS,
             "order of numbers": Patch(
-                target="worker.models.apertus:XieluMLP._NAMES",
+                target="worker.models.architectures.apertus:XieluMLP._NAMES",
                 value=("alpha_n", "alpha_p", "beta", "eps"),
             ),
-            "limit": Patch(target="worker.models.apertus:xielu", value=_with_limit_0),
+            "limit": Patch(target="worker.models.architectures.apertus:xielu", value=_with_limit_0),
             "norms": Patch(
-                target="worker.models.apertus:ApertusLayer.norm_names",
+                target="worker.models.architectures.apertus:ApertusLayer.norm_names",
                 value=("feedforward_layernorm", "attention_layernorm"),
             ),
             "stretching": {"rope_parameters": {**_LLAMA3, "factor": 2.0}},
@@ -92,7 +94,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
             "alpha": {"rope_parameters": {**_ALPHA, "alpha": 2.0}},
             "norms of heads": NO_HEAD_NORMS,
             "norms before rotation": Patch(
-                target="worker.models.hunyuan:AttentionTraits",
+                target="worker.models.architectures.hunyuan:AttentionTraits",
                 value=lambda names, rotates_first: AttentionTraits(names=names),
             ),
             **_EPS,
@@ -137,11 +139,13 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         },
         mutations={
             "weights from 0": Patch(
-                target="worker.models.layer_norm:LayerNorm",
+                target="worker.models.architectures.layer_norm:LayerNorm",
                 value=lambda *args, offset, **options: LayerNorm(*args, **options),
             ),
             "eps": {"norm_eps": 0.1},
-            "activation": Patch(target="worker.models.layer_norm:squared_relu", value=torch.relu),
+            "activation": Patch(
+                target="worker.models.architectures.layer_norm:squared_relu", value=torch.relu
+            ),
             **_LAYER_NORMS,
             **_HALF_MUTATIONS,
         },
@@ -152,7 +156,7 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "eps": {"layer_norm_eps": 0.1},
             "bias of scores": Patch(
-                target="worker.models.phi:PhiForCausalLM.compute_logits",
+                target="worker.models.architectures.phi:PhiForCausalLM.compute_logits",
                 value=lambda self, hidden: _without_bias_of_scores(self, hidden),
             ),
             "activation": Patch(target="kernels.rowwise:gelu_tanh", value=torch.relu),

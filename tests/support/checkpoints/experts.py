@@ -11,8 +11,8 @@ from tests.support.checkpoints.mutations import (
     WIDE_NORMS_OF_HEADS,
 )
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
-from worker.models.hunyuan_moe import _TRAITS
-from worker.models.layers import AttentionTraits
+from worker.models.architectures.hunyuan_moe import _TRAITS
+from worker.models.layers.attention import AttentionTraits
 
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _THETA: dict[str, Mutation] = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
@@ -97,7 +97,7 @@ EXPERT_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "alpha": {"rope_parameters": {**_ALPHA, "alpha": 2.0}},
             "order of norms": Patch(
-                target="worker.models.hunyuan_moe:_TRAITS",
+                target="worker.models.architectures.hunyuan_moe:_TRAITS",
                 value=AttentionTraits(names=_TRAITS.names),
             ),
             "no bias": NO_QKV_BIAS,

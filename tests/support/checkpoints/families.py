@@ -39,8 +39,8 @@ from tests.support.checkpoints.mutations import (
 from tests.support.checkpoints.published import PUBLISHED_SPECIMENS
 from tests.support.checkpoints.specimen import Model, Mutation, Patch, Specimen, write
 from tests.support.checkpoints.texts import TEXT_SPECIMENS
-from worker.models.moe import MoeNames
-from worker.models.norms import RMSNorm
+from worker.models.layers.moe import MoeNames
+from worker.models.layers.norms import RMSNorm
 
 _WINDOW = 21
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
@@ -110,7 +110,7 @@ _LINEAR_EXPERTS = {
 _LINEAR_EXPERTS_MUTATIONS: dict[str, Mutation] = {
     "convolution": NO_TAPS,
     "shared expert": NO_SHARED_EXPERT,
-    "its gate": Patch(target="worker.models.moe:MoeMLP.forward", value=with_open_gate),
+    "its gate": Patch(target="worker.models.layers.moe:MoeMLP.forward", value=with_open_gate),
     "number of experts": {"num_experts_per_tok": 2},
 }
 _SWAPPED_TABLES = {
@@ -320,7 +320,9 @@ SPECIMENS: dict[str, Specimen] = {
         mutations={
             **_LINEAR_MUTATIONS,
             "shared expert": NO_SHARED_EXPERT,
-            "its gate": Patch(target="worker.models.moe:MoeMLP.forward", value=with_open_gate),
+            "its gate": Patch(
+                target="worker.models.layers.moe:MoeMLP.forward", value=with_open_gate
+            ),
             "number of experts": {"num_experts_per_tok": 2},
             "weights of experts": {"norm_topk_prob": False},
         },
@@ -401,7 +403,7 @@ SPECIMENS: dict[str, Specimen] = {
             "sum of weights": {"norm_topk_prob": True},
             "shared expert": NO_SHARED_EXPERT,
             "gate of the shared expert": Patch(
-                target="worker.models.moe:MoeMLP.forward", value=with_open_gate
+                target="worker.models.layers.moe:MoeMLP.forward", value=with_open_gate
             ),
             **_THETA,
         },
@@ -609,7 +611,8 @@ SPECIMENS: dict[str, Specimen] = {
         },
         mutations={
             "full layers rotate": Patch(
-                target="worker.models.post_norm:AttentionTraits", value=always_rotating
+                target="worker.models.architectures.post_norm:AttentionTraits",
+                value=always_rotating,
             ),
             "norms of heads": NO_HEAD_NORMS,
             "order of norms": SWAPPED_POST_NORMS,
@@ -623,7 +626,7 @@ SPECIMENS: dict[str, Specimen] = {
         mutations={
             "logits": {"logit_scale": 1.0},
             "eps": {"layer_norm_eps": 0.1},
-            "mean": Patch(target="worker.models.cohere:LayerNorm", value=RMSNorm),
+            "mean": Patch(target="worker.models.architectures.cohere:LayerNorm", value=RMSNorm),
             "order of dimensions": IN_HALVES,
         },
         lacks_head_dim=True,
@@ -640,7 +643,7 @@ SPECIMENS: dict[str, Specimen] = {
         mutations={
             "logits": {"logit_scale": 1.0},
             "full layers rotate": Patch(
-                target="worker.models.cohere:AttentionTraits", value=always_rotating
+                target="worker.models.architectures.cohere:AttentionTraits", value=always_rotating
             ),
             "order of dimensions": IN_HALVES,
             **_WINDOW_PLUS_1,
@@ -658,7 +661,8 @@ SPECIMENS: dict[str, Specimen] = {
         mutations={
             "number of experts": {"num_experts_per_tok": 2},
             "up and gate": Patch(
-                target="worker.models.mixtral:_NAMES", value=MoeNames(gate="w3", up="w1", down="w2")
+                target="worker.models.architectures.mixtral:_NAMES",
+                value=MoeNames(gate="w3", up="w1", down="w2"),
             ),
             "window of one more": {"sliding_window": 38},
             **_THETA,

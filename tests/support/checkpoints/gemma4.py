@@ -24,11 +24,11 @@ from tests.support.checkpoints.mutations import (
     swapped_for,
 )
 from tests.support.checkpoints.specimen import Patch, Specimen
-from worker.models.gemma4 import Gemma4Layer, Gemma4Router, ParallelExperts
-from worker.models.layers import AttentionTraits
-from worker.models.norms import HiddenNorm
-from worker.models.rope import cos_sin_table
-from worker.models.rope_config import RopeConfig
+from worker.models.architectures.gemma4 import Gemma4Layer, Gemma4Router, ParallelExperts
+from worker.models.config.rope_config import RopeConfig
+from worker.models.layers.attention import AttentionTraits
+from worker.models.layers.norms import HiddenNorm
+from worker.models.layers.rope import cos_sin_table
 
 _WINDOW = 21
 _ROPE = {
@@ -70,7 +70,7 @@ def _packed(target: type, before: Callable[[Any], object]) -> Patch:
         before(self)
         pack(self)
 
-    return Patch(target=f"worker.models.gemma4:{target.__name__}.pack", value=changed)
+    return Patch(target=f"worker.models.architectures.gemma4:{target.__name__}.pack", value=changed)
 
 
 def _scaling_the_block_alone(self: Gemma4Layer) -> None:
@@ -135,26 +135,29 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             "scale of embeddings": NO_EMBEDDING_SCALE,
             "activation": SILU,
             "activation of experts": Patch(
-                target="worker.models.gemma4:GELU", value=Activation("silu")
+                target="worker.models.architectures.gemma4:GELU", value=Activation("silu")
             ),
             "norms of heads": NO_HEAD_NORMS,
             "norm of values": Patch(
-                target="worker.models.layers:HeadNorms", value=_without_value_norm
+                target="worker.models.layers.attention:HeadNorms", value=_without_value_norm
             ),
             "normed keys as values": Patch(
-                target="worker.models.layers:qk_norm_rope_store", value=_keys_normed_as_values
+                target="worker.models.layers.attention:qk_norm_rope_store",
+                value=_keys_normed_as_values,
             ),
             "scale of attention": Patch(
-                target="worker.models.gemma4:AttentionTraits",
+                target="worker.models.architectures.gemma4:AttentionTraits",
                 value=lambda **traits: AttentionTraits(**{**traits, "scale": 0.5}),
             ),
             "scalar of layers": _packed(Gemma4Layer, lambda layer: layer._scalar.fill_(1.0)),
             "scalar of residuals": Patch(
-                target="worker.models.gemma4:Gemma4Layer.pack", value=_scaling_the_block_alone
+                target="worker.models.architectures.gemma4:Gemma4Layer.pack",
+                value=_scaling_the_block_alone,
             ),
             "scale of the router": _packed(Gemma4Router, lambda own: own._scale.fill_(1.0)),
             "norm of the router": Patch(
-                target="worker.models.gemma4:fused_add_norm", value=_without_router_norm
+                target="worker.models.architectures.gemma4:fused_add_norm",
+                value=_without_router_norm,
             ),
             "scale of experts": _packed(
                 Gemma4Router, lambda own: own._weight_of_experts.fill_(1.0)
@@ -162,11 +165,12 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             "number of experts": {"top_k_experts": 2},
             "experts": {"enable_moe_block": False},
             "experts behind the MLP": Patch(
-                target="worker.models.gemma4:ParallelExperts.forward",
+                target="worker.models.architectures.gemma4:ParallelExperts.forward",
                 value=_behind_the_mlp,
             ),
             "norms beside": Patch(
-                target="worker.models.gemma4:ParallelExperts.forward", value=_with_swapped_norms
+                target="worker.models.architectures.gemma4:ParallelExperts.forward",
+                value=_with_swapped_norms,
             ),
             "cap of logits": {"final_logit_softcapping": None},
             "values": {"attention_k_eq_v": False},
@@ -174,7 +178,7 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             "share that rotates": _full_rope(partial_rotary_factor=1.0),
             "theta": _full_rope(rope_theta=30.0),
             "part that rotates": Patch(
-                target="worker.models.decoder:cos_sin_table", value=_table_of_a_part
+                target="worker.models.architectures.decoder:cos_sin_table", value=_table_of_a_part
             ),
             **_WINDOW_PLUS_1,
             "eps": {"rms_norm_eps": 0.1},

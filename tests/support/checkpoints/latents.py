@@ -11,9 +11,9 @@ import torch
 from kernels import Beside, LatentRows, prepare_latents
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
-from worker.models.deepseek import LatentAttention
-from worker.models.llama import PreNormLayer
-from worker.models.norms import RMSNorm
+from worker.models.architectures.deepseek import LatentAttention
+from worker.models.architectures.llama import PreNormLayer
+from worker.models.layers.norms import RMSNorm
 
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _YARN = {
@@ -87,15 +87,19 @@ _OF_LONGCAT = (
 _NORM, _INIT = RMSNorm.forward, LatentAttention.__init__
 _OF_LATENTS: dict[str, Mutation] = {
     "order of dimensions": Patch(
-        target="worker.models.deepseek:LatentAttention._put_halves_first", value=lambda _: None
+        target="worker.models.architectures.deepseek:LatentAttention._put_halves_first",
+        value=lambda _: None,
     ),
-    "norms of latents": Patch(target="worker.models.deepseek:prepare_latents", value=_without_norm),
+    "norms of latents": Patch(
+        target="worker.models.architectures.deepseek:prepare_latents", value=_without_norm
+    ),
     "norms of queries": Patch(
-        target="worker.models.norms:RMSNorm.forward", value=_without_query_norm
+        target="worker.models.layers.norms:RMSNorm.forward", value=_without_query_norm
     ),
-    "eps of these norms": Patch(target="worker.models.deepseek:_EPS", value=0.05),
+    "eps of these norms": Patch(target="worker.models.architectures.deepseek:_EPS", value=0.05),
     "scale": Patch(
-        target="worker.models.deepseek:LatentAttention.__init__", value=_with_wide_scale
+        target="worker.models.architectures.deepseek:LatentAttention.__init__",
+        value=_with_wide_scale,
     ),
     "shared expert": NO_SHARED_EXPERT,
     "scale of experts": {"routed_scaling_factor": 1.0},
@@ -107,7 +111,7 @@ _OF_YARN: dict[str, Mutation] = {
     "scale of products": {"rope_parameters": {**_YARN, "mscale_all_dim": 0.7}},
     "scale of cosines": {"rope_parameters": {**_YARN, "mscale": 2.0}},
     "no scale of products": Patch(
-        target="worker.models.mla_config:_score_factor", value=lambda *_: 1.0
+        target="worker.models.config.mla_config:_score_factor", value=lambda *_: 1.0
     ),
 }
 _OF_V3: dict[str, Mutation] = {
@@ -135,7 +139,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             **_OF_YARN,
             "groups": {"topk_method": "greedy"},
             "sum of two": Patch(
-                target="worker.models.moe_config:_checked",
+                target="worker.models.config.moe_config:_checked",
                 value=lambda moe: replace(moe, num_summed=2),
             ),
             "first layer": {"first_k_dense_replace": 0},
@@ -174,7 +178,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             **_OF_V3,
             **_OF_YARN,
             "best of a group": Patch(
-                target="worker.models.moe_config:_checked",
+                target="worker.models.config.moe_config:_checked",
                 value=lambda moe: replace(moe, num_summed=1),
             ),
             "first layer": {"first_k_dense_replace": 0},
@@ -216,7 +220,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             "length": {"rope_parameters": {**_BETA, "original_max_position_embeddings": 32}},
             "theta": {"rope_parameters": {**_BETA, "rope_theta": 300.0}},
             "best of a group": Patch(
-                target="worker.models.moe_config:_checked",
+                target="worker.models.config.moe_config:_checked",
                 value=lambda moe: replace(moe, num_summed=1),
             ),
             "first layer": {"first_k_dense_replace": 0},
@@ -240,14 +244,16 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
         mutations={
             **{key: value for key, value in _OF_LATENTS.items() if key in _OF_LONGCAT},
             "scale of latents": Patch(
-                target="worker.models.longcat:ScaledLatentAttention.pack",
+                target="worker.models.architectures.longcat:ScaledLatentAttention.pack",
                 value=LatentAttention.pack,
             ),
             "shortcut": Patch(
-                target="worker.models.longcat:SecondHalf.feed_forward",
+                target="worker.models.architectures.longcat:SecondHalf.feed_forward",
                 value=PreNormLayer.feed_forward,
             ),
-            "idle experts": Patch(target="worker.models.moe:Beside", value=_with_nothing_idle),
+            "idle experts": Patch(
+                target="worker.models.layers.moe:Beside", value=_with_nothing_idle
+            ),
             "bias of the router": NO_ROUTER_BIAS,
             "number of experts": {"moe_topk": 2},
             "theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}},

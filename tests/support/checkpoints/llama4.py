@@ -9,8 +9,8 @@ import torch
 from kernels.attention import AttentionMetadata
 from tests.support.checkpoints.mutations import IN_HALVES, NO_NAMES
 from tests.support.checkpoints.specimen import Patch, Specimen
-from worker.models.llama4 import Llama4Moe
-from worker.models.moe import RoutedExperts
+from worker.models.architectures.llama4 import Llama4Moe
+from worker.models.layers.moe import RoutedExperts
 
 _CHUNK = 21
 _ROPE = {
@@ -70,11 +70,12 @@ LLAMA4_SPECIMENS: dict[str, Specimen] = {
             "layers that rotate": {"no_rope_layers": [1, 1, 1]},
             "order of dimensions": IN_HALVES,
             "weights of outputs": Patch(
-                target="worker.models.moe:RoutedExperts.forward",
+                target="worker.models.layers.moe:RoutedExperts.forward",
                 value=_with_weights_of_outputs,
             ),
             "shared expert": Patch(
-                target="worker.models.llama4:Llama4Moe.forward", value=_without_shared_expert
+                target="worker.models.architectures.llama4:Llama4Moe.forward",
+                value=_without_shared_expert,
             ),
             "number of experts": {"num_experts_per_tok": 1},
             "layers with experts": {"moe_layers": [0, 1]},

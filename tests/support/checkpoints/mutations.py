@@ -16,17 +16,17 @@ import torch
 
 from kernels import ExpertChoice, Norm, Routing, choose_experts, linear, silu_and_mul
 from tests.support.checkpoints.specimen import Mutation, Patch
-from worker.models.decoder import DecoderModel
-from worker.models.glm4 import SandwichLayer
-from worker.models.gpt_oss import GptOssMoe
-from worker.models.layers import (
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.glm4 import SandwichLayer
+from worker.models.architectures.gpt_oss import GptOssMoe
+from worker.models.architectures.qwen3_next import GatedDeltaNet
+from worker.models.layers.attention import (
     Attention,
     AttentionTraits,
     WideQueryKeyNorm,
 )
-from worker.models.moe import MoeMLP
-from worker.models.norms import LayerNorm, RMSNorm
-from worker.models.qwen3_next import GatedDeltaNet
+from worker.models.layers.moe import MoeMLP
+from worker.models.layers.norms import LayerNorm, RMSNorm
 
 
 @contextmanager
@@ -143,68 +143,81 @@ def _delta_inputs(**change: Any) -> Patch:
         own = _DELTA_INPUTS(self, *args)
         return own._replace(**{key: make(getattr(own, key)) for key, make in change.items()})
 
-    return Patch(target="worker.models.qwen3_next:GatedDeltaNet._inputs", value=inputs)
+    return Patch(
+        target="worker.models.architectures.qwen3_next:GatedDeltaNet._inputs", value=inputs
+    )
 
 
 _DELTA_INPUTS = GatedDeltaNet._inputs
 _LAYER_NORM = LayerNorm.norm
 _SANDWICH, _ATTENTION, _EXPERTS = SandwichLayer.forward, Attention.forward, MoeMLP.forward
 _CLAMPED = GptOssMoe.forward
-IN_HALVES = Patch(target="worker.models.layers:ColumnParallelLinear.reorder", value=lambda *_: 0)
+IN_HALVES = Patch(
+    target="worker.models.layers.attention:ColumnParallelLinear.reorder", value=lambda *_: 0
+)
 """As Llama's dimensions rotate."""
 NO_QKV_BIAS = Patch(
-    target="worker.models.layers:ColumnParallelLinear.forward",
+    target="worker.models.layers.attention:ColumnParallelLinear.forward",
     value=lambda self, x: linear(x, self._packed),
 )
 NO_HEAD_NORMS = Patch(
-    target="worker.models.layers:Attention.forward",
+    target="worker.models.layers.attention:Attention.forward",
     value=lambda self, *args: _without(self, ("q_norm", "k_norm"), _ATTENTION, args),
 )
 SWAPPED_POST_NORMS = Patch(
-    target="worker.models.post_norm:PostNormLayer.norm_names",
+    target="worker.models.architectures.post_norm:PostNormLayer.norm_names",
     value=("post_feedforward_layernorm", "post_attention_layernorm"),
 )
 WIDE_NORMS_OF_HEADS = Patch(
-    target="worker.models.layers:WideQueryKeyNorm.forward", value=_norm_of_heads
+    target="worker.models.layers.attention:WideQueryKeyNorm.forward", value=_norm_of_heads
 )
-NO_ROUTER_BIAS = Patch(target="worker.models.moe:choose_experts", value=_choose_without_bias)
-SWAPPED_SANDWICH = Patch(target="worker.models.glm4:SandwichLayer.forward", value=_swapped_norms)
-NO_NAMES = Patch(target="worker.models.wrappers:TensorNames.own_name", value=lambda _, name: name)
+NO_ROUTER_BIAS = Patch(target="worker.models.layers.moe:choose_experts", value=_choose_without_bias)
+SWAPPED_SANDWICH = Patch(
+    target="worker.models.architectures.glm4:SandwichLayer.forward", value=_swapped_norms
+)
+NO_NAMES = Patch(
+    target="worker.models.config.wrappers:TensorNames.own_name", value=lambda _, name: name
+)
 NO_NORM_OFFSET = Patch(
-    target="worker.models.decoder:RMSNorm",
+    target="worker.models.architectures.decoder:RMSNorm",
     value=lambda size, eps, options, offset: RMSNorm(size, eps, options),
 )
 NO_EMBEDDING_SCALE = Patch(
-    target="worker.models.gemma:GemmaForCausalLM.embed", value=DecoderModel.embed
+    target="worker.models.architectures.gemma:GemmaForCausalLM.embed", value=DecoderModel.embed
 )
-SILU = Patch(target="worker.models.gemma:gelu_and_mul", value=silu_and_mul)
+SILU = Patch(target="worker.models.architectures.gemma:gelu_and_mul", value=silu_and_mul)
 NO_SHARED_EXPERT = Patch(
-    target="worker.models.moe:MoeMLP.forward",
+    target="worker.models.layers.moe:MoeMLP.forward",
     value=lambda self, *args: _without(self, ("_shared",), _EXPERTS, args),
 )
 NO_SINKS = Patch(
-    target="worker.models.layers:Attention.forward",
+    target="worker.models.layers.attention:Attention.forward",
     value=lambda self, *args: _without(self, ("_sinks",), _ATTENTION, args),
 )
 NO_EXPERT_BIASES = Patch(
-    target="worker.models.gpt_oss:GptOssMoe.forward",
+    target="worker.models.architectures.gpt_oss:GptOssMoe.forward",
     value=lambda self, *args: _without(self, ("_biases",), _CLAMPED, args),
 )
 NO_SCORE_BIAS = Patch(
-    target="worker.models.gpt_oss:GptOssMoe.forward",
+    target="worker.models.architectures.gpt_oss:GptOssMoe.forward",
     value=_without_score_bias,
 )
-OPEN_GATE = Patch(target="worker.models.layers:gated", value=lambda x, gate: x)
-NO_UNIT_LENGTH = Patch(target="worker.models.qwen3_next:unit_length", value=lambda x: x)
-NO_TAPS = Patch(target="worker.models.qwen3_next:causal_convolution", value=_last_input_alone)
+OPEN_GATE = Patch(target="worker.models.layers.attention:gated", value=lambda x, gate: x)
+NO_UNIT_LENGTH = Patch(
+    target="worker.models.architectures.qwen3_next:unit_length", value=lambda x: x
+)
+NO_TAPS = Patch(
+    target="worker.models.architectures.qwen3_next:causal_convolution", value=_last_input_alone
+)
 NO_DECAY = _delta_inputs(decay=torch.zeros_like)
 WHOLE_SHARE = _delta_inputs(share=torch.ones_like)
 UNSCALED_QUERIES = _delta_inputs(q=lambda q: q * q.shape[-1] ** 0.5)
 HEADS_BY_TURNS = Patch(
-    target="worker.models.qwen3_next:GatedDeltaNet._inputs", value=_with_heads_by_turns
+    target="worker.models.architectures.qwen3_next:GatedDeltaNet._inputs",
+    value=_with_heads_by_turns,
 )
 NO_NORM_BIAS = Patch(
-    target="worker.models.norms:LayerNorm.norm",
+    target="worker.models.layers.norms:LayerNorm.norm",
     value=lambda self: _LAYER_NORM(self)._replace(bias=None),
 )
-RMS_FOR_LAYER_NORM = Patch(target="worker.models.norms:fused_add_norm", value=_keep_the_mean)
+RMS_FOR_LAYER_NORM = Patch(target="worker.models.layers.norms:fused_add_norm", value=_keep_the_mean)

@@ -21,9 +21,9 @@ from tests.support.checkpoints.mutations import (
 )
 from tests.support.checkpoints.reference import Experts, Mathematics, Names
 from tests.support.checkpoints.specimen import VOCAB_SIZE, Mutation, Patch, Specimen
-from worker.models.decoder import DecoderModel
-from worker.models.layers import AttentionNames, GatedMLP
-from worker.models.moe import MoeNames
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.layers.attention import AttentionNames, GatedMLP
+from worker.models.layers.moe import MoeNames
 
 _THETA: dict[str, Mutation] = {"theta": {"rope_theta": 300.0}}
 _EPS: dict[str, Mutation] = {"eps": {"rms_norm_eps": 0.1}}
@@ -92,11 +92,11 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "no bias": {"bias": False},
             "order of rows": Patch(
-                target="worker.models.renamed:AttentionNames",
+                target="worker.models.architectures.renamed:AttentionNames",
                 value=lambda is_grouped, **names: AttentionNames(is_fused=True, **names),
             ),
             "order of norms": Patch(
-                target="worker.models.renamed:InternLM2Layer.norm_names",
+                target="worker.models.architectures.renamed:InternLM2Layer.norm_names",
                 value=("ffn_norm", "attention_norm"),
             ),
             **_THETA,
@@ -131,7 +131,8 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         ),
         mutations={
             "lengths of rows": Patch(
-                target="worker.models.renamed:BaichuanForCausalLM.pack", value=DecoderModel.pack
+                target="worker.models.architectures.renamed:BaichuanForCausalLM.pack",
+                value=DecoderModel.pack,
             ),
             **_THETA,
             **_EPS,
@@ -170,7 +171,7 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "no bias": NO_QKV_BIAS,
             "gate and up": Patch(
-                target="worker.models.renamed:GatedMLP",
+                target="worker.models.architectures.renamed:GatedMLP",
                 value=lambda *args, names: GatedMLP(*args, names=("w1", "w2", "c_proj")),
             ),
             "theta": {"rotary_emb_base": 300},
@@ -233,11 +234,11 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "number of experts": {"num_experts_per_tok": 2},
             "up and gate": Patch(
-                target="worker.models.granite:_MINICPM_NAMES",
+                target="worker.models.architectures.granite:_MINICPM_NAMES",
                 value=MoeNames(gate="w3", up="w1", down="w2"),
             ),
             "sum of weights": Patch(
-                target="worker.models.moe_config:_checked",
+                target="worker.models.config.moe_config:_checked",
                 value=lambda moe: replace(moe, normalize=False),
             ),
             "residual": {"scale_depth": 1.0},

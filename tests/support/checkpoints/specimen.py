@@ -24,7 +24,7 @@ class Patch:
     """Another value of an attribute of the code under test."""
 
     target: str
-    """Module, colon, path of the attribute: "worker.models.llama:LlamaLayer.forward"."""
+    """Module, colon, path of the attribute: "worker.models.layers.moe:Experts.forward"."""
     value: Any
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.support.checkpoints.latents import EXPERTS, LATENTS
 from tests.support.checkpoints.mutations import NO_NAMES
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
-from worker.models.moe import MoeNames
+from worker.models.layers.moe import MoeNames
 
 _ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _THETA: dict[str, Mutation] = {"theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}}}
@@ -65,7 +65,8 @@ TEXT_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "names": NO_NAMES,
             "stacked experts": Patch(
-                target="worker.models.qwen3_moe:as_stored", value=lambda *_: MoeNames()
+                target="worker.models.architectures.qwen3_moe:as_stored",
+                value=lambda *_: MoeNames(),
             ),
             "number of experts": {"num_experts_per_tok": 2},
             "sum of weights": {"norm_topk_prob": False},

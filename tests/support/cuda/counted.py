@@ -26,9 +26,9 @@ from tests.support.cuda.tensors import (
     patched_tensors,
 )
 from worker.config import EngineConfig
-from worker.models.decoder import DecoderModel
-from worker.models.native import NativeOptions, pack_weights
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.native import NativeOptions, pack_weights
 from worker.rank import batch, runner
 from worker.rank.graphs import Replay, StepGraphs
 from worker.rank.runner import ModelRunner

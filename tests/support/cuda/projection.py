@@ -21,7 +21,7 @@ from tests.support.cuda.budgets import BUDGETS
 from tests.support.cuda.counted import Counts, count_launches, write_config
 from tests.support.kernels.schedule_cases import NUM_SMS, STEPS
 from tests.support.worker.real_configs import load_corpus
-from worker.models.config import ModelConfig, load_model_config
+from worker.models.config.model_config import ModelConfig, load_model_config
 
 BANDWIDTH = 3.0e12
 """Bytes a second that kernels reach of an H100 SXM's memory; its data sheet says 3.35e12."""

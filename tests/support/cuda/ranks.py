@@ -16,11 +16,11 @@ from tests.support.cuda.tensors import DEVICE
 from worker.config import EngineConfig
 from worker.core.executor import AwaitResult, Executor
 from worker.core.info import build_engine_info
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Start
 from worker.plan.plan import Plan
+from worker.protocol.messages import EngineInfo
 from worker.rank.rank import Rank
-from worker.wire.messages import EngineInfo
 
 _TIMEOUT_S = 60.0
 R = TypeVar("R")

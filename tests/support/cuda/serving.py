@@ -14,8 +14,8 @@ from tests.support.cuda.ranks import ThreadedExecutor
 from tests.support.cuda.runtime import pretended_cuda
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.engine_driver import Engine
+from worker.protocol.sampling import SamplingParams
 from worker.rank.runner import ModelRunner
-from worker.wire.sampling import SamplingParams
 
 OPTIONS: dict[str, Any] = {
     "kv_cache_tokens": 256,

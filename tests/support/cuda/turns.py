@@ -11,7 +11,7 @@ from tests.support.cuda.ranks import RanksHere
 from tests.support.cuda.tensors import DEVICE
 from tests.support.cuda.variants import Variants
 from worker.config import EngineConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.rank.rank import Rank
 
 R = TypeVar("R")

@@ -21,7 +21,7 @@ from tests.support.cuda.counted import Idle, counting
 from tests.support.cuda.runtime import TOTAL, device_properties
 from tests.support.cuda.tensors import DeviceTensor, site
 from tests.support.kernels.aot import Driver
-from worker.rank.speculation.verification import DeviceAcceptance
+from worker.rank.verification import DeviceAcceptance
 
 CAPABILITY = 90
 _ALIGNED = 512

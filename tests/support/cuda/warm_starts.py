@@ -14,8 +14,8 @@ from tests.support.cuda.turns import TurnsExecutor
 from tests.support.cuda.variants import noting_variants
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.worker.real_configs import RealConfig, load_corpus
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 OPTIONS: dict[str, Any] = {
     "device": "cuda",

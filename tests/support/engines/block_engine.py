@@ -11,8 +11,8 @@ from tests.support.engines.engine_driver import Engine
 from worker.core.executor import AwaitResult
 from worker.core.executor_local import LocalExecutor
 from worker.plan.plan import BlockRow, Plan
-from worker.wire.messages import EngineInfo, Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import EngineInfo, Submit
+from worker.protocol.sampling import SamplingParams
 
 
 def is_ahead(plan: Plan) -> bool:

@@ -6,8 +6,8 @@ import numpy as np
 
 from tests.support.checkpoints.sdar import VOCAB_SIZE
 from tests.support.effort import IS_LONG
-from worker.wire.diffusion import DiffusionParams
-from worker.wire.sampling import SamplingParams
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.sampling import SamplingParams
 
 COUNT = 16 if IS_LONG else 8
 """Every algorithm with every filter, at least once."""

@@ -17,9 +17,9 @@ from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor_local import LocalExecutor
 from worker.front.grammar.process import GrammarCompiler, setting_of
+from worker.protocol.messages import Submit, SubmitBatch, TokenLogprobs
+from worker.protocol.sampling import SamplingParams
 from worker.rank.runner import ModelRunner
-from worker.wire.messages import Submit, SubmitBatch, TokenLogprobs
-from worker.wire.sampling import SamplingParams
 
 
 @dataclass

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 NEAR_TIE = 1e-4

@@ -11,7 +11,7 @@ import torch
 from tests.support.checkpoints.specimen import VOCAB_SIZE, Model
 from tests.support.effort import IS_LONG
 from tests.support.engines.plan_driver import make_runner
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 NEAR_TIE = 1e-4
 LENGTHS = (3, 28, 29, 47, 62, 110)

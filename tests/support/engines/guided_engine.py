@@ -9,7 +9,7 @@ from functools import cache
 from tests.support.engines.engine_driver import Engine
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
 from worker.front.grammar.process import grammar_key
-from worker.wire.messages import CompiledGrammar, Submit, SubmitBatch, Vocabulary
+from worker.protocol.messages import CompiledGrammar, Submit, SubmitBatch, Vocabulary
 
 _LETTERS = [letter.encode() for letter in string.printable[:95]]
 VOCAB_SIZE, EOS = 97, 7

@@ -20,12 +20,12 @@ from tests.support.engines.block_engine import is_ahead
 from worker.config import EngineConfig
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.scheduler.block_policy import BlockPolicy
-from worker.models.config import ModelConfig
+from worker.models.config.model_config import ModelConfig
 from worker.plan.plan import Plan, StepResult
+from worker.protocol.messages import StepReport, Submit
+from worker.protocol.sampling import SamplingParams
 from worker.rank.diffusion.decoder import BlockDecoder
 from worker.rank.tables import DeviceTables
-from worker.wire.messages import StepReport, Submit
-from worker.wire.sampling import SamplingParams
 
 VOCAB = 24
 MASK = 23

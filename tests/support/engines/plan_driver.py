@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from worker.config import EngineConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow, Row
 from worker.rank.runner import ModelRunner
-from worker.rank.sampling.sampler import sample
+from worker.rank.sampler import sample
 
 PAGE_SIZE = 16
 

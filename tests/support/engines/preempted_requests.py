@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
 
 NUM_REQUESTS = 40
 CACHE_TOKENS = 256

@@ -12,12 +12,12 @@ from typing import Any
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import MODELS
 from worker.core.request import Request
-from worker.core.speculation.gate import SpeculationGate
-from worker.wire.sampling import SamplingParams
-from worker.wire.slo import Slo
-from worker.wire.step_time import StepCosts
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.core.scheduler.speculation_gate import SpeculationGate
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.slo import Slo
+from worker.protocol.step_time import StepCosts
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 MODEL = str(MODELS / "demo")
 NGRAM: dict[str, Any] = {"speculative_method": "ngram", "speculative_adaptive": False}

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 Outcome = TypeVar("Outcome")
 _TIMEOUT_S = 60.0

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from cluster.bench.report import note
-from cluster.bench.routing.paced import run_steady
 from cluster.bench.serve import CHAT, COMPLETIONS
 from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
 from cluster.launch import APPLICATION, LocalFleet
 from cluster.local_ray import local_ray
 from cluster.ports import free_ports
+from deploy.benchmarks.routing.paced import run_steady
 from tests.support.gateway.options import GatewayOptions, Target
 from worker.config import EngineConfig
 
@@ -37,7 +37,7 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
     )
 
     def build(config: ServeConfig) -> Any:
-        from cluster.bench.routing.paced_group import build_paced
+        from deploy.benchmarks.routing.paced_group import build_paced
 
         sockets = options.variant == "rayfleet"
         return build_paced(config, partial(run_steady, options.step_ms / 1000.0), sockets=sockets)

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from router.api.body import MAX_BODY_BYTES
-from router.api.params import MAX_COMPLETIONS, MAX_ENTRIES, MAX_STOP_CHARACTERS
-from router.api.protocol import (
+from router.api.http.body import MAX_BODY_BYTES
+from router.api.openai.params import MAX_COMPLETIONS, MAX_ENTRIES, MAX_STOP_CHARACTERS
+from router.api.openai.protocol import (
     MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
 )
-from router.api.values import CONTAINER, MAX_VALUES, MEMBER
+from router.api.openai.values import CONTAINER, MAX_VALUES, MEMBER
 from tests.support.hostile.inputs import CHAT, MAX_MODEL_LEN, TEXT, VOCABULARY
-from worker.wire.sampling import MAX_LOGIT_BIASES
-from worker.wire.structured import MAX_GRAMMAR_BYTES
+from worker.protocol.sampling import MAX_LOGIT_BIASES
+from worker.protocol.structured import MAX_GRAMMAR_BYTES
 
 _ROOM = 1024
 """Bytes that a body keeps for its other fields, and values likewise."""

@@ -14,7 +14,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from router.api.fields import IGNORED, REFUSED
+from router.api.openai.fields import IGNORED, REFUSED
 from tests.support.hostile.bodies import FIELDS, anything, bodies, numbers, scalars, texts
 
 CHAT = "/v1/chat/completions"

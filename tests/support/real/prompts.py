@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.support.real.texts import PASSAGES
-from worker.wire.tokenizer import Tokenizer
+from worker.protocol.text.tokenizer import Tokenizer
 
 LONG_TOKENS: Final = 2000
 """Tokens that the long prompts have at least."""

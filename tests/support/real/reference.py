@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.support.engines.engine_driver import Engine, Outcome
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 NEAR_TIE = 1e-3
 """Difference of two logits, in nats, within which another order of fp32 sums may prefer either:

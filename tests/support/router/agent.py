@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from tests.support.router.rig import Rig, build_checkpoint
-from worker.wire.tokenizer import Tokenizer
+from worker.protocol.text.tokenizer import Tokenizer
 
 TEMPLATE = """\
 {%- if tools %}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from router.fleet import Fleet, PromptBlocks
-from worker.wire.messages import (
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     BlockStored,

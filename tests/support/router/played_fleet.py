@@ -9,8 +9,8 @@ import numpy as np
 
 from router.config import RoutingConfig
 from router.fleet import Fleet, PromptBlocks
-from worker.wire.blocks import block_hash_array, root_hash
-from worker.wire.messages import (
+from worker.protocol.blocks import block_hash_array, root_hash
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     BlockStored,

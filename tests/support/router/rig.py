@@ -16,15 +16,15 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from router.api.app import create_app
-from router.api.body import BodyLimits
-from router.api.readers import ReaderLimits
+from router.api.http.body import BodyLimits
+from router.api.http.readers import ReaderLimits
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.gateway import Gateway
 from router.peers import Peers
 from tests.support.router.stub_worker import StubTransport, StubWorker
-from worker.wire.messages import Submit
-from worker.wire.tokenizer import Tokenizer
-from worker.wire.tracing import Tracing
+from worker.protocol.messages import Submit
+from worker.protocol.text.tokenizer import Tokenizer
+from worker.protocol.tracing import Tracing
 
 CHATML = (
     "{%- for message in messages %}"

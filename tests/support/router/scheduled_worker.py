@@ -8,7 +8,7 @@ from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.front.attachment import Attachment, CacheMirror
 from worker.front.in_flight_submits import InFlightSubmits
 from worker.plan.plan import StepResult
-from worker.wire.messages import (
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     EngineInfo,

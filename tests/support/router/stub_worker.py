@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 import msgspec
 
-from worker.wire.blocks import block_hashes, root_hash
-from worker.wire.diffusion import BlockTotals
-from worker.wire.messages import (
+from worker.protocol.blocks import block_hashes, root_hash
+from worker.protocol.diffusion import BlockTotals
+from worker.protocol.messages import (
     PROTOCOL_VERSION,
     AttachSnapshot,
     BlockEvent,
@@ -28,7 +28,7 @@ from worker.wire.messages import (
     WorkerItem,
     WorkerUpdate,
 )
-from worker.wire.times import FirstTokenTimes, StepTimes
+from worker.protocol.times import FirstTokenTimes, StepTimes
 
 PAGE_SIZE = 4
 HEARTBEAT_S = 0.2

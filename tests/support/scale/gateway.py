@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from cluster.bench.report import note
-from cluster.bench.routing.simulated import Clock, GatewayRouter, Placement
-from cluster.bench.routing.worker import SimWorker
-from cluster.bench.routing.workload import Arrival
+from deploy.benchmarks.routing.simulated import Clock, GatewayRouter, Placement
+from deploy.benchmarks.routing.worker import SimWorker
+from deploy.benchmarks.routing.workload import Arrival
 from router.config import RoutingConfig
 from tests.support.scale.options import ScaleOptions
 from tests.support.scale.scaling import Scaler
 from tests.support.scale.stopwatch import Stopwatch
-from worker.wire.messages import (
+from worker.protocol.messages import (
     AttachSnapshot,
     BlockStored,
     LoadSnapshot,

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.decision import Autoscaler
 from cluster.autoscaling.load import combined
-from cluster.bench.routing.workload import Incident
+from deploy.benchmarks.routing.workload import Incident
 from router.fleet import Fleet
 from router.metrics.stats import ModelStats
 from router.serving.load import LoadMeter
 from tests.support.scale.options import ScaleOptions
 from tests.support.scale.stopwatch import Stopwatch
-from worker.wire.messages import StepReport
+from worker.protocol.messages import StepReport
 
 _EVERY_S = 1.0
 _STARTS_S = 5.0

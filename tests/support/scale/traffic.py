@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cluster.bench.routing.workload import Arrival, FleetShape, Incident, Workload
+from deploy.benchmarks.routing.workload import Arrival, FleetShape, Incident, Workload
 from tests.support.scale.options import ScaleOptions
 
 _VOCAB = 100_000

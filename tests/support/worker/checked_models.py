@@ -23,9 +23,15 @@ from tests.support.checkpoints.dense import SPECS, WINDOWED
 from tests.support.checkpoints.families import SPECIMENS
 from tests.support.paths import ROOT
 from tests.support.worker.real_configs import VERDICTS, load_corpus
-from worker.models.checked import CHECKS, RECORD, CheckedFamily, checked_families, checked_formats
-from worker.models.families import FAMILIES
-from worker.models.wrappers import TEXTS
+from worker.models.config.checked import (
+    CHECKS,
+    RECORD,
+    CheckedFamily,
+    checked_families,
+    checked_formats,
+)
+from worker.models.config.families import FAMILIES
+from worker.models.config.wrappers import TEXTS
 
 README = ROOT / "worker" / "models" / "README.md"
 _MARK = re.compile(r"^@pytest\.mark\.checks\(", re.MULTILINE)

@@ -15,8 +15,15 @@ import numpy as np
 
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.plan.plan import Plan, PlannedRow, SampleDigest, StepResult
-from worker.wire.messages import BlockEvent, BlockStored, Rejection, StepReport, Submit, TokenDelta
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import (
+    BlockEvent,
+    BlockStored,
+    Rejection,
+    StepReport,
+    Submit,
+    TokenDelta,
+)
+from worker.protocol.sampling import SamplingParams
 
 VOCAB = 50
 EOS = (1, 2)

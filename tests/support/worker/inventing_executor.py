@@ -11,8 +11,8 @@ from worker.config import EngineConfig
 from worker.core.engine import EngineCore
 from worker.core.executor import AwaitResult, Executor
 from worker.plan.plan import Plan, StepResult
-from worker.wire.messages import EngineInfo, Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import EngineInfo, Submit
+from worker.protocol.sampling import SamplingParams
 
 INFO = EngineInfo(
     model="invented",

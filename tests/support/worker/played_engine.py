@@ -8,7 +8,7 @@ import msgspec
 
 from worker.front.server import WorkerFrontend
 from worker.plan.sockets import connect
-from worker.wire.messages import (
+from worker.protocol.messages import (
     BlockEvent,
     EngineInfo,
     LoadSnapshot,
@@ -20,7 +20,7 @@ from worker.wire.messages import (
     WorkerItem,
     WorkerUpdate,
 )
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 INFO = EngineInfo(
     model="tiny",

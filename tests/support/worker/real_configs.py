@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.models.config import ModelConfig, load_model_config
-from worker.models.families import FAMILIES
+from worker.models.config.families import FAMILIES
+from worker.models.config.model_config import ModelConfig, load_model_config
 
 FOLDER = Path(__file__).parents[2] / "worker" / "models" / "configs"
 VERDICTS = FOLDER / "verdicts" / "verdicts.json"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from worker.core.scheduler import Scheduler
-from worker.core.speculation.gate import SpeculationGate
+from worker.core.scheduler.speculation_gate import SpeculationGate
 
 _RECORDED = ("add", "provide", "abort", "set_admission", "schedule", "apply", "take_report")
 

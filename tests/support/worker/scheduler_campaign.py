@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tests.support.worker.fake_device import SALT_SEEDS, Harness, make_submit
-from worker.wire.admission import AdmissionChange, AdmissionOptions
-from worker.wire.messages import Submit
-from worker.wire.slo import Slo
+from worker.protocol.admission import AdmissionChange, AdmissionOptions
+from worker.protocol.messages import Submit
+from worker.protocol.slo import Slo
 
 SALTS = ("", "a", "b")
 TENANTS = ("", "x", "y")

@@ -10,8 +10,8 @@ from worker.core.grammar.base import GrammarBackend
 from worker.core.grammar.follower import GrammarFollower
 from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"", b"ab", b""]
 EOS = 256

@@ -10,7 +10,7 @@ from tests.support.worker.inventing_executor import (
     submit,
 )
 from worker.plan.plan import PlannedRow
-from worker.wire.messages import Abort
+from worker.protocol.messages import Abort
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from tests.support.checkpoints.dense import write_checkpoint
 from tests.support.engines.engine_driver import Engine
 from worker.core.executor import RankFailure
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.worker.inventing_executor import make_core, run, submit
 from worker.core.engine import EngineCore
 from worker.core.grammar.state import GrammarProblem
-from worker.wire.messages import Abort
+from worker.protocol.messages import Abort
 
 ONES = b"\xff\xff\xff"
 

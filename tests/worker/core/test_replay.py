@@ -13,13 +13,13 @@ from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO, MODELS
 from tests.support.worker.recorded import Recording
 from worker.core.grammar import follower
-from worker.wire.admission import AdmissionChange
-from worker.wire.diffusion import DiffusionParams
-from worker.wire.messages import Abort
-from worker.wire.sampling import SamplingParams
-from worker.wire.slo import Slo
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.messages import Abort
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.slo import Slo
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from worker.core.request import IllegalMove, Request, RequestState
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
 
 LEGAL = {
     ("WAITING", "RUNNING"),

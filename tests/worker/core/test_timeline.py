@@ -7,7 +7,7 @@ import pytest
 
 from worker.core.timeline import RING_SIZE, Timeline
 from worker.plan.plan import RankTimes, StepResult
-from worker.wire.times import StepTimes
+from worker.protocol.times import StepTimes
 
 
 class Clock:

@@ -13,10 +13,10 @@ from kernels.attention import AttentionMetadata, AttentionStep
 from kernels.attention.torch_backend import TorchAttention
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.speculation_cases import MODEL, RandomGate, prompts
+from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation import factory
 from worker.rank.speculation.drafter import Drafter
-from worker.rank.speculation.verification import AcceptedTokens, DeviceAcceptance
-from worker.wire.sampling import SamplingParams
+from worker.rank.verification import AcceptedTokens, DeviceAcceptance
 
 NUM_PROMPTS = 12
 

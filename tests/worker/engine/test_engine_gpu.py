@@ -19,7 +19,7 @@ from tests.support.engines.exactness import (
     seeded_params,
 )
 from worker.config import EngineConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, LogitsParams, PageWrite, Plan, PlannedRow
 from worker.rank.rank import select_device
 from worker.rank.runner import ModelRunner

@@ -13,7 +13,7 @@ import torch
 from tests.support.checkpoints.families import SPECIMENS, write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 LENGTHS = (5, 33, 12, 47, 20)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3)

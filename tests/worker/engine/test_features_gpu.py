@@ -22,7 +22,7 @@ from tests.support.engines.speculation_cases import (
     prompts,
     settings,
 )
-from worker.wire.messages import Submit
+from worker.protocol.messages import Submit
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,9 +13,9 @@ from tests.support.engines.engine_driver import Engine
 from tests.support.engines.poisoned_engine import PoisonedEngine
 from tests.support.engines.preempted_requests import CACHE_TOKENS, run, submits
 from worker.config import EngineConfig
-from worker.wire.host_cache import HostCacheTotals
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.host_cache import HostCacheTotals
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
 
 
 class HostEngine(PoisonedEngine):

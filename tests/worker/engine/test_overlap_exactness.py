@@ -17,10 +17,10 @@ from _pytest.mark import ParameterSet
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.poisoned_engine import PoisonedEngine
 from tests.support.paths import DEMO
-from worker.wire.messages import Abort
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.messages import Abort
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 SCARCE_TOKENS = 768
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'

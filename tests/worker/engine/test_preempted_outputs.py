@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.preempted_requests import CACHE_TOKENS, run, submits
-from worker.wire.messages import Submit
+from worker.protocol.messages import Submit
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -6,8 +6,8 @@ import random
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
-from worker.wire.messages import TokenLogprobs
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import TokenLogprobs
+from worker.protocol.sampling import SamplingParams
 
 CHUNK = 16
 SCORED = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, prompt_logprobs=2)

@@ -8,10 +8,10 @@ import torch
 
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO
-from worker.wire.messages import SubmitBatch
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.messages import SubmitBatch
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 PARAMS = [
     SamplingParams(max_tokens=24, temperature=0.0),

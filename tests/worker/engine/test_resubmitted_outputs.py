@@ -8,10 +8,10 @@ import pytest
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
 from worker.core.grammar import follower
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 PROMPT = [3 + (7 * i) % (VOCAB_SIZE - 3) for i in range(21)]
 NUM_TOKENS = 24

@@ -23,9 +23,9 @@ from tests.support.engines.speculation_cases import (
 )
 from tests.system.speculation import differing_texts
 from worker.plan.plan import DraftRow, Plan
+from worker.protocol.sampling import SamplingParams
 from worker.rank.speculation.drafter import DraftedStep
-from worker.rank.speculation.verification import NO_ROW
-from worker.wire.sampling import SamplingParams
+from worker.rank.verification import NO_ROW
 
 pytestmark = pytest.mark.randomized  # with more prompts
 NUM_PROMPTS = (3 if IS_LONG else 2) * len(SETTINGS)

@@ -14,7 +14,7 @@ from tests.support.checkpoints.families import write_specimen
 from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine
 from tests.support.engines.poisoned_engine import LateExecutor
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 PAGE = 8
 LENGTHS = (3, 8, 37, 64, 110)

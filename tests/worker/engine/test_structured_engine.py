@@ -12,9 +12,9 @@ import torch
 
 from tests.support.effort import IS_LONG
 from tests.support.engines.engine_driver import Engine, Outcome
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 MODEL = "deploy/models/demo"
 SCHEMA: dict[str, Any] = {

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.engines.engine_driver import Engine, Outcome
-from worker.wire.messages import TokenLogprobs
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import TokenLogprobs
+from worker.protocol.sampling import SamplingParams
 
 NUM_NEW = 28
 SCARCE_TOKENS = 384

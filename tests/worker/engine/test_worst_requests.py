@@ -19,18 +19,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from router.api.protocol import MAX_BAD_WORDS, MAX_STOP_STRINGS, MAX_STOP_TOKENS
+from router.api.openai.protocol import MAX_BAD_WORDS, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO
 from worker.core.executor_local import LocalExecutor
-from worker.rank.sampling.logits_processors import table_bytes
-from worker.wire.sampling import (
+from worker.protocol.sampling import (
     MAX_BAD_WORDS_TOKENS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     SamplingParams,
 )
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.rank.sampling.logits_processors import table_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from tests.support.worker.played_engine import Engine, decode_item, decode_reply
 from worker.front import server as front_module
 from worker.front.attach import AttachServer
 from worker.front.server import WorkerFrontend
-from worker.wire.frames import Attach, frame
-from worker.wire.messages import (
+from worker.protocol.frames import Attach, frame
+from worker.protocol.messages import (
     AttachSnapshot,
     BlockStored,
     Submit,

@@ -27,9 +27,9 @@ from worker.front import server as front_module
 from worker.front.attachment import CacheMirror
 from worker.front.grammar import service
 from worker.front.server import WorkerFrontend
-from worker.wire import limits
-from worker.wire.admission import AdmissionChange
-from worker.wire.messages import (
+from worker.protocol import limits
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import (
     AttachSnapshot,
     BlockEvent,
     BlockRemoved,
@@ -44,8 +44,8 @@ from worker.wire.messages import (
     WorkerUpdate,
     share_sampling,
 )
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 
 async def test_directory_is_private_and_its_sockets_have_short_names(front: WorkerFrontend) -> None:

@@ -17,8 +17,8 @@ from tests.support.worker.played_engine import Gateway, submit
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
 from worker.front.server import WorkerFrontend
-from worker.wire.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import EngineInfo, SubmitBatch, WorkerDown, WorkerUpdate
+from worker.protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
 

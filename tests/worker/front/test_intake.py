@@ -14,8 +14,8 @@ from tests.support.worker.played_engine import Engine, Gateway, decode_reply, de
 from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
 from worker.front.pulse import LATE_S, Pulse
 from worker.front.server import WorkerFrontend
-from worker.wire.admission import AdmissionChange
-from worker.wire.messages import (
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import (
     Abort,
     CompiledGrammar,
     Submit,
@@ -24,7 +24,7 @@ from worker.wire.messages import (
     WorkerUpdate,
     share_sampling,
 )
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 MANY = 2048
 """Completions that one request may ask for."""

@@ -27,7 +27,7 @@ from worker.front.attach import AttachServer
 from worker.front.grammar import service
 from worker.front.grammar.process import grammar_key
 from worker.front.server import WorkerFrontend
-from worker.wire.messages import (
+from worker.protocol.messages import (
     Abort,
     BlockEvent,
     BlockRemoved,
@@ -39,7 +39,7 @@ from worker.wire.messages import (
     Vocabulary,
     WorkerUpdate,
 )
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.structured import StructuredOutputsParams
 
 BATCH = 16
 """Requests of a round of one kind."""

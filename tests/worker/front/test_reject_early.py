@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from worker.front.intake import reject_early
-from worker.wire.admission import AdmissionChange
-from worker.wire.messages import EngineInfo, LoadSnapshot, Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import EngineInfo, LoadSnapshot, Submit
+from worker.protocol.sampling import SamplingParams
 
 
 def info(**limits: int) -> EngineInfo:

@@ -15,10 +15,10 @@ from opentelemetry.trace import StatusCode
 
 from tests.support.worker.trace_collector import trace_collector
 from worker.front.traces import WorkerTraces
-from worker.wire.messages import Submit, TokenDelta
-from worker.wire.sampling import SamplingParams
-from worker.wire.times import FirstTokenTimes
-from worker.wire.tracing import ENDPOINTS, Tracing, create_tracing
+from worker.protocol.messages import Submit, TokenDelta
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.times import FirstTokenTimes
+from worker.protocol.tracing import ENDPOINTS, Tracing, create_tracing
 
 TRACE, GATEWAY = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -139,7 +139,7 @@ def test_where_nothing_is_traced_nothing_is_imported(monkeypatch: pytest.MonkeyP
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     code = (
-        "import sys, router.serving, worker.front.server, worker.wire.tracing as t\n"
+        "import sys, router.serving, worker.front.server, worker.protocol.tracing as t\n"
         "assert t.create_tracing('x') is None\n"
         "sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
     )

@@ -12,7 +12,7 @@ from functools import partial
 from worker.core.step_forecast import StepForecast
 from worker.front.rank_processes import Glance, RankProcesses
 from worker.front.watchdog import StepWatchdog
-from worker.wire.messages import LoadSnapshot, StepLimit, StepReport, StepShape
+from worker.protocol.messages import LoadSnapshot, StepLimit, StepReport, StepShape
 
 ASLEEP = Glance([], False, 7)
 STOPPED = Glance(["rank 1 (process 12) is stopped"], False, 7)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.metrics.host_cache import host_cache_metrics
-from worker.wire.host_cache import HostCacheTotals
+from worker.protocol.host_cache import HostCacheTotals
 
 
 def test_every_total_is_a_sample_under_its_labels() -> None:

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from worker.metrics.node import NodeMetrics, NodeMetricsConfig
-from worker.wire.exposition import OPENMETRICS, TEXT, merge, render
+from worker.protocol.exposition import OPENMETRICS, TEXT, merge, render
 
 
 def own(worker: str, value: float = 1.0) -> Callable[[str], bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.metrics.speculation import speculation_metrics
-from worker.wire.speculation import Decision, SpeculationTotals
+from worker.protocol.speculation import Decision, SpeculationTotals
 
 
 def test_every_total_is_a_sample_under_its_labels() -> None:

@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.support.worker.played_engine import INFO
 from worker.metrics.collector import WorkerView, worker_metrics
 from worker.metrics.latency import WorkerLatency
-from worker.wire.diffusion import BlockTotals
-from worker.wire.exposition import TEXT, render
-from worker.wire.messages import EngineInfo, LoadSnapshot, StepReport, StepShape, TokenDelta
-from worker.wire.speculation import SpeculationTotals
-from worker.wire.times import FirstTokenTimes, StepTimes
+from worker.protocol.diffusion import BlockTotals
+from worker.protocol.exposition import TEXT, render
+from worker.protocol.messages import EngineInfo, LoadSnapshot, StepReport, StepShape, TokenDelta
+from worker.protocol.speculation import SpeculationTotals
+from worker.protocol.times import FirstTokenTimes, StepTimes
 
 
 def samples(info: EngineInfo | None, load: LoadSnapshot) -> dict[str, float]:

@@ -15,14 +15,14 @@ from tests.support.checkpoints.moe import LLADA2, SDAR_MOE
 from tests.support.checkpoints.specimen import write_config
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.worker.checked_models import architecture_of
-from worker.models.checkpoint import block_hash_salt
-from worker.models.config import load_model_config
-from worker.models.decoder import DecoderModel
-from worker.models.families import FAMILIES
-from worker.models.linear_method import LayerOptions
-from worker.models.loader import build_model, draw_weights
-from worker.models.tensor_parallel import TensorParallelGroup
-from worker.models.wrappers import TEXTS
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.checkpoint import block_hash_salt
+from worker.models.config.families import FAMILIES
+from worker.models.config.model_config import load_model_config
+from worker.models.config.wrappers import TEXTS
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model, draw_weights
 
 
 @pytest.fixture

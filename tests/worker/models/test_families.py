@@ -33,9 +33,9 @@ from tests.support.engines.family_checks import (
 from tests.support.engines.guided_engine import GuidedEngine, text_of
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
-from worker.models.tensor_parallel import TensorParallelGroup
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 pytestmark = pytest.mark.randomized  # with more tokens
 FOUND = 1e-2

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints.fp8 import QUANTIZATION, write_fp8, write_fp8_moe
 from tests.support.checkpoints.moe import LLADA2, QWEN3_MOE
 from tests.support.engines.plan_driver import Request, generate, make_runner
-from worker.models.config import load_model_config
-from worker.models.linear_method import LayerOptions
-from worker.models.loader import build_model, draw_weights, load_weights
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model, draw_weights, load_weights
 
 PROMPT = [5, 17, 300, 4, 8, 100, 32, 11, 250]
 

@@ -13,8 +13,8 @@ import transformers
 
 from tests.support.effort import IS_LONG
 from tests.support.worker.real_configs import load_corpus, verdict
-from worker.models.config import ModelConfig
-from worker.models.families import FAMILIES
+from worker.models.config.families import FAMILIES
+from worker.models.config.model_config import ModelConfig
 
 pytestmark = pytest.mark.randomized  # with more values
 CONFIGS = dict.fromkeys(("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"), "Text")
@@ -22,7 +22,7 @@ CONFIGS = dict.fromkeys(("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"),
 ARCHITECTURES = sorted(set(FAMILIES).intersection(dir(transformers)))
 """Of every family that transformers has."""
 RELEASED = {real.config["architectures"][0] for real in load_corpus()}
-"""Others are released as the text of a model that has more (`worker.models.wrappers`)."""
+"""Others are released as the text of a model that has more (`worker.models.config.wrappers`)."""
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from worker.config import EngineConfig
-from worker.models.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.protocol.page_groups import LEAST_SNAPSHOTS, UNBOUNDED, PageGroups
 from worker.rank.kv_cache import allocate_kv_caches
 from worker.rank.preflight import check_windows
-from worker.wire.page_groups import LEAST_SNAPSHOTS, UNBOUNDED, PageGroups
 
 FULL = KVCacheSpec(num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
 WINDOW = replace(FULL, window=100)

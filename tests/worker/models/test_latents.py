@@ -19,13 +19,13 @@ from tests.support.checkpoints.specimen import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.worker.real_configs import load_corpus
-from worker.models.config import ModelConfig, load_model_config
-from worker.models.kv_cache import group_layers
-from worker.models.linear_method import LayerOptions
-from worker.models.loader import build_model
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.layers.kv_cache import group_layers
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model
+from worker.protocol.sampling import SamplingParams
 from worker.rank.kv_cache import allocate_kv_caches
-from worker.wire.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 

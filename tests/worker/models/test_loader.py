@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints.dense import SPECS, VOCAB_SIZE, write_checkpoint
 from tests.support.checkpoints.families import write_specimen
-from worker.models.checkpoint import weight_files
-from worker.models.config import load_model_config
-from worker.models.decoder import DecoderModel
-from worker.models.linear_method import LayerOptions, WeightSlot
-from worker.models.loader import build_model, load_weights
-from worker.models.tensor_parallel import TensorParallelGroup
-from worker.models.tensor_reader import TensorFile
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.checkpoint import weight_files
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model, load_weights
+from worker.models.loading.tensor_reader import TensorFile
 
 
 def build(
@@ -84,7 +84,7 @@ def test_tensors_of_many_blocks_are_read_whole(
     expected, own = (build(tmp_path, rank, 2, dtype) for _ in range(2))
     slots = [list(model.weight_slots()) for model in (expected, own)]
     load_weights(expected, expected.config, show_progress=False)
-    monkeypatch.setattr("worker.models.tensor_reader._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("worker.models.loading.tensor_reader._BLOCK_BYTES", 1000)
     load_weights(own, own.config, show_progress=False)
     for one, other in zip(*slots, strict=True):
         assert torch.equal(one.destination, other.destination), one.name
@@ -199,7 +199,7 @@ def no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("a weight was read")
 
-    monkeypatch.setattr("worker.models.loader.TensorFile", fail)
+    monkeypatch.setattr("worker.models.loading.loader.TensorFile", fail)
 
 
 @pytest.mark.usefixtures("no_weights_are_read")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from worker.models.checkpoint import block_hash_salt, resolve_checkpoint, weight_files
-from worker.models.config import ModelConfig, load_model_config
-from worker.models.families import FAMILIES
-from worker.wire.retry import may_heal
+from worker.models.config.checkpoint import block_hash_salt, resolve_checkpoint, weight_files
+from worker.models.config.families import FAMILIES
+from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.protocol.retry import may_heal
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -220,7 +220,7 @@ def test_weights_are_downloaded_when_the_configuration_is_supported(
         with_weights.append("*.safetensors" in files)
         return folder
 
-    monkeypatch.setattr("worker.models.checkpoint.download", download)
+    monkeypatch.setattr("worker.models.config.checkpoint.download", download)
     (folder / "config.json").write_text(json.dumps({**BASE, "architectures": ["Foo"]}))
     with pytest.raises(ValueError, match="Foo"):
         load_model_config("some/model")

@@ -14,8 +14,8 @@ from kernels import BlockScales, dequantize
 from tests.support.checkpoints.families import write_specimen
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
-from worker.models.config import load_model_config
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 PLAIN = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 QUANTIZATION = {"quant_method": "mxfp4", "modules_to_not_convert": PLAIN}

@@ -9,12 +9,12 @@ import torch
 
 from kernels.native import WeightMemory
 from tests.support.checkpoints.dense import write_checkpoint
-from worker.models.config import load_model_config
-from worker.models.context import ForwardContext
-from worker.models.linear_method import LayerOptions
-from worker.models.llama import LlamaForCausalLM
-from worker.models.native import NativeOptions, build_native
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.architectures.llama import LlamaForCausalLM
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.native import NativeOptions, build_native
 
 
 class Doubling(LlamaForCausalLM):

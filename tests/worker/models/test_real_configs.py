@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.worker.real_configs import VERDICTS, RealConfig, load_corpus, verdict
-from worker.models.config import ModelConfig
-from worker.models.families import FAMILIES
+from worker.models.config.families import FAMILIES
+from worker.models.config.model_config import ModelConfig
 
 CORPUS = load_corpus()
 EXPECTED: dict[str, dict[str, Any]] = json.loads(VERDICTS.read_text(encoding="utf-8"))

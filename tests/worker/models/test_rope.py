@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from worker.models.rope import cos_sin_table
-from worker.models.rope_config import parse_rope
+from worker.models.config.rope_config import parse_rope
+from worker.models.layers.rope import cos_sin_table
 
 KINDS: list[dict[str, Any]] = [
     {"rope_type": "default"},

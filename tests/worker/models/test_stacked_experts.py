@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints.families import write_specimen
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.engines.threaded_group import run_ranks
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight")
 PROMPT = [3 + at % 80 for at in range(0, 200, 7)]

@@ -17,9 +17,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from worker.models import symmetric_memory, tensor_parallel
-from worker.models.symmetric_memory import MOST_BYTES, SymmetricMemory, create_symmetric_memory
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.attention import symmetric_memory, tensor_parallel
+from worker.models.layers.symmetric_memory import (
+    MOST_BYTES,
+    SymmetricMemory,
+    create_symmetric_memory,
+)
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.bench.engine import BenchEngine, decode_tokens
-from cluster.bench.kernels.shapes import write_shape
+from deploy.benchmarks.engine import BenchEngine, decode_tokens
+from deploy.benchmarks.kernels.shapes import write_shape
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.engines.decode_plans import (
     GRAPH_SIZES,
@@ -27,14 +27,14 @@ from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.engines.exactness import SCARCE_TOKENS, make_prompts
 from tests.support.engines.plan_driver import make_runner
 from worker.config import EngineConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, PageWrite, Plan, PlannedRow
+from worker.protocol.sampling import SamplingParams
 from worker.rank.batch import Batch
 from worker.rank.graphs import StepGraphs
 from worker.rank.rank import select_device
 from worker.rank.runner import ModelRunner
 from worker.rank.transfer import StagedArrays
-from worker.wire.sampling import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

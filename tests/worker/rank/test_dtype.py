@@ -13,8 +13,8 @@ import torch
 from kernels.native import build, has_bf16_products, precision
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.config import EngineConfig
-from worker.models.config import load_model_config
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.rank import dtype as rank_dtype
 from worker.rank.dtype import prefers_bf16, resolve_dtype
 from worker.rank.rank import Rank, select_device

@@ -16,8 +16,8 @@ from kernels.attention.flash_backend import FlashAttention
 from kernels.attention.flashinfer_backend import FlashInferAttention
 from tests.support.kernels.flashinfer import FlashInfer
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.plan import Admit, LogitsParams, Plan, PlannedRow
 from worker.rank.batch import Batch, BatchBuilder
 from worker.rank.graphs import (

@@ -10,8 +10,8 @@ import torch
 
 from tests.support.checkpoints.dense import write_checkpoint
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig, load_model_config
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.rank.limits import limits_of_gpu, resolve_limits
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from worker.config import EngineConfig
-from worker.models.kv_cache import KVCacheSpec, StateSpec, group_layers
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec, group_layers
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.protocol.page_groups import ONE_GROUP
 from worker.rank.kv_cache import page_bytes, page_groups
 from worker.rank.memory import cache_share, plan_pages
 from worker.rank.profiling import profile_plans
 from worker.rank.sampling.logits_processors import penalizes
-from worker.wire.page_groups import ONE_GROUP
 
 GB = 1 << 30
 

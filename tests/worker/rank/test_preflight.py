@@ -10,11 +10,11 @@ import torch
 
 from tests.support.effort import IS_LONG
 from tests.support.worker.real_configs import VERDICTS, load_corpus
-from worker.models import loader
-from worker.models.config import ModelConfig
-from worker.models.linear_method import LayerOptions
-from worker.models.sharing import check_sharing
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.sharing import check_sharing
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading import loader
 
 pytestmark = pytest.mark.randomized  # with more sizes
 SIZES = (2, 3, 5, 6, 8, 16) if IS_LONG else (3, 16)

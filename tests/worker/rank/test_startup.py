@@ -11,7 +11,7 @@ from tests.support.checkpoints.dense import write_checkpoint
 from worker.config import EngineConfig
 from worker.core.executor_local import LocalExecutor
 from worker.core.info import slowest
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Hello, Ready, Start
 from worker.rank.rank import Rank
 

@@ -17,15 +17,15 @@ from worker.config import EngineConfig
 from worker.core import executor_local
 from worker.core.executor_local import LocalExecutor
 from worker.core.ranks import RankGroup
-from worker.models import tensor_parallel
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.layers.attention import tensor_parallel
+from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Failure, Start, Stop
 from worker.plan.plan import Plan
+from worker.protocol.retry import may_heal
 from worker.rank import cpu, main, memory
 from worker.rank.memory import await_free_memory
 from worker.rank.rank import Rank
 from worker.rank.runner import ModelRunner
-from worker.wire.retry import may_heal
 
 
 class Ended(BaseException):

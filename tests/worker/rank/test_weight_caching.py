@@ -14,11 +14,11 @@ import torch
 from kernels.native import WeightMemory
 from tests.support.checkpoints.dense import VOCAB_SIZE, write_checkpoint
 from tests.support.engines.plan_driver import Request, generate, make_runner
-from worker.models.config import load_model_config
-from worker.models.linear_method import LayerOptions
-from worker.models.loader import build_model
-from worker.models.native import NativeOptions, weight_memory
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model
+from worker.models.loading.native import NativeOptions, weight_memory
 from worker.rank.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files are locked as Linux does")

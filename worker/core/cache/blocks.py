@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from worker.core.cache.fence import Fence
 from worker.core.cache.pool import FencedPool
-from worker.wire.page_groups import PageGroups
+from worker.protocol.page_groups import PageGroups
 
 
 class BlockPool:

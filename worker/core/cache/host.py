@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from worker.core.cache.pool import FencedPool
 from worker.plan.plan import PageCopies
-from worker.wire.host_cache import HostCacheTotals
+from worker.protocol.host_cache import HostCacheTotals
 
 
 class HostPool:

@@ -12,9 +12,9 @@ from worker.core.cache.pool import FencedPool
 from worker.core.cache.radix import RadixTree
 from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
 from worker.plan.plan import PageCopies, StateLoad
-from worker.wire.blocks import TOKEN_BYTES
-from worker.wire.messages import BlockEvent
-from worker.wire.page_groups import ONE_GROUP, PageGroups
+from worker.protocol.blocks import TOKEN_BYTES
+from worker.protocol.messages import BlockEvent
+from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 class CacheManager:

@@ -10,8 +10,8 @@ from worker.core.cache.lease import Match
 from worker.core.cache.leaves import Leaves
 from worker.core.cache.node import Node
 from worker.core.cache.radix_checks import check_locks, check_node
-from worker.wire.blocks import TOKEN_BYTES, block_hashes, root_hash
-from worker.wire.messages import BlockEvent, BlockRemoved, BlockStored
+from worker.protocol.blocks import TOKEN_BYTES, block_hashes, root_hash
+from worker.protocol.messages import BlockEvent, BlockRemoved, BlockStored
 
 
 class RadixTree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worker.core.cache.node import Node
-from worker.wire.blocks import TOKEN_BYTES, block_hashes
+from worker.protocol.blocks import TOKEN_BYTES, block_hashes
 
 
 def check_locks(nodes: Iterable[Node], holders: Iterable[Node]) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.structured import StructuredOutputsParams
 
 MAX_WHITESPACE = 8
 """Most characters of white space in a row in JSON: small models write endless runs."""

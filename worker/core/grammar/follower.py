@@ -17,7 +17,7 @@ from worker.core.grammar.base import (
     words_of,
 )
 from worker.core.grammar.state import GrammarProblem
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from worker.core.grammar.base import MAX_WHITESPACE, GrammarError, LoadedGrammar
 from worker.core.grammar.json_schema.exact import exact_schema
 from worker.core.grammar.lark_tags import json_options, lark_of
 from worker.core.grammar.tags import modern_tag
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.structured import StructuredOutputsParams
 
 
 class GuidanceBackend:

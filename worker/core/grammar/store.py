@@ -24,7 +24,7 @@ from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.state import GrammarProblem, GrammarState
 from worker.core.grammar.thoughts import ThoughtMatcher
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
-from worker.wire.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatch, Vocabulary
+from worker.protocol.messages import CompiledGrammar, EngineInfo, Submit, SubmitBatch, Vocabulary
 
 
 class Provided(NamedTuple):

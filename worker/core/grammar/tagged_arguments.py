@@ -15,7 +15,7 @@ from worker.core.grammar.json_schema.exact import Schema, exact_schema
 from worker.core.grammar.json_schema.exclusive import types_of
 from worker.core.grammar.json_schema.patterns import literal
 from worker.core.grammar.json_schema.values import unsupported
-from worker.wire.argument_types import argument_types
+from worker.protocol.argument_types import argument_types
 
 Json = Any
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worker.core.grammar.base import Matcher, Words, words_of
-from worker.wire.structured import ThoughtTokens
+from worker.protocol.structured import ThoughtTokens
 
 
 class ThoughtMatcher:

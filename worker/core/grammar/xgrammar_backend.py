@@ -10,7 +10,7 @@ from worker.core.grammar.exactness import inexact_keyword
 from worker.core.grammar.json_schema.exact import Schema, exact_schema
 from worker.core.grammar.native import XGrammarCore, load_core
 from worker.core.grammar.tags import modern_tag, with_schemas
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.structured import StructuredOutputsParams
 
 _RAW_BYTES = 0
 """VocabType of xgrammar for tokens that are given as the bytes that they stand for."""

@@ -13,11 +13,11 @@ from worker.core.scheduler.block_policy import MAX_ROUNDS, MAX_ROUNDS_AHEAD, Blo
 from worker.core.scheduler.finish import take_tokens
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.page_claims import PageClaims
+from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
-from worker.core.speculation.gate import SpeculationGate
 from worker.plan.plan import Accept, BlockOutcome, BlockRow, StepResult
-from worker.wire.diffusion import BlockTotals
+from worker.protocol.diffusion import BlockTotals
 
 _Member = tuple[Request, int]
 """A running request and its pending positions."""

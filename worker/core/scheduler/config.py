@@ -7,8 +7,8 @@ from typing import Self
 
 from worker.config import EngineConfig, SchedulingOptions
 from worker.core.scheduler.block_policy import BlockPolicy
-from worker.wire.messages import EngineInfo
-from worker.wire.page_groups import ONE_GROUP, PageGroups
+from worker.protocol.messages import EngineInfo
+from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worker.core.grammar.state import Followed, GrammarProblem
 from worker.core.request import Request, RequestState
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 
 def take_tokens(

@@ -6,7 +6,7 @@ from worker.core.cache.host import HostPool
 from worker.core.cache.lease import Match
 from worker.core.request import Request
 from worker.core.step_forecast import StepForecast
-from worker.wire.host_cache import HostCachePolicy
+from worker.protocol.host_cache import HostCachePolicy
 
 _WEIGHT = 0.2
 """Weight of the newest copies in the moving average of their time."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from worker.core.scheduler.state import SchedulerState
-from worker.wire.messages import LoadSnapshot
-from worker.wire.speculation import SpeculationTotals
+from worker.protocol.messages import LoadSnapshot
+from worker.protocol.speculation import SpeculationTotals
 
 
 def snapshot(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.core.request import Request
-from worker.wire.messages import TokenDelta
+from worker.protocol.messages import TokenDelta
 
 
 class OutputBuffer:

@@ -7,8 +7,8 @@ from math import ceil, exp
 from worker.core.cache.manager import CacheManager
 from worker.core.request import Request
 from worker.core.scheduler.queue import WaitingQueue
-from worker.wire.messages import Rejection
-from worker.wire.queue_limits import QueueLimits, queue_full
+from worker.protocol.messages import Rejection
+from worker.protocol.queue_limits import QueueLimits, queue_full
 
 _MEMORY_S = 10.0
 """Time constant of the drain rate: an admission that long ago counts 1/e. Only time with a backlog

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from worker.wire.admission import AdmissionPolicyName, SchedulePolicy
+from worker.protocol.admission import AdmissionPolicyName, SchedulePolicy
 
 
 class Item(NamedTuple):
@@ -26,7 +26,7 @@ class Item(NamedTuple):
 class QueueOrder(NamedTuple):
     """An order of equally urgent requests other than first come, first served.
 
-    To add one: its entry in `ORDERS`, and its name in `worker.wire.admission`.
+    To add one: its entry in `ORDERS`, and its name in `worker.protocol.admission`.
     """
 
     key: Callable[[Item], float]
@@ -52,7 +52,7 @@ match) puts the request with most cached tokens first; its bound is SGLang's."""
 class AdmissionPolicy(NamedTuple):
     """Order in which a round tries equally urgent requests, and whether it stops at a misfit.
 
-    To add one: its entry in `POLICIES`, and its name in `worker.wire.admission`.
+    To add one: its entry in `POLICIES`, and its name in `worker.protocol.admission`.
     """
 
     stops: bool

@@ -16,15 +16,15 @@ from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.load import snapshot
 from worker.core.scheduler.overload import LoadShedder
+from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.state import Clock, SchedulerState
 from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.scheduler.token_steps import TokenSteps
-from worker.core.speculation.gate import SpeculationGate
 from worker.core.step_forecast import StepForecast
 from worker.plan.plan import BlockRow, Plan, SampleDigest, StepResult
-from worker.wire.admission import AdmissionChange
-from worker.wire.messages import StepReport, StepShape, Submit
-from worker.wire.queue_limits import QueueLimits
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.messages import StepReport, StepShape, Submit
+from worker.protocol.queue_limits import QueueLimits
 
 logger = logging.getLogger(__name__)
 

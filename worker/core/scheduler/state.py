@@ -18,8 +18,8 @@ from worker.core.scheduler.slo import Urgency
 from worker.core.scheduler.step import StepInFlight
 from worker.core.step_forecast import StepForecast
 from worker.plan.plan import StepResult
-from worker.wire.diffusion import BlockTotals
-from worker.wire.messages import StepShape
+from worker.protocol.diffusion import BlockTotals
+from worker.protocol.messages import StepShape
 
 Clock = Callable[[], float]
 """Seconds from some fixed moment, such as `time.monotonic`; the only time that decisions see."""

@@ -25,7 +25,7 @@ from worker.plan.plan import (
     StateStore,
     StepResult,
 )
-from worker.wire.messages import StepShape
+from worker.protocol.messages import StepShape
 
 
 class InFlightRow(NamedTuple):

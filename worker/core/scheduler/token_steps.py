@@ -12,9 +12,9 @@ from worker.core.scheduler.deferral import DecodeDeferral
 from worker.core.scheduler.finish import take_tokens
 from worker.core.scheduler.lifecycle import Lifecycle
 from worker.core.scheduler.page_claims import PageClaims
+from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.state import SchedulerState
 from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
-from worker.core.speculation.gate import SpeculationGate
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16

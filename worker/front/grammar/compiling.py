@@ -1,7 +1,7 @@
 """Main of a compiling process: takes grammars from stdin, and writes verdicts to stdout.
 
-Frames are those of `worker.wire.frames`; the first one out is the Vocabulary. The process bounds
-its own memory and processor time.
+Frames are those of `worker.protocol.frames`; the first one out is the Vocabulary. The process
+bounds its own memory and processor time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from worker.core.grammar.base import GrammarBackend, GrammarError, GrammarTooHea
 from worker.core.grammar.guidance_backend import GuidanceBackend
 from worker.core.grammar.xgrammar_backend import NOT_ENFORCED, XGrammarBackend
 from worker.front.grammar.process import Job, Setting, Verdict
-from worker.wire.frames import FrameReader, frame
-from worker.wire.messages import Vocabulary
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import load_tokenizer
+from worker.protocol.frames import FrameReader, frame
+from worker.protocol.messages import Vocabulary
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import load_tokenizer
 
 MEMORY_BYTES = 2 * 2**30
 """Bound of the process's address space."""

@@ -14,9 +14,9 @@ import time
 import msgspec
 
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy, shortened
-from worker.wire.frames import FrameReader, frame
-from worker.wire.messages import CompiledGrammar, EngineInfo, Vocabulary
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.frames import FrameReader, frame
+from worker.protocol.messages import CompiledGrammar, EngineInfo, Vocabulary
+from worker.protocol.structured import StructuredOutputsParams
 
 COMPILE_S = 1.5
 """Processor time for one grammar, in seconds. Where a core is free, clients get a refusal within

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from worker.core.grammar.base import GrammarError, GrammarTooHeavy
 from worker.front.grammar.process import CompilerFailure, GrammarCompiler, grammar_key, setting_of
-from worker.wire.messages import (
+from worker.protocol.messages import (
     CompiledGrammar,
     EngineInfo,
     Rejection,
@@ -21,8 +21,8 @@ from worker.wire.messages import (
     SubmitBatch,
     Vocabulary,
 )
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 

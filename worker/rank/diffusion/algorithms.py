@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 
+from worker.protocol.diffusion import DllmAlgorithm
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray
-from worker.wire.diffusion import DllmAlgorithm
 
 _POST_EDIT_STEPS, _FINISHED = 0, 1
 

@@ -15,8 +15,9 @@ import torch
 
 from kernels import SamplingParameters
 from worker.config import EngineConfig
-from worker.models.config import ModelConfig
+from worker.models.config.model_config import ModelConfig
 from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
+from worker.protocol.diffusion import DllmAlgorithm
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.rank.diffusion.proposal import propose, random_positions
 from worker.rank.diffusion.running import RunningBlock, index_reads, read_indices
@@ -24,7 +25,6 @@ from worker.rank.diffusion.table import BlockTable
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
-from worker.wire.diffusion import DllmAlgorithm
 
 Forward = Callable[[Plan, torch.Tensor], torch.Tensor]
 """Runs a Plan's rows; returns the hidden states [S, hidden] of the tokens with these indices

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from worker.plan.plan import Admit, BlockAdmit
+from worker.protocol.diffusion import DiffusionParams, DllmAlgorithm
 from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockParams, DiffusionAlgorithm, IntArray
-from worker.wire.diffusion import DiffusionParams, DllmAlgorithm
 
 _EDIT_THRESHOLD, _MAX_POST_EDIT_STEPS, _PENALTY = 0.0, 16, 0.0
 """Parameters of requests that do not set them; the threshold has a default per algorithm."""

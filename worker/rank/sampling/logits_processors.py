@@ -25,8 +25,8 @@ from kernels import (
     count_tokens_,
 )
 from worker.plan.plan import LogitsParams
+from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES
 from worker.rank.transfer import to_device
-from worker.wire.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES
 
 _WORD = 32
 _MAX_LONG_WORDS = MAX_BAD_WORDS_TOKENS // 2
@@ -160,7 +160,7 @@ class TokenEditTable:
         return num_rows * 4 * (2 * MAX_LOGIT_BIASES + MAX_BAD_WORDS_TOKENS + _MAX_LONG_WORDS)
 
     def admit(self, slot: int, params: LogitsParams) -> None:
-        """Replaces the slot's edits, whose numbers `worker.wire.limits` has checked."""
+        """Replaces the slot's edits, whose numbers `worker.protocol.limits` has checked."""
         self._slots.pop(slot, None)
         biases = [
             (token, bias)

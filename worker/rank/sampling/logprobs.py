@@ -15,8 +15,8 @@ import torch
 
 from kernels import TokenScores, registry, token_scores
 from kernels.sample_tokens.thresholds import WEIGHT_BITS, total_weight
-from worker.wire.messages import TokenLogprobs
-from worker.wire.sampling import MAX_LOGPROBS
+from worker.protocol.messages import TokenLogprobs
+from worker.protocol.sampling import MAX_LOGPROBS
 
 PROMPT_BLOCK = 64
 """Prompt positions that are scored at once, which bounds the memory for their logits."""

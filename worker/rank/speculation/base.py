@@ -17,8 +17,8 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from worker.plan.plan import DraftRow
+from worker.rank.placement import Placement
 from worker.rank.speculation.calibration import Calibration
-from worker.rank.speculation.placement import Placement
 
 
 class DraftRequest(NamedTuple):

@@ -22,16 +22,16 @@ import torch
 from kernels import TokenCells, sample_tokens
 from kernels.attention import AttentionBackend, AttentionSettings, create_attention_backend
 from worker.config import EngineConfig
-from worker.models.decoder import DecoderModel
-from worker.models.kv_cache import KVCacheLayout, group_layers
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.layers.kv_cache import KVCacheLayout, group_layers
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
+from worker.rank.placement import Placement
 from worker.rank.sampling.state import FILTERS, staged_parameters
 from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
 from worker.rank.speculation.draft_model import DRAFT_DTYPE, load_draft_model
-from worker.rank.speculation.placement import Placement
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 

@@ -10,12 +10,12 @@ import torch
 
 from kernels.native import DraftTables, NativeDrafter
 from worker.config import EngineConfig
-from worker.models.config import load_model_config
-from worker.models.decoder import DecoderModel
-from worker.models.linear_method import LayerOptions
-from worker.models.loader import build_model, load_weights
-from worker.models.native import NativeOptions
-from worker.models.tensor_parallel import TensorParallelGroup
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.model_config import load_model_config
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.loader import build_model, load_weights
+from worker.models.loading.native import NativeOptions
 from worker.rank.cpu import lazy_zeros
 from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration

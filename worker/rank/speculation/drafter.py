@@ -16,7 +16,8 @@ import msgspec
 import torch
 
 from worker.plan.plan import DraftRow, Plan, Row
-from worker.rank.sampling.sampler import SamplerOutput
+from worker.rank.placement import Placement
+from worker.rank.sampler import SamplerOutput
 from worker.rank.speculation.base import (
     NO_GUESSES,
     DeviceProposer,
@@ -24,8 +25,9 @@ from worker.rank.speculation.base import (
     Guesses,
     Proposer,
 )
-from worker.rank.speculation.placement import Placement
-from worker.rank.speculation.verification import (
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import gather, scatter, to_device
+from worker.rank.verification import (
     NO_ROW,
     AcceptedTokens,
     DeviceRows,
@@ -35,8 +37,6 @@ from worker.rank.speculation.verification import (
     count_equal,
     draws_of_rows,
 )
-from worker.rank.tables import DeviceTables
-from worker.rank.transfer import gather, scatter, to_device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ import torch
 
 from kernels import NgramLookup, draft_ngrams, follow_ngram
 from worker.plan.plan import DraftRow
+from worker.rank.placement import Placement
 from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
-from worker.rank.speculation.placement import Placement
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 

@@ -17,7 +17,7 @@ from tests.support.effort import cases
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.plan.plan import PageCopies
-from worker.wire.messages import BlockStored
+from worker.protocol.messages import BlockStored
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)

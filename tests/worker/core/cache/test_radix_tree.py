@@ -4,8 +4,8 @@ from array import array
 
 from worker.core.cache.node import Node
 from worker.core.cache.radix import RadixTree
-from worker.wire.blocks import block_hashes, root_hash
-from worker.wire.messages import BlockRemoved, BlockStored
+from worker.protocol.blocks import block_hashes, root_hash
+from worker.protocol.messages import BlockRemoved, BlockStored
 
 SIZE = 2
 CAPACITY = 10

@@ -15,7 +15,7 @@ from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
 from worker.plan.plan import StateLoad
-from worker.wire.page_groups import LEAST_SNAPSHOTS, PageGroups
+from worker.protocol.page_groups import LEAST_SNAPSHOTS, PageGroups
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.effort import cases
 from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
-from worker.wire.page_groups import PageGroups
+from worker.protocol.page_groups import PageGroups
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)

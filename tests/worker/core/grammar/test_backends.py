@@ -11,7 +11,7 @@ from tests.support.worker.vocabularies import follow, make_backend
 from worker.core.grammar.base import GrammarBackend, GrammarError
 from worker.core.grammar.exactness import inexact_keyword
 from worker.core.grammar.guidance_backend import GuidanceBackend
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.structured import StructuredOutputsParams
 
 
 def accepts(backend: GrammarBackend, text: str, **params: Any) -> bool:

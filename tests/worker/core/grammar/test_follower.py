@@ -7,7 +7,7 @@ import pytest
 from tests.support.worker.vocabularies import EOS, TOKENS, allowed, follow, make_backend
 from worker.core.grammar import follower as follower_module
 from worker.core.grammar.base import GrammarBackend, GrammarFault
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 AB = TOKENS.index(b"ab")
 

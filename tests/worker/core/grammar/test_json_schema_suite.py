@@ -15,8 +15,8 @@ import pytest
 from tests.support.worker.vocabularies import EOS, VOCAB_SIZE, allowed, make_backend
 from worker.core.grammar.base import GrammarError, LoadedGrammar
 from worker.core.grammar.follower import GrammarFollower
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 pytestmark = pytest.mark.long
 

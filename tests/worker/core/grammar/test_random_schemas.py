@@ -19,9 +19,9 @@ from tests.support.worker.vocabularies import EOS, VOCAB_SIZE, allowed, make_bac
 from worker.core.grammar.base import GrammarBackend, GrammarError, LoadedGrammar
 from worker.core.grammar.follower import GrammarFollower
 from worker.core.grammar.tagged_arguments import TAGGED_STYLES
-from worker.wire.argument_types import argument_types
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.protocol.argument_types import argument_types
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 NUM_SCHEMAS = 2500
 NUM_SHARDS = 10

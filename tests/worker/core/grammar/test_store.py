@@ -12,8 +12,8 @@ import pytest
 from tests.support.worker.played_engine import INFO
 from worker.core.grammar.base import GrammarFault
 from worker.core.grammar.store import GrammarStore
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
 
 SUBMIT = Submit(
     request_id="r", gateway_id="g", prompt=bytes(4), sampling=SamplingParams(), grammar="nowhere"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tests.support.worker.vocabularies import EOS, TOKENS, VOCAB_SIZE, allowed, make_backend
 from worker.core.grammar.follower import GrammarFollower
 from worker.core.grammar.thoughts import ThoughtMatcher
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams, ThoughtTokens
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams, ThoughtTokens
 
 OPENING, CLOSING = 1, 2
 BACKEND = make_backend("xgrammar")

@@ -23,7 +23,7 @@ from worker.core.scheduler.policy import (
     StepHeadroom,
 )
 from worker.core.scheduler.starvation_guard import MAX_PASSES
-from worker.wire.admission import AdmissionChange, AdmissionPolicyName, SchedulePolicy
+from worker.protocol.admission import AdmissionChange, AdmissionPolicyName, SchedulePolicy
 
 LEVEL = 4
 FIFO, PACK = POLICIES["fifo"], POLICIES["pack"]

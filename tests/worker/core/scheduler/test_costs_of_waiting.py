@@ -13,8 +13,8 @@ from worker.core.cache.manager import CacheManager
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.scheduler.fairness import TenantService
 from worker.plan.plan import StepResult
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
 
 PREFIX = list(range(1, 4097))
 """A prompt that takes several steps."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.worker.fake_device import Harness
 from tests.support.worker.scheduler_campaign import Campaign
-from worker.wire.host_cache import HostCachePolicy, HostCacheTotals
+from worker.protocol.host_cache import HostCachePolicy, HostCacheTotals
 
 
 def totals(harness: Harness) -> HostCacheTotals:

@@ -7,8 +7,8 @@ from worker.core.cache.lease import Match
 from worker.core.cache.node import Node
 from worker.core.scheduler.host_load_policy import HostLoadPolicy
 from worker.core.step_forecast import StepForecast
-from worker.wire.host_cache import HostCachePolicy
-from worker.wire.messages import StepShape
+from worker.protocol.host_cache import HostCachePolicy
+from worker.protocol.messages import StepShape
 
 PAGE_SIZE = 16
 TOKEN_S = 1e-3

@@ -8,7 +8,7 @@ from tests.support.worker.fake_device import make_submit
 from worker.core.request import Request
 from worker.core.scheduler.logits_params import logits_params
 from worker.plan.plan import LogitsParams
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 
 def params_of(name: str, sampling: SamplingParams) -> LogitsParams:

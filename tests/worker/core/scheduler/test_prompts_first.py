@@ -10,8 +10,8 @@ from tests.support.effort import cases
 from tests.support.worker.fake_device import Harness, make_submit
 from tests.support.worker.scheduler_campaign import random_admission
 from worker.plan.plan import Plan
-from worker.wire.admission import AdmissionOptions
-from worker.wire.slo import Slo
+from worker.protocol.admission import AdmissionOptions
+from worker.protocol.slo import Slo
 
 
 def submit(harness: Harness, name: str, length: int, max_tokens: int, priority: int = 4) -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.support.worker.fake_device import EOS, Harness, Outcome, expected_output, make_submit
 from worker.core.grammar.state import GrammarStatus
 from worker.plan.plan import PlannedRow, StepResult
-from worker.wire.blocks import block_hashes, root_hash
-from worker.wire.messages import BlockStored, StepShape
+from worker.protocol.blocks import block_hashes, root_hash
+from worker.protocol.messages import BlockStored, StepShape
 
 
 def prompt(length: int, family: int = 3) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.effort import IS_LONG, cases
 from tests.support.worker.fake_device import Harness
 from tests.support.worker.scheduler_campaign import Campaign, random_admission
-from worker.wire.page_groups import ONE_GROUP, PageGroups
+from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 OPERATIONS = 10_000 if IS_LONG else 1000
 WINDOWS = (

@@ -15,8 +15,8 @@ from worker.core.scheduler.fairness import TenantService
 from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.slo import Urgency
 from worker.core.step_forecast import StepForecast
-from worker.wire.messages import StepShape
-from worker.wire.slo import Slo
+from worker.protocol.messages import StepShape
+from worker.protocol.slo import Slo
 
 
 class NoForecast:

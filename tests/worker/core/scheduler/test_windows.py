@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.worker.fake_device import Harness, make_submit
 from worker.core.request import Request
-from worker.wire.page_groups import PageGroups
+from worker.protocol.page_groups import PageGroups
 
 FULL_AND_WINDOW = PageGroups(num_full=1, num_window=1, window=4096)
 ONLY_WINDOWS = PageGroups(num_full=0, num_window=1, window=4096)

@@ -18,12 +18,12 @@ from tests.support.engines.block_requests import COUNT, prompts, sampling
 from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 from worker.llm import LLM
-from worker.models.config import load_model_config
+from worker.models.config.model_config import load_model_config
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.sampling import SamplingParams
 from worker.rank.diffusion.algorithms import ALGORITHMS
 from worker.rank.diffusion.base import BlockBatch, BoolArray, DiffusionAlgorithm, IntArray, Proposal
 from worker.rank.preflight import check_draft_model
-from worker.wire.diffusion import DiffusionParams
-from worker.wire.sampling import SamplingParams
 
 SIZE = 8
 

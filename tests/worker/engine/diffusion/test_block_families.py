@@ -18,10 +18,10 @@ from tests.support.checkpoints.mutations import broken
 from tests.support.engines.block_engine import BlockEngine, BlockOutput
 from tests.support.engines.block_oracle import Answer, Terms, answer
 from tests.support.engines.guided_engine import EOS, VOCAB_SIZE, GuidedEngine, text_of
-from worker.models.config import load_model_config
-from worker.models.decoder import DecoderModel
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.model_config import load_model_config
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
 
 MOE_FAMILIES = ("SDARMoeForCausalLM", "LLaDA2MoeModelLM")
 THRESHOLD = 0.25

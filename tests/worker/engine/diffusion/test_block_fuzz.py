@@ -11,8 +11,8 @@ from _pytest.mark import ParameterSet
 from tests.support.engines.block_oracle import Logits, Terms, answer
 from tests.support.engines.invented_model import MASK, VOCAB, InventedEngine, pure_logits
 from worker.core.scheduler import block_steps
-from worker.wire.diffusion import DiffusionParams, DllmFeature
-from worker.wire.sampling import SamplingParams
+from worker.protocol.diffusion import DiffusionParams, DllmFeature
+from worker.protocol.sampling import SamplingParams
 
 FEATURES = DllmFeature.__args__  # type: ignore[attr-defined]  # of a Literal
 NUM_REQUESTS = 14

@@ -20,7 +20,7 @@ from tests.support.engines.forked_rank import forking_ranks
 from worker.config import EngineConfig
 from worker.core.loop import serve_engine
 from worker.plan.sockets import FrameStream, listen
-from worker.wire.messages import (
+from worker.protocol.messages import (
     Abort,
     EngineInfo,
     EngineMessage,

@@ -9,9 +9,9 @@ import torch
 from tests.support.checkpoints.sdar import MASK, VOCAB_SIZE, SdarCheckpoint, write_sdar
 from tests.support.engines.block_engine import AheadEngine, BlockOutput, is_ahead
 from tests.support.engines.invented_model import InventedEngine
-from worker.wire.diffusion import DiffusionParams
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
 
 SIZE = 8
 

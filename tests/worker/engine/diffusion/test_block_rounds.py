@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engines.invented_model import InventedEngine
-from worker.wire.sampling import SamplingParams
+from worker.protocol.sampling import SamplingParams
 
 SEPARATE = ("fused_commit", "skip_last_commit", "early_exit")
 """Without these a block's last pass is one of its own."""

@@ -10,8 +10,8 @@ from tests.support.checkpoints.sdar import EOS, MASK, VOCAB_SIZE, SdarCheckpoint
 from tests.support.effort import IS_LONG
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_oracle import Answer, Terms, answer
-from worker.wire.diffusion import DiffusionParams
-from worker.wire.sampling import SamplingParams
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.sampling import SamplingParams
 
 ALGORITHMS = {
     "LowConfidence": Terms(threshold=0.3),

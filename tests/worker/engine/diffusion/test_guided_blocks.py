@@ -16,12 +16,12 @@ from tests.support.engines.block_engine import AheadEngine, is_ahead
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO
 from worker.core.grammar import follower
-from worker.wire.diffusion import DiffusionParams
-from worker.wire.limits import refuse
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import StructuredOutputsParams
-from worker.wire.tokenizer import Tokenizer, load_tokenizer
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.limits import refuse
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 
 SIZE = 8
 PHONE = r"\d{3}-\d{4}( ext \d{1,3})?"

@@ -15,8 +15,8 @@ from worker.core.info import build_engine_info
 from worker.front.grammar import process
 from worker.front.grammar.process import CompilerFailure, GrammarCompiler, Setting, setting_of
 from worker.plan.messages import Hello
-from worker.wire.messages import CompiledGrammar
-from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
+from worker.protocol.messages import CompiledGrammar
+from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 pytestmark = pytest.mark.slow
 

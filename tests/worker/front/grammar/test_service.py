@@ -19,9 +19,9 @@ from tests.support.worker import played_engine
 from worker.core.grammar.base import MAX_MESSAGE_BYTES, GrammarTooHeavy
 from worker.front.grammar import process, service
 from worker.front.grammar.service import GrammarService
-from worker.wire.messages import CompiledGrammar, Rejection, Submit
-from worker.wire.sampling import SamplingParams
-from worker.wire.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
+from worker.protocol.messages import CompiledGrammar, Rejection, Submit
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 pytestmark = pytest.mark.slow
 

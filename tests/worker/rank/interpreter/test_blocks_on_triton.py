@@ -11,8 +11,8 @@ from tests.support.checkpoints.sdar import EOS, MASK, write_sdar
 from tests.support.engines.block_engine import BlockEngine
 from tests.support.engines.block_oracle import Terms, answer
 from tests.support.engines.decode_plans import noting_replays
+from worker.protocol.sampling import SamplingParams
 from worker.rank.graphs import StepGraphs
-from worker.wire.sampling import SamplingParams
 
 
 @pytest.mark.checks("triton", of="SDARForCausalLM", against="independent reference and an oracle")

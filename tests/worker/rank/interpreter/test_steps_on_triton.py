@@ -12,10 +12,10 @@ import torch
 from kernels import apply_token_bitmask, registry
 from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.registry import Backend
-from worker.models.kv_cache import KVCacheSpec, group_layers
+from worker.models.layers.kv_cache import KVCacheSpec, group_layers
 from worker.plan.plan import Admit, LogitsParams, PageWrite, Plan, PlannedRow, StepResult
 from worker.rank.batch import Batch, BatchBuilder, ForwardInputs, gather_inputs
-from worker.rank.sampling.sampler import SamplerOutput, sample
+from worker.rank.sampler import SamplerOutput, sample
 from worker.rank.tables import DeviceTables
 
 VOCAB, PAGE_SIZE = 4300, 8

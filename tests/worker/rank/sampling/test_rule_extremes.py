@@ -11,11 +11,11 @@ from tests.support.effort import cases
 from worker.core.request import Request
 from worker.core.scheduler.logits_params import logits_params
 from worker.plan.plan import Admit, Plan, PlannedRow, StepResult
+from worker.protocol.messages import Submit
+from worker.protocol.sampling import SamplingParams
 from worker.rank.batch import BatchBuilder
-from worker.rank.sampling.sampler import sample
+from worker.rank.sampler import sample
 from worker.rank.tables import DeviceTables
-from worker.wire.messages import Submit
-from worker.wire.sampling import SamplingParams
 
 VOCAB = 37
 CPU = torch.device("cpu")

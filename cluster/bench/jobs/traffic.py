@@ -1,0 +1,185 @@
+"""Traffic of scenarios: arrival times, lengths, shared prefixes and priorities of requests.
+
+Prompts are random tokens of log-normal lengths; most begin with one of a set of shared prefixes.
+Equal seeds give equal traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.bench.arrivals import phased_arrival_times
+from cluster.bench.datasets import Ids
+from cluster.bench.jobs.scenario_options import ScenarioName
+
+DEFAULT_PRIORITY = 4
+URGENT = 7
+"""Least priority of urgent requests."""
+BURST_RISE = 40.0
+"""Ratio of a burst's peak rate to the rate before and after."""
+_MIX = ((9, 0.05), (7, 0.05), (4, 0.6), (1, 0.3))
+"""Priorities of mixed traffic, with their parts of the requests."""
+_SLO_FACTORS = ((URGENT, 6.0), (DEFAULT_PRIORITY, 15.0), (0, 60.0))
+"""SLOs on the time to the first token by least priority, as multiples of an idle fleet's p99."""
+_LOADS: dict[ScenarioName, float] = {
+    "steady": 0.6,
+    "burst": 2.0,
+    "mixed_priority": 1.3,
+    "long_short": 0.6,
+}
+"""Highest rate of each scenario, as a multiple of the sustainable rate."""
+_PREFIX_SEED = 77
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Log-normal distribution of lengths in tokens, clamped to `least` and `most`."""
+
+    median: float
+    sigma: float
+    least: int
+    most: int
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """One random length."""
+        length = self.median * np.exp(self.sigma * rng.standard_normal())
+        return int(min(max(length, self.least), self.most))
+
+
+PROMPTS = Lengths(median=64, sigma=0.8, least=8, most=768)
+OUTPUTS = Lengths(median=32, sigma=0.5, least=8, most=128)
+_LONG_PROMPTS = Lengths(median=1024, sigma=0.3, least=512, most=2048)
+_LONG_PART = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """Shared prefixes of prompts."""
+
+    part: float = 0.6
+    """Part of the requests that begin with a shared prefix."""
+    count: int = 96
+    """Number of prefixes. With the benchmark's default engine all of them fill one worker's cache,
+    or half the caches of two: hits depend on which worker caches which prefix."""
+    lengths: Lengths = Lengths(median=320, sigma=0.3, least=64, most=640)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A request of the traffic."""
+
+    index: int
+    arrival_s: float
+    """Seconds from the start to sending."""
+    prompt: list[int]
+    """Token ids."""
+    output_len: int
+    """Tokens to generate."""
+    priority: int
+    slo_factor: float
+    """SLO on the time to the first token, as a multiple of an idle fleet's p99."""
+
+
+def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[float, float]]:
+    """Seconds and requests per second of each phase of a scenario, whose highest rate is `rps`."""
+    if scenario != "burst":
+        return [(duration, rps)]
+    calm = rps / BURST_RISE
+    return [(0.4 * duration, calm), (0.2 * duration, rps), (0.4 * duration, calm)]
+
+
+def offered(scenario: ScenarioName, sustainable: float) -> float:
+    """Highest rate of a scenario for a fleet that sustains `sustainable` requests per second."""
+    return _LOADS[scenario] * sustainable
+
+
+def make_traffic(
+    scenario: ScenarioName,
+    rps: float,
+    duration: float,
+    vocabulary: Ids,
+    *,
+    seed: int,
+    mixed: bool = False,
+    sharing: Sharing | None = None,
+    words: int | None = None,
+) -> list[Planned]:
+    """Requests in the order of their arrival.
+
+    Args:
+        scenario: name of the scenario.
+        rps: requests per second, for burst at its peak.
+        duration: seconds of arrivals.
+        vocabulary: ids of ordinary tokens.
+        seed: seed of all draws except for the shared prefixes, which are always the same.
+        mixed: whether priorities are mixed, as they always are in mixed_priority.
+        sharing: shared prefixes; the defaults of Sharing unless given.
+        words: seed of the tokens after the shared prefixes; None for `seed`. With another one the
+            traffic has the same shape, but no cache has its prompts.
+    """
+    times = phased_arrival_times(phases(scenario, rps, duration), seed)
+    draw = _Draw(
+        *(scenario, vocabulary, seed, seed if words is None else words),
+        mixed=mixed,
+        sharing=sharing or Sharing(),
+    )
+    return [draw.request(index, time) for index, time in enumerate(times)]
+
+
+def slo_factor(priority: int) -> float:
+    """SLO on the time to the first token for a priority, as a multiple of an idle fleet's p99."""
+    return next(factor for least, factor in _SLO_FACTORS if priority >= least)
+
+
+class _Draw:
+    """Random generator of the traffic's requests."""
+
+    def __init__(
+        self,
+        scenario: ScenarioName,
+        vocabulary: Ids,
+        seed: int,
+        words: int,
+        *,
+        mixed: bool,
+        sharing: Sharing,
+    ) -> None:
+        self._long_part = _LONG_PART if scenario == "long_short" else 0.0
+        self._mixed = mixed or scenario == "mixed_priority"
+        self._vocabulary = vocabulary
+        self._sharing = sharing
+        self._rng = np.random.default_rng((seed, 1))
+        self._words = np.random.default_rng((words, 2))
+        texts = np.random.default_rng(_PREFIX_SEED)
+        self._shared: Sequence[list[int]] = [
+            texts.choice(vocabulary, sharing.lengths.draw(texts)).tolist()
+            for _ in range(sharing.count)
+        ]
+
+    def request(self, index: int, arrival_s: float) -> Planned:
+        rng = self._rng
+        # All draws are always made, so that options change nothing else of the traffic.
+        is_long, is_shared = rng.random() < self._long_part, rng.random() < self._sharing.part
+        shared = self._shared[int(rng.integers(len(self._shared)))]
+        number, level = (_LONG_PROMPTS if is_long else PROMPTS).draw(rng), rng.random()
+        prompt: list[int] = self._words.choice(self._vocabulary, number).tolist()
+        priority = _priority(level) if self._mixed else DEFAULT_PRIORITY
+        return Planned(
+            index=index,
+            arrival_s=arrival_s,
+            prompt=shared + prompt if is_shared and not is_long else prompt,
+            output_len=OUTPUTS.draw(rng),
+            priority=priority,
+            slo_factor=slo_factor(priority),
+        )
+
+
+def _priority(level: float) -> int:
+    for priority, part in _MIX:
+        if level < part:
+            return priority
+        level -= part
+    return _MIX[-1][0]

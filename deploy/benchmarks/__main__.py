@@ -1,0 +1,9 @@
+"""`python -m deploy.benchmarks overlap ...`."""
+
+from __future__ import annotations
+
+import sys
+
+from deploy.benchmarks.cli import main
+
+sys.exit(main())

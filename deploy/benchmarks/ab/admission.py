@@ -1,0 +1,187 @@
+"""Benchmark `admission`: policies fifo and pack in turn, on long prompts between short ones.
+
+All requests are queued at once, and all may run: every fourth prompt is 512 times as long as the
+others, and no two share a prefix. Two settings, each on one engine whose admission rules are
+changed before each turn:
+
+    a   no chunked prefill, and --budget prompt tokens (256) per step: a long prompt is prefilled
+        alone; under pack decodes wait while prompts fill the steps (`prefill_first_steps`)
+    b   chunked prefill with a budget of --budget tokens per step; pack bounds a prompt's share of a
+        step by `max_prefill_share`, fifo does not
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Final
+
+from cluster.bench.report import Check, Result, at_least, at_most, checks_json, note
+from cluster.bench.stats import percentile
+from cluster.bench.turns import Turns, take_turns
+from deploy.benchmarks.ab.options import AdmissionOptions
+from deploy.benchmarks.engine import BenchEngine, Request, Turn, random_prompt
+from worker.config import EngineConfig
+from worker.protocol.admission import AdmissionChange
+from worker.protocol.sampling import SamplingParams
+
+_PATTERN = (512, 1, 1, 1)
+"""Lengths of consecutive prompts, in units of `base_len`."""
+_FIRST_STEPS = 64
+"""`prefill_first_steps` under pack: more steps than all prompts take."""
+_AT_MOST: Final = {
+    "a_ttft_p99_ratio": 0.70,
+    "a_ttft_p50_ratio": 0.40,
+    "b_short_ttft_p99_ratio": 0.40,
+    "b_short_ttft_p50_ratio": 0.35,
+    "b_ttft_p99_ratio": 1.10,
+    "tpot_p50_ratio": 1.03,
+}
+_LEAST_THROUGHPUT = 0.99
+
+Figure = Callable[[Turn], float]
+
+
+def run(options: AdmissionOptions) -> Result:
+    """Measures both settings; ratios of pack to fifo, and figures of each policy."""
+    a, b = (_take_turns(options, *setting) for setting in _settings(options))
+    ratios = {
+        "a_ttft_p99_ratio": _ratio(a, lambda turn: _ttft(turn, 99)),
+        "a_ttft_p50_ratio": _ratio(a, lambda turn: _ttft(turn, 50)),
+        "b_short_ttft_p99_ratio": _ratio(b, lambda turn: _ttft(turn, 99, _short)),
+        "b_short_ttft_p50_ratio": _ratio(b, lambda turn: _ttft(turn, 50, _short)),
+        "b_ttft_p99_ratio": _ratio(b, lambda turn: _ttft(turn, 99)),
+        "throughput_ratio": min(
+            (_ratio(turns, _throughput) for turns in (a, b)), key=lambda found: found["median"]
+        ),
+        "tpot_p50_ratio": _ratio(b, _tpot),
+    }
+    medians = {name: float(found["median"]) for name, found in ratios.items()}
+    return {
+        "model": options.engine.model,
+        "pairs": options.pairs,
+        **medians,
+        "spread": ratios,
+        "a": {policy: _summary(a, policy) for policy in ("fifo", "pack")},
+        "b": {policy: _summary(b, policy) for policy in ("fifo", "pack")},
+        "checks": checks_json(admission_checks(medians)),
+    }
+
+
+def admission_checks(medians: dict[str, float]) -> list[Check]:
+    """Checks of the median ratios of pack to fifo."""
+    throughput = medians["throughput_ratio"]
+    return [
+        *(at_most(name, medians[name], "", limit) for name, limit in _AT_MOST.items()),
+        at_least("throughput_ratio", throughput, "", _LEAST_THROUGHPUT),
+    ]
+
+
+def _settings(
+    options: AdmissionOptions,
+) -> list[tuple[EngineConfig, AdmissionChange, AdmissionChange]]:
+    """Engine configuration, rules of fifo and rules of pack, for settings a and b."""
+    longest = max(_PATTERN) * options.base_len
+    engine = replace(
+        options.engine,
+        max_num_seqs=options.num_prompts,
+        prefill_max_batch_size=options.num_prompts,
+        max_queued_requests=0,
+        enable_prefix_caching=False,
+    )
+    whole = replace(
+        engine,
+        enable_chunked_prefill=False,
+        prefill_max_tokens=options.budget,
+        max_num_batched_tokens=max(2 * longest, options.budget) + options.num_prompts,
+    )
+    fifo = AdmissionChange({"prefill_admission_policy": "fifo"})
+    pack = AdmissionChange(
+        {
+            "prefill_admission_policy": "pack",
+            "prefill_force_fifo_every": options.force_fifo_every,
+        }
+    )
+    share = options.engine.max_prefill_share
+    return [
+        (
+            whole,
+            fifo.then(AdmissionChange({"prefill_first_steps": 0})),
+            pack.then(AdmissionChange({"prefill_first_steps": _FIRST_STEPS})),
+        ),
+        (
+            replace(engine, max_num_batched_tokens=options.budget),
+            fifo.then(AdmissionChange({"max_prefill_share": 1.0})),
+            pack.then(AdmissionChange({"max_prefill_share": share})),
+        ),
+    ]
+
+
+def _take_turns(
+    options: AdmissionOptions, config: EngineConfig, fifo: AdmissionChange, pack: AdmissionChange
+) -> Turns[Turn]:
+    longest = max(_PATTERN) * options.base_len
+    with BenchEngine(config, request_tokens=longest + 2 * options.output_len + 64) as engine:
+
+        def serve(change: AdmissionChange, number: int) -> Turn:
+            engine.core.scheduler.set_admission(change)
+            return engine.run(_requests(options, engine.info.vocab_size, number))
+
+        variants = {"fifo": partial(serve, fifo), "pack": partial(serve, pack)}
+        turns = take_turns(variants, options.pairs, warmups=1)
+    for policy in variants:
+        note(f"{policy}: TTFT p50 {turns.median(policy, lambda turn: _ttft(turn, 50)):.3f} s")
+    return turns
+
+
+def _requests(options: AdmissionOptions, vocab_size: int, number: int) -> list[Request]:
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=options.output_len, ignore_eos=True, seed=0
+    )
+    return [
+        Request(
+            random_prompt(
+                (options.seed, number, index),
+                vocab_size,
+                _PATTERN[index % len(_PATTERN)] * options.base_len,
+            ),
+            sampling,
+        )
+        for index in range(options.num_prompts)
+    ]
+
+
+def _short(index: int) -> bool:
+    return _PATTERN[index % len(_PATTERN)] == 1
+
+
+def _ttft(turn: Turn, q: float, wanted: Callable[[int], bool] = lambda index: True) -> float:
+    """Percentile of the times to first token, of requests whose index is wanted, in seconds."""
+    return percentile([one.first_s for i, one in enumerate(turn.answers) if wanted(i)], q)
+
+
+def _tpot(turn: Turn) -> float:
+    return percentile([answer.tpot_s for answer in turn.answers], 50)
+
+
+def _throughput(turn: Turn) -> float:
+    """Prompt and generated tokens per second."""
+    return (turn.num_tokens + sum(one.num_prompt for one in turn.answers)) / turn.elapsed_s
+
+
+def _ratio(turns: Turns[Turn], figure: Figure) -> Result:
+    return asdict(turns.ratio("pack", "fifo", figure))
+
+
+def _summary(turns: Turns[Turn], policy: str) -> Result:
+    """Median figures of a policy over its turns."""
+    figures: dict[str, tuple[float, Figure]] = {
+        "tokens_per_second": (1.0, _throughput),
+        "ttft_p50_ms": (1e3, lambda turn: _ttft(turn, 50)),
+        "ttft_p95_ms": (1e3, lambda turn: _ttft(turn, 95)),
+        "ttft_p99_ms": (1e3, lambda turn: _ttft(turn, 99)),
+        "short_ttft_p99_ms": (1e3, lambda turn: _ttft(turn, 99, _short)),
+        "tpot_p50_ms": (1e3, _tpot),
+    }
+    return {name: unit * turns.median(policy, figure) for name, (unit, figure) in figures.items()}

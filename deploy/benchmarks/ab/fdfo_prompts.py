@@ -1,0 +1,86 @@
+"""Prompts of benchmark `fdfo`: questions, long uncached prompts, blocks of given rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from deploy.benchmarks.ab.options import FdfoOptions
+from worker.protocol.text.tokenizer import load_tokenizer
+
+_MOST_PROMPT_BLOCKS = 4
+_VOCAB = 1000
+"""Upper bound of the token ids in prompts of a replay, which any vocabulary has."""
+
+Prompts = Sequence[Sequence[int]]
+
+
+def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
+    """Token ids of the questions and their right answers, the whole set `options.repeats` times.
+
+    Raises:
+        ValueError: there is no file of questions.
+    """
+    path = Path(options.questions) if options.questions else questions_of(options.engine.model)
+    if not path.is_file():
+        raise ValueError(f"there are no questions at {path}: name a file with --questions")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = rows[: options.num_questions or len(rows)]
+    tokenizer = load_tokenizer(options.engine.checkpoint)
+    texts = [tokenizer.render_chat(row["messages"]) for row in rows]
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return prompts * options.repeats, [row["answer"] for row in rows] * options.repeats
+
+
+def questions_of(model: str) -> Path:
+    """Path of MODEL_heldout.jsonl, or, if only that exists, of demo's for a model named demo-x."""
+    folder = Path(model)
+    names = (folder.name, folder.name.rpartition("-")[0])
+    paths = [folder.with_name(f"{name}_heldout.jsonl") for name in names if name]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def long_prompts(options: FdfoOptions, asked: Prompts) -> list[list[int]]:
+    """Prompts of a fifth to all of `options.long_prompt_blocks`: questions one after another, the
+    last of which is to be answered."""
+    rng = np.random.default_rng(0)
+    size, most = options.engine.page_size, options.long_prompt_blocks
+    prompts = []
+    for _ in range(options.num_long):
+        length = int(rng.integers(most // 5, most + 1)) * size
+        prompt: list[int] = []
+        while len(prompt) < length:
+            prompt = [*asked[int(rng.integers(len(asked)))], *prompt]
+        prompts.append(prompt[-length:])
+    return prompts
+
+
+def replayed_requests(
+    rounds_of_blocks: Mapping[int, int], block_size: int, count: int
+) -> tuple[list[list[int]], list[int]]:
+    """Prompts, and for each the rounds of its only block, drawn from the histogram.
+
+    At a threshold of 1 a round decides one position. A request generates one block, which begins
+    with the tail of its prompt: it takes as many rounds as that tail leaves positions.
+
+    Args:
+        rounds_of_blocks: number of blocks by their number of rounds.
+        block_size: positions of a block.
+        count: number of requests.
+
+    Raises:
+        ValueError: a block cannot take so many rounds.
+    """
+    if max(rounds_of_blocks) > block_size:
+        raise ValueError(f"--replay-rounds: a block of this model takes at most {block_size}")
+    rng = np.random.default_rng(0)
+    weights = np.array(list(rounds_of_blocks.values()), dtype=float)
+    rounds = rng.choice(list(rounds_of_blocks), size=count, p=weights / weights.sum()).tolist()
+    prompts = []
+    for number in rounds:
+        whole = int(rng.integers(1, _MOST_PROMPT_BLOCKS + 1)) * block_size
+        prompts.append(rng.integers(0, _VOCAB, whole + block_size - number).tolist())
+    return prompts, rounds

@@ -1,0 +1,101 @@
+"""Benchmark `overlap`: host time that overlapping steps hides, and the speed that it gains.
+
+Two engines of the same model, at overlap depth 0 and 1, take turns, one at a time. In each turn a
+fixed number of requests decodes for a fixed number of steps.
+
+    hidden = 1 - (step wall at depth 1 - rank time) / (step wall at depth 0 - rank time)
+
+Rank time is rank 0's own time for a step at depth 0, when nothing runs beside it; the denominator
+is the host time at depth 0. All are measured times: `hidden` is less where coordinator and rank
+slow each other down, and may exceed 1 where a rank that never sleeps computes faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Final
+
+from cluster.bench.report import Check, Result, at_least, checks_json, note
+from cluster.bench.stats import spread
+from cluster.bench.turns import Turns, take_turns
+from deploy.benchmarks.ab.options import OverlapOptions
+from deploy.benchmarks.engine import DecodeTurn, Engines, decode_tokens
+from deploy.benchmarks.idle import idle_checks
+from worker.core.executor_factory import uses_cuda
+
+_GOALS: Final = {"hidden": {8: 0.8, 32: 0.8}, "ratio": {1: 0.98, 8: 1.03, 32: 1.03}}
+
+
+def run(options: OverlapOptions) -> Result:
+    """Measures each number of requests, and plots the timelines of the last if asked to."""
+    if options.plot:
+        # Imported before the measurement, as the extra `plots` may be missing.
+        from deploy.benchmarks.scenarios.plots import draw_timelines
+    result: Result = {
+        "model": options.engine.model,
+        "pairs": options.pairs,
+        "steps": options.steps,
+    }
+    checks: list[Check] = []
+    idle: list[tuple[float, float]] = []
+    sizes = {"steps": options.steps, "input_len": options.input_len}
+    with Engines() as engines:
+        for running in options.running:
+            variants = {}
+            for depth in (0, 1):
+                config = replace(
+                    options.engine, overlap_depth=depth, max_num_seqs=max(options.running)
+                )
+                engine = engines.get(config, request_tokens=decode_tokens(**sizes))
+                variants[str(depth)] = partial(engine.decode, running, **sizes)
+            turns = take_turns(variants, options.pairs, warmups=1)
+            figures = summarise(running, turns)
+            checks += _checks(running, figures)
+            idle.append((figures[f"idle_gap_us_{running}"], figures[f"idle_share_{running}"]))
+            result |= figures
+            note(f"{running} running: {figures[f'ratio_{running}']:.3f} times depth 0's speed")
+    if uses_cuda(options.engine):
+        checks += idle_checks(idle)
+    if options.plot:
+        draw_timelines([turns[depth][-1].records for depth in ("0", "1")], options.plot)
+        result["plot"] = options.plot
+    return {**result, "checks": checks_json(checks)}
+
+
+def summarise(running: int, turns: Turns[DecodeTurn]) -> Result:
+    """Figures of turns at depths "0" and "1": medians over the pairs, with intervals."""
+    pairs = turns.pairs("0", "1")
+    spreads = {
+        "hidden": spread([1 - (b.wall_us - a.rank_us) / (a.wall_us - a.rank_us) for a, b in pairs]),
+        "hidden_with_prepare": spread(
+            [1 - (b.wall_us - a.compute_us) / (a.wall_us - a.compute_us) for a, b in pairs]
+        ),
+        "ratio": turns.ratio("0", "1", lambda turn: turn.wall_us),
+    }
+    return {
+        **{f"{name}_{running}": found.median for name, found in spreads.items()},
+        f"spread_{running}": {name: asdict(found) for name, found in spreads.items()},
+        f"idle_gap_us_{running}": turns.median("1", lambda turn: turn.idle_us),
+        f"idle_share_{running}": turns.median("1", lambda turn: turn.idle_us / turn.wall_us),
+        **{f"depth_{depth}_{running}": _per_step(running, turns, depth) for depth in ("0", "1")},
+    }
+
+
+def _per_step(running: int, turns: Turns[DecodeTurn], depth: str) -> Result:
+    """Median times of a step in microseconds, and tokens per second."""
+    wall = turns.median(depth, lambda turn: turn.wall_us)
+    phases = {
+        f"{name}_us": turns.median(depth, lambda turn, name=name: turn.phases_us[name])  # type: ignore[misc]  # a default binds the name
+        for name in turns[depth][0].phases_us
+    }
+    host = turns.median(depth, lambda turn: turn.wall_us - turn.rank_us)
+    return {"tokens_per_second": running * 1e6 / wall, "wall_us": wall, "host_us": host, **phases}
+
+
+def _checks(running: int, figures: Result) -> list[Check]:
+    return [
+        at_least(f"{name}_{running}", figures[f"{name}_{running}"], "", goals[running])
+        for name, goals in _GOALS.items()
+        if running in goals
+    ]

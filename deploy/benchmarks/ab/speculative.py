@@ -1,0 +1,151 @@
+"""Benchmark `speculative`: tokens per second with and without drafts, in turn.
+
+Two engines of the same model, one of which drafts, take turns at the same requests, one engine at a
+time. The number of running requests is constant. A cell is one number of running requests with one
+kind of prompts.
+
+    ratio     tokens per second with drafts / without, by pair of turns
+    min_ratio least upper end of the confidence intervals of all cells' ratios
+    expected  ratio predicted from acceptance and step times, as measured in the same pair:
+
+        expected = wall(off) / (wall(off) - rank(off) + rank(on))      all per token
+
+`rank` is rank 0's time for prompts, drafts, verification and sampling per generated token: it
+contains both the cost of steps and the acceptance. The rest of `wall` is outside the rank, between
+requests and in messages, and should be the same per token without drafts: where drafting makes it
+longer, the ratio is below the expected one. Decisions of the gate to draft or not are not rated, as
+they have their part in acceptance and costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Final
+
+from cluster.bench.report import Check, Result, at_least, checks_json, note
+from cluster.bench.stats import percentile
+from cluster.bench.turns import Turns, take_turns
+from deploy.benchmarks.ab.options import SpeculativeOptions
+from deploy.benchmarks.ab.tasks import make_tasks
+from deploy.benchmarks.engine import BenchEngine, Engines, Request, Turn
+from worker.config import EngineConfig
+
+_GOALS: Final = {("heldout", 1): 1.3, ("copy", 1): 2.0}
+_NEVER_BELOW = 0.98
+_ALONE = 2.0
+"""Factor of the length of turns with one request at a time, where a pause stops all work."""
+_OF_EXPECTED = 0.9
+_RANK_TIMES: Final = tuple(f"step_times.{name}" for name in ("prepare", "forward", "sample"))
+_DRAFTED, _ACCEPTED = "speculation.num_draft_tokens", "speculation.num_accepted_tokens"
+
+
+def run(options: SpeculativeOptions) -> Result:
+    """Measures all cells; figures of each, and checks."""
+    result: Result = {"model": options.engine.model, "pairs": options.pairs}
+    checks: list[Check] = []
+    highs: list[float] = []
+    configs = {kind: _drafting(options, kind) for kind in options.kinds}
+    plain = replace(configs[options.kinds[0]], speculative_method="none", speculative_model="")
+    with Engines() as engines:
+        off = engines.get(plain)
+        for kind, config in configs.items():
+            tasks = make_tasks(kind, config.checkpoint, options.questions, off.info.vocab_size)
+            for running in options.running:
+                turns = _take_turns(options, engines.get(config), off, tasks, running)
+                figures = summarise(turns)
+                figures["method"] = config.speculative_method
+                cell = f"{kind}_{running}"
+                checks += _checks(kind, running, figures)
+                highs.append(figures["spread"]["interval_high"])
+                result |= {f"ratio_{cell}": figures["ratio"], cell: figures}
+                note(
+                    f"{cell}: {figures['ratio']:.3f} times the speed, "
+                    f"{figures['tokens_per_step']:.2f} tokens per step, "
+                    f"acceptance {figures['acceptance']:.2f}"
+                )
+    result["min_ratio"] = min(highs)
+    checks.append(at_least("min_ratio", min(highs), "", _NEVER_BELOW))
+    return {**result, "checks": checks_json(checks)}
+
+
+def _drafting(options: SpeculativeOptions, kind: str) -> EngineConfig:
+    # Twice the slots, as an engine whose slots are all taken does not draft.
+    engine = replace(options.engine, max_num_seqs=2 * max(options.running))
+    if kind != "heldout" or not options.draft_model:
+        return engine
+    return replace(engine, speculative_method="draft", speculative_model=options.draft_model)
+
+
+def _take_turns(
+    options: SpeculativeOptions,
+    on: BenchEngine,
+    off: BenchEngine,
+    tasks: Sequence[Request],
+    running: int,
+) -> Turns[Turn]:
+    """Takes turns of both engines at the same number of requests, with other requests in each."""
+
+    def turn(engine: BenchEngine, count: int, number: int) -> Turn:
+        places = range(number * count, (number + 1) * count)
+        return engine.run((tasks[place % len(tasks)] for place in places), at_once=running)
+
+    least = options.per_stream * running
+    trial = take_turns({"on": partial(turn, on, least), "off": partial(turn, off, least)}, 2)
+    turn_s = options.turn_s * (_ALONE if running == 1 else 1.0)
+    count = max(least, round(least * turn_s / trial["off"][-1].elapsed_s))
+    variants = {"on": partial(turn, on, count), "off": partial(turn, off, count)}
+    return take_turns(variants, options.pairs, warmups=1)  # the gate learns costs in the warm-up
+
+
+def summarise(turns: Turns[Turn]) -> Result:
+    """Figures of one cell: medians over the pairs."""
+    ratio = turns.ratio("on", "off", lambda turn: turn.tokens_per_second)
+    expected = [
+        _token_s(off) / (_token_s(off) - _busy_token_s(off) + _busy_token_s(on))
+        for on, off in turns.pairs("on", "off")
+    ]
+    drafted = sum(turn.growth(_DRAFTED) for turn in turns["on"])
+    accepted = sum(turn.growth(_ACCEPTED) for turn in turns["on"])
+    return {
+        "ratio": ratio.median,
+        "spread": asdict(ratio),
+        "expected_ratio": percentile(expected, 50.0),
+        "tokens_per_step": turns.median("on", lambda turn: turn.num_tokens / turn.num_rows),
+        "acceptance": accepted / max(1, drafted),
+        "num_draft_tokens": int(drafted),
+        "tokens_per_second": turns.median("on", lambda turn: turn.tokens_per_second),
+        "plain_tokens_per_second": turns.median("off", lambda turn: turn.tokens_per_second),
+        "turn_tokens": turns["on"][0].num_tokens,
+        "turn_s": turns.median("on", lambda turn: turn.elapsed_s),
+        "plain_turn_s": turns.median("off", lambda turn: turn.elapsed_s),
+    }
+
+
+def _token_s(turn: Turn) -> float:
+    return turn.elapsed_s / turn.num_tokens
+
+
+def _busy_token_s(turn: Turn) -> float:
+    """Rank 0's seconds per generated token."""
+    return sum(map(turn.growth, _RANK_TIMES)) / turn.num_tokens
+
+
+def _checks(kind: str, running: int, figures: Result) -> list[Check]:
+    cell = f"{kind}_{running}"
+    gain, expected = figures["ratio"] - 1.0, figures["expected_ratio"] - 1.0
+    checks = [
+        at_least(f"interval_{cell}", figures["spread"]["interval_high"], "", _NEVER_BELOW),
+    ]
+    if (kind, running) in _GOALS:
+        checks.append(at_least(f"ratio_{cell}", figures["ratio"], "", _GOALS[kind, running]))
+    else:
+        goal = f"interval reaches {_NEVER_BELOW}"
+        holds = checks[0].holds
+        checks.append(
+            Check(name=f"ratio_{cell}", value=figures["ratio"], unit="", goal=goal, holds=holds)
+        )
+    if expected > 0.05:  # a smaller gain cannot be told from noise
+        checks.append(at_least(f"of_expected_{cell}", gain / expected, "", _OF_EXPECTED))
+    return checks

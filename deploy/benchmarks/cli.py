@@ -1,0 +1,68 @@
+"""Commands of `python -m deploy.benchmarks`: how this project measures itself. A module that
+imports torch is imported when its benchmark runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cluster.bench.command import command_adder
+from cluster.bench.report import Result
+from cluster.cli.options import add_options, given_options
+from cluster.cli.parser import CommandParser
+from deploy.benchmarks.ab.commands import add_ab_commands
+from deploy.benchmarks.kernels.options import KernelOptions, RooflineOptions
+from deploy.benchmarks.routing.flags import add_router_flags, run_router
+from deploy.benchmarks.scenarios.flags import add_scenarios_command
+from worker.config import EngineConfig
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one benchmark; returns the exit status."""
+    parser: argparse.ArgumentParser = CommandParser(
+        prog="python -m deploy.benchmarks",
+        description="Benchmarks of rayfleet's own parts. `rayfleet bench` has those of endpoints.",
+    )
+    add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds the benchmarks to a parser's commands."""
+    add = command_adder(commands)
+    add_ab_commands(add)
+    add_options(add("kernels", "each op against the device's peak", _kernels), KernelOptions)
+    _add_roofline_flags(add("roofline", "decode steps against the memory's bandwidth", _roofline))
+    add_scenarios_command(add)
+    summary = "routing policies compared, or what a decision costs"
+    add_router_flags(add("router", summary, run_router))
+
+
+def _kernels(args: argparse.Namespace) -> Result:
+    from deploy.benchmarks.kernels.run import run_kernels
+
+    return run_kernels(KernelOptions(**given_options(args, KernelOptions)))
+
+
+def _add_roofline_flags(parser: argparse.ArgumentParser) -> None:
+    set_here = ("model", "overlap_depth", "max_num_seqs", "load_format")
+    add_options(parser.add_argument_group("engine"), EngineConfig, exclude=set_here)
+    add_options(parser, RooflineOptions)
+
+
+def _roofline(args: argparse.Namespace) -> Result:
+    from deploy.benchmarks.kernels.roofline import run_roofline
+
+    given = given_options(args, RooflineOptions)
+    engine = EngineConfig(model="", **given_options(args, EngineConfig))
+    return run_roofline(RooflineOptions(**given, engine=engine))

@@ -1,0 +1,514 @@
+"""Cases of `bench kernels`: each op on shapes of a served model, with the least bytes and floating-
+point operations that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+
+import kernels
+from kernels import EditRows, PenaltyRows, SamplingParameters, TokenEdits
+from kernels.attention import AttentionMetadata, AttentionSettings, create_attention_backend
+from worker.protocol.sampling import MAX_LOGPROBS
+
+PAGE_SIZE = 16
+_CHUNK = 512
+"""Tokens of a prefill chunk."""
+
+OTHER_OPS = ("linear", "decode_attention", "extend_attention")
+"""Ops that are measured but not in the registry, as their backends are chosen otherwise."""
+_DRAFTS, _SHORTEST, _LONGEST = 8, 2, 4
+"""Tokens of a draft by n-grams, and of the shortest and longest n-gram."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One op on one shape."""
+
+    op: str
+    shape: str
+    """Text that describes the shape."""
+    run: Callable[[], object]
+    """Runs the op once."""
+    num_bytes: float
+    """Bytes to read each input once and write each output once."""
+    num_flops: float = 0.0
+    """Floating-point operations of matrix products; 0 for ops without any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A model's dimensions."""
+
+    hidden: int
+    intermediate: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+    @classmethod
+    def large(cls) -> Self:
+        """Dimensions of Qwen3-8B."""
+        return cls(
+            hidden=4096, intermediate=12288, q_heads=32, kv_heads=8, head_dim=128, vocab=151936
+        )
+
+    @classmethod
+    def small(cls) -> Self:
+        """Dimensions of Qwen3-0.6B, with a fifth of its vocabulary."""
+        return cls(
+            hidden=1024, intermediate=3072, q_heads=16, kv_heads=8, head_dim=128, vocab=32000
+        )
+
+
+def make_cases(
+    shape: Shape,
+    rows: int,
+    context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    wanted: Sequence[str],
+) -> list[Callable[[], Case]]:
+    """Makers of cases, each of which allocates the tensors of its case when it is called.
+
+    Args:
+        shape: dimensions of the model.
+        rows: requests of a step.
+        context: tokens in the KV cache per request.
+        device: device of all tensors.
+        dtype: data type of weights, activations and KV cache.
+        wanted: names of ops; empty for all.
+    """
+    maker = _Maker(shape, rows, context, device, dtype)
+    makers: list[tuple[str, Callable[[], Case]]] = [
+        *((name, partial(maker.token_op, name)) for name in _TOKEN_OPS),
+        *(("linear", partial(maker.linear, *size)) for size in maker.linear_sizes),
+        ("decode_attention", maker.decode),
+        ("extend_attention", maker.extend),
+        ("gumbel_noise", maker.noise),
+        *(("sample_tokens", partial(maker.sample, kind)) for kind in _SAMPLING),
+        ("apply_token_bitmask", maker.bitmask),
+        ("apply_penalties_", maker.penalties),
+        ("count_tokens_", maker.count),
+        ("apply_token_edits_", maker.edits),
+        ("token_scores", maker.scores),
+        ("write_table_rows_", maker.write),
+        ("gather_step_inputs", maker.gather),
+        ("choose_experts", maker.choose),
+        ("fused_moe", maker.moe),
+        ("draft_ngrams", partial(_ngram_case, rows, context, device)),
+    ]
+    return [make for name, make in makers if not wanted or name in wanted]
+
+
+_TOKEN_OPS = (
+    "rms_norm",
+    "rms_norm_pair",
+    "fused_add_norm",
+    "qk_norm_rope_store",
+    "silu_and_mul",
+    "gelu_and_mul",
+    "clamped_swiglu",
+    "soft_cap_",
+    "squared_relu",
+    "xielu",
+    "prepare_latents",
+)
+_LATENTS = (512, 64)
+"""Values per token in the cache of multi-head latent attention, without and with rotary position:
+those of DeepSeek V3."""
+_GATES: dict[str, Callable[[torch.Tensor], object]] = {
+    "silu_and_mul": kernels.silu_and_mul,
+    "gelu_and_mul": kernels.gelu_and_mul,
+    "clamped_swiglu": partial(kernels.clamped_swiglu, alpha=1.702, limit=7.0),
+}
+_SAMPLING = {  # temperature, top-k, top-p, min-p
+    "greedy": (0.0, 0, 1.0, 0.0),
+    "temperature": (1.0, 0, 1.0, 0.0),
+    "top-k 50": (1.0, 50, 1.0, 0.0),
+    "top-p 0.9": (1.0, 0, 0.9, 0.0),
+    "top-k 50, top-p 0.9, min-p 0.05": (1.0, 50, 0.9, 0.05),
+}
+
+
+class _Maker:
+    def __init__(
+        self, shape: Shape, rows: int, context: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._shape, self._rows, self._context = shape, rows, context
+        self._device, self._dtype = device, dtype
+        self._item = dtype.itemsize
+        settings = AttentionSettings(device=device, dtype=dtype, page_size=PAGE_SIZE)
+        self._attention = create_attention_backend("auto", settings)
+
+    @property
+    def linear_sizes(self) -> list[tuple[int, int]]:
+        """Outputs and inputs of a layer's linear projections and of the LM head."""
+        s = self._shape
+        attention = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+        return [
+            (attention, s.hidden),
+            (s.hidden, s.q_heads * s.head_dim),
+            (2 * s.intermediate, s.hidden),
+            (s.hidden, s.intermediate),
+            (s.vocab, s.hidden),
+        ]
+
+    def token_op(self, name: str) -> Case:
+        s, rows, item = self._shape, self._rows, self._item
+        x, weight = self._randn(rows, s.hidden), self._randn(s.hidden)
+        q, k = (self._randn(rows, n, s.head_dim) for n in (s.q_heads, s.kv_heads))
+        run: Callable[[], object]
+        if name == "rms_norm":
+            run = partial(kernels.rms_norm, x, weight, 1e-6)
+            size = 2 * x.numel()
+        elif name == "rms_norm_pair":
+            sizes = s.q_heads * s.head_dim, s.kv_heads * s.head_dim
+            weights = self._randn(sizes[0]), self._randn(sizes[1])
+            run = partial(kernels.rms_norm_pair, q.flatten(1), k.flatten(1), weights, 1e-6)
+            size = 2 * (q.numel() + k.numel())
+        elif name == "fused_add_norm":
+            run = partial(kernels.fused_add_norm, x, x.clone(), (kernels.Norm(weight),), 1e-6)
+            size = 4 * x.numel()
+        elif name in _GATES:
+            run = partial(_GATES[name], self._randn(rows, 2 * s.intermediate))
+            size = 3 * rows * s.intermediate
+        elif name == "soft_cap_":
+            logits = torch.randn(rows, s.vocab, device=self._device)
+            run = partial(kernels.soft_cap_, logits, 30.0)
+            size = 2 * logits.numel() * logits.itemsize // item
+        elif name in ("squared_relu", "xielu"):
+            ups, numbers = self._randn(rows, s.intermediate), torch.ones(4, device=self._device)
+            run = partial(kernels.squared_relu, ups)
+            run = run if name == "squared_relu" else partial(kernels.xielu, ups, numbers)
+            size = 2 * ups.numel()
+        elif name == "prepare_latents":
+            run = self._latents()
+            size = 2 * rows * (sum(_LATENTS) + s.q_heads * _LATENTS[1])
+        else:
+            run = self._queries_and_keys(q, k)
+            size = 2 * q.numel() + 4 * k.numel()
+        return Case(op=name, shape=f"{rows} tokens", run=run, num_bytes=size * item)
+
+    def _queries_and_keys(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[], object]:
+        """Call of qk_norm_rope_store on these queries and keys."""
+        rows, width = self._rows, self._shape.head_dim
+        caches = self._zeros(2, rows, PAGE_SIZE, *k.shape[1:])
+        places = torch.arange(rows, device=self._device)
+        return partial(
+            kernels.qk_norm_rope_store,
+            *(q, k, k.clone(), (caches[0], caches[1]), places * PAGE_SIZE),
+            positions=torch.full_like(places, self._context),
+            cos_sin_cache=torch.randn(self._context + 1, width, device=self._device),
+            norms=kernels.HeadNorms(self._randn(width), self._randn(width), 1e-6),
+        )
+
+    def _latents(self) -> Callable[[], object]:
+        """Call of prepare_latents with latents of `_LATENTS`."""
+        (value_dim, rotary_dim), places = _LATENTS, torch.arange(self._rows, device=self._device)
+        heads, kept = (self._rows, self._shape.q_heads), value_dim + rotary_dim
+        latents, rotating = (self._randn(self._rows, size) for size in _LATENTS)
+        rows = kernels.LatentRows(latents, rotating, self._randn(value_dim), 1e-6)
+        return partial(
+            kernels.prepare_latents,
+            *(self._randn(*heads, 128 + rotary_dim), self._randn(*heads, kept), rows),
+            *(self._zeros(self._rows, PAGE_SIZE, 1, kept), places * PAGE_SIZE),
+            positions=torch.full_like(places, self._context),
+            cos_sin_cache=torch.randn(self._context + 1, rotary_dim, device=self._device),
+        )
+
+    def linear(self, outputs: int, inputs: int) -> Case:
+        weight = kernels.pack_linear_weight(self._randn(outputs, inputs))
+        x = self._randn(self._rows, inputs)
+        return Case(
+            op="linear",
+            shape=f"{self._rows} x {inputs} -> {outputs}",
+            run=lambda: kernels.linear(x, weight),
+            num_bytes=(outputs * inputs + self._rows * (outputs + inputs)) * self._item,
+            num_flops=2.0 * self._rows * outputs * inputs,
+        )
+
+    def decode(self) -> Case:
+        s, rows, length = self._shape, self._rows, self._context
+        caches, table = self._paged(rows, length)
+        step = self._attention.plan(
+            AttentionMetadata(
+                page_table=table,
+                seq_lens=torch.full((rows,), length, dtype=torch.int32, device=self._device),
+                seq_lens_host=[length] * rows,
+                page_size=PAGE_SIZE,
+            )
+        )
+        q = self._randn(rows, s.q_heads, s.head_dim)
+        return Case(
+            op="decode_attention",
+            shape=f"{rows} rows of {length}",
+            run=lambda: step.forward(q, *caches, scale=0.1),
+            num_bytes=(2 * rows * length * s.kv_heads * s.head_dim + 2 * q.numel()) * self._item,
+            num_flops=4.0 * rows * length * s.q_heads * s.head_dim,
+        )
+
+    def extend(self) -> Case:
+        s, length = self._shape, max(self._context, _CHUNK)
+        caches, table = self._paged(1, length)
+        step = self._attention.plan(
+            AttentionMetadata(
+                page_table=table,
+                seq_lens=torch.tensor([length], dtype=torch.int32, device=self._device),
+                seq_lens_host=[length],
+                query_start=torch.tensor([0, _CHUNK], dtype=torch.int32, device=self._device),
+                query_lens_host=[_CHUNK],
+                page_size=PAGE_SIZE,
+            )
+        )
+        q = self._randn(_CHUNK, s.q_heads, s.head_dim)
+        seen = _CHUNK * (length - _CHUNK) + _CHUNK * (_CHUNK + 1) / 2
+        return Case(
+            op="extend_attention",
+            shape=f"{_CHUNK} tokens after {length - _CHUNK}",
+            run=lambda: step.forward(q, *caches, scale=0.1),
+            num_bytes=(2 * length * s.kv_heads * s.head_dim + 2 * q.numel()) * self._item,
+            num_flops=4.0 * seen * s.q_heads * s.head_dim,
+        )
+
+    def noise(self) -> Case:
+        seeds = torch.arange(self._rows, device=self._device)
+        return Case(
+            op="gumbel_noise",
+            shape=self._drawn,
+            run=lambda: kernels.gumbel_noise(seeds, seeds, self._shape.vocab),
+            num_bytes=4.0 * self._rows * self._shape.vocab,
+        )
+
+    def sample(self, kind: str) -> Case:
+        temperature, top_k, top_p, min_p = _SAMPLING[kind]
+
+        def column(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.full((self._rows,), value, dtype=dtype, device=self._device)
+
+        seeds = torch.arange(self._rows, device=self._device)
+        parameters = SamplingParameters(
+            temperature=column(temperature),
+            seeds=seeds,
+            positions=seeds,
+            top_k=column(top_k, torch.int64) if top_k else None,
+            top_p=column(top_p) if top_p < 1.0 else None,
+            log_min_p=column(min_p).log() if min_p else None,
+        )
+        logits = self._logits()
+        return Case(
+            op="sample_tokens",
+            shape=f"{self._drawn}, {kind}",
+            run=lambda: kernels.sample_tokens(logits, parameters),
+            num_bytes=4.0 * logits.numel(),
+        )
+
+    def moe(self) -> Case:
+        experts, taken, inner = 8, 2, self._shape.intermediate // 8
+        rows, hidden = self._rows, self._shape.hidden
+        new = partial(torch.randn, dtype=self._dtype, device=self._device)
+        x = new(rows, hidden)
+        weights = kernels.Experts(
+            kernels.ExpertWeights(new(experts, 2 * inner, hidden)),
+            kernels.ExpertWeights(new(experts, hidden, inner)),
+        )
+        index = torch.arange(rows * taken, device=self._device)
+        choice = kernels.ExpertChoice(
+            (index % experts).view(rows, taken),
+            torch.ones(rows, taken, device=self._device),
+        )
+        used = min(experts, rows * taken) * 3 * inner * hidden
+        return Case(
+            op="fused_moe",
+            shape=f"{rows} tokens, {taken} of {experts} experts",
+            run=lambda: kernels.fused_moe(x, weights, choice),
+            num_bytes=float((used + 2 * x.numel()) * x.element_size()),
+            num_flops=2.0 * rows * taken * 3 * inner * hidden,
+        )
+
+    def choose(self) -> Case:
+        scores = torch.randn(self._rows, 128, device=self._device)
+        routing = kernels.Routing(num_chosen=8, normalize=True)
+        return Case(
+            op="choose_experts",
+            shape=f"{self._rows} tokens, 8 of 128 experts",
+            run=lambda: kernels.choose_experts(scores, None, routing),
+            num_bytes=4.0 * scores.numel() + 12.0 * 8 * self._rows,
+        )
+
+    def bitmask(self) -> Case:
+        logits, words = self._logits(), -(-self._shape.vocab // 32)
+        mask = torch.full((self._rows, words), 0x55555555, dtype=torch.int32, device=self._device)
+        return Case(
+            op="apply_token_bitmask",
+            shape=f"{self._drawn}, half banned",
+            run=lambda: kernels.apply_token_bitmask(logits, mask),
+            num_bytes=4.0 * mask.numel() + 2.0 * logits.numel(),
+        )
+
+    def penalties(self) -> Case:
+        logits = self._logits()
+        rows, in_prompt, counts, pool = self._counted()
+        return Case(
+            op="apply_penalties_",
+            shape=f"{self._drawn}, {self._context} tokens each",
+            run=lambda: kernels.apply_penalties_(logits, rows, in_prompt, counts, pool),
+            num_bytes=5.0 * logits.numel() + 8.0 * self._rows * self._context,
+        )
+
+    def count(self) -> Case:
+        rows, _, counts, _ = self._counted()
+        tokens = torch.zeros(self._rows, dtype=torch.int64, device=self._device)
+        return Case(
+            op="count_tokens_",
+            shape=self._drawn,
+            run=lambda: kernels.count_tokens_(counts, rows, tokens),
+            num_bytes=32.0 * self._rows,
+        )
+
+    def edits(self) -> Case:
+        num_biases, num_words, length = 64, 8, 4
+        logits, (pool, _) = self._logits(), self._tables()
+        index = torch.arange(self._rows, device=self._device)
+        tokens = torch.arange(num_biases, dtype=torch.int32, device=self._device)
+        ends = torch.arange(1, num_words + 1, dtype=torch.int32, device=self._device) * length
+        edits = TokenEdits(
+            bias_tokens=tokens.repeat(self._rows, 1),
+            biases=torch.ones(self._rows, num_biases, device=self._device),
+            words=tokens[: num_words * length].repeat(self._rows, 1),
+            word_ends=ends.repeat(self._rows, 1),
+        )
+        rows = EditRows(
+            rows=index,
+            slots=index,
+            cells=torch.full_like(index, length),
+            num_output=torch.full_like(index, length),
+            num_biases=torch.full_like(index, num_biases),
+            num_words=torch.full_like(index, num_words),
+            most_biases=num_biases,
+            most_words=num_words,
+        )
+        return Case(
+            op="apply_token_edits_",
+            shape=f"{self._drawn}, {num_biases} biases, {num_words} words",
+            run=lambda: kernels.apply_token_edits_(logits, edits, rows, pool),
+            num_bytes=self._rows * (num_biases * 16.0 + num_words * (4 + 8.0 * length) + 48.0),
+        )
+
+    def scores(self) -> Case:
+        logits = self._logits()
+        tokens = torch.zeros(self._rows, dtype=torch.int64, device=self._device)
+        return Case(
+            op="token_scores",
+            shape=f"{self._drawn} (top {MAX_LOGPROBS} apart)",
+            run=lambda: kernels.token_scores(logits, tokens),
+            num_bytes=4.0 * logits.numel(),
+        )
+
+    def write(self) -> Case:
+        pool, table = self._tables()
+        place = torch.arange(self._rows)
+        segments = torch.stack(
+            (place % 2, place * table.shape[1], place * 4, torch.full_like(place, 4)), dim=1
+        ).to(self._device)
+        values = torch.ones(4 * self._rows, dtype=torch.int32, device=self._device)
+        return Case(
+            op="write_table_rows_",
+            shape=f"{self._rows} runs of 4",
+            run=lambda: kernels.write_table_rows_(pool, table, segments, values, longest=4),
+            num_bytes=(32.0 + 2 * 16.0) * self._rows,
+        )
+
+    def gather(self) -> Case:
+        pool, table = self._tables()
+        num_pages = -(-self._context // PAGE_SIZE)
+        rows = kernels.StepRows(
+            slots=torch.arange(self._rows, device=self._device),
+            starts=torch.full((self._rows,), self._context - 1, device=self._device),
+            query_start=torch.arange(self._rows + 1, device=self._device),
+            num_tokens=self._rows,
+            longest_query=1,
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
+        )
+        return Case(
+            op="gather_step_inputs",
+            shape=f"{self._rows} decodes of {num_pages} pages",
+            run=lambda: kernels.gather_step_inputs(pool, table, rows),
+            num_bytes=self._rows * (8.0 * num_pages + 56.0),
+        )
+
+    @property
+    def _drawn(self) -> str:
+        return f"{self._rows} x {self._shape.vocab}"
+
+    def _randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=self._device, dtype=self._dtype)
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, device=self._device, dtype=self._dtype)
+
+    def _logits(self) -> torch.Tensor:
+        """Random logits, spread like a model's, so that top-k, top-p and min-p keep as many."""
+        return torch.randn(self._rows, self._shape.vocab, device=self._device) * 3
+
+    def _paged(
+        self, rows: int, length: int
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """KV caches and a page table, whose pages are in random order to defeat prefetching."""
+        per_row = -(-length // PAGE_SIZE)
+        shape = (rows * per_row, PAGE_SIZE, self._shape.kv_heads, self._shape.head_dim)
+        order = torch.randperm(rows * per_row, generator=torch.Generator().manual_seed(0))
+        table = order.int().view(rows, per_row).to(self._device)
+        return (self._randn(*shape), self._randn(*shape)), table
+
+    def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        pages = -(-self._context // PAGE_SIZE)
+        return (
+            torch.ones(self._rows, self._context + 1, dtype=torch.int32, device=self._device),
+            torch.ones(self._rows, max(4, pages), dtype=torch.int32, device=self._device),
+        )
+
+    def _counted(self) -> tuple[PenaltyRows, torch.Tensor, torch.Tensor, torch.Tensor]:
+        vocab, rows = self._shape.vocab, self._rows
+        pool = torch.randint(0, vocab, (rows, self._context), dtype=torch.int32)
+        counts = torch.zeros(rows, vocab, dtype=torch.int32)
+        counts.scatter_add_(1, pool.long(), torch.ones_like(pool))
+        index = torch.arange(rows, device=self._device)
+        ones = torch.ones(rows, device=self._device)
+        penalised = PenaltyRows(
+            rows=index,
+            slots=index,
+            ends=torch.full_like(index, self._context),
+            num_drafts=torch.zeros_like(index),
+            most_drafts=0,
+            frequency=ones * 1e-3,
+            presence=ones * 1e-3,
+            repetition=ones * 1.001,
+        )
+        counts = counts.to(self._device)
+        return penalised, torch.zeros_like(counts, dtype=torch.bool), counts, pool.to(self._device)
+
+
+def _ngram_case(rows: int, context: int, device: torch.device) -> Case:
+    """Case of prompt lookup in `rows` requests of `context` tokens each."""
+    pool = torch.randint(100, (rows, context), dtype=torch.int32, device=device)
+    lookup = kernels.NgramLookup(
+        slots=torch.arange(rows, device=device),
+        newest=torch.full((rows,), context - 1 - _DRAFTS, device=device),
+        count=_DRAFTS,
+        shortest=_SHORTEST,
+        longest=_LONGEST,
+        num_tokens=context,
+    )
+    return Case(
+        op="draft_ngrams",
+        shape=f"{rows} requests, {context} tokens each",
+        run=lambda: kernels.draft_ngrams(pool, lookup),
+        num_bytes=4.0 * (pool.numel() + rows * _DRAFTS),
+    )

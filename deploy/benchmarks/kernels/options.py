@@ -1,0 +1,65 @@
+"""Options of `bench kernels` and `bench roofline`, which import torch; this module does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deploy.benchmarks.kernels.shapes import SHAPES
+from worker.config import Device, DType, EngineConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelOptions:
+    """Options of `bench kernels`. The default dimensions are Qwen3-8B's on CUDA, Qwen3-0.6B's on
+    CPU."""
+
+    device: Device = "auto"
+    """Device; auto is cuda where a CUDA device is visible, else cpu."""
+    dtype: DType = "auto"
+    """Data type; auto is bfloat16 on CUDA and float32 on CPU."""
+    rows: tuple[int, ...] = field(default=(), metadata={"separator": ","})
+    """Numbers of requests in a step, separated by commas; default: 1,32,128 on CUDA, 1,8 on CPU."""
+    context: int = 0
+    """Tokens in the KV cache per request; default: 2048 on CUDA, 256 on CPU."""
+    ops: tuple[str, ...] = field(default=(), metadata={"separator": ","})
+    """Names of ops, separated by commas; default: all."""
+    seconds: float = 0.15
+    """Seconds to spend on each op and shape."""
+
+    def __post_init__(self) -> None:
+        if self.context < 0:
+            raise ValueError("--context must not be negative")
+        if not self.seconds > 0.0:
+            raise ValueError("--seconds must be positive")
+        if min(self.rows, default=1) < 1:
+            raise ValueError("--rows needs numbers of at least 1, such as 1,32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RooflineOptions:
+    """Options of `bench roofline`. Weights are random; `overlap_depth`, `load_format` and
+    `max_num_seqs` are set by the benchmark."""
+
+    models: tuple[str, ...] = field(
+        default=tuple(SHAPES), metadata={"argparse": {"action": "extend", "nargs": "+"}}
+    )
+    """Names of well-known models (see `deploy.benchmarks.kernels.shapes`), or folders with a
+    config.json."""
+    engine: EngineConfig = field(
+        default_factory=lambda: EngineConfig(model=""), metadata={"flag": None}
+    )
+    """Engine options of all models; `model` is replaced."""
+    running: tuple[int, ...] = field(default=(1, 32, 128), metadata={"separator": ","})
+    """Numbers of requests that decode at once."""
+    turns: int = 3
+    """Number of measurements, of which the median is reported."""
+    steps: int = 64
+    """Measured steps per turn."""
+    input_len: int = 512
+    """Tokens of a prompt, whose keys and values each step reads."""
+
+    def __post_init__(self) -> None:
+        if self.turns < 1 or self.steps < 1 or self.input_len < 1:
+            raise ValueError("--turns, --steps and --input-len must be at least 1")
+        if not self.models or not self.running or min(self.running) < 1:
+            raise ValueError("--running needs numbers of at least 1, such as 1,32,128")

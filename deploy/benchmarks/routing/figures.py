@@ -1,0 +1,72 @@
+"""Figures of simulations: latencies, hit rates, and ratios of routers over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cachetools import LRUCache
+
+from cluster.bench.stats import estimate, mean, percentile
+from deploy.benchmarks.routing.simulation import Outcome
+from deploy.benchmarks.routing.worker import SALT
+from router.fleet.memo import HashMemo
+from worker.protocol.blocks import root_hash
+
+
+class Figures(NamedTuple):
+    """Figures of one simulation's measured requests. Times are seconds."""
+
+    mean_ttft: float
+    p50_ttft: float
+    p99_ttft: float
+    hit_rate: float
+    """Part of the prompt tokens that were cached at their worker."""
+    pooled_hit_rate: float = 0.0
+    """Hit rate of one cache as large as all workers' together; 0 if not computed."""
+
+
+def figures(outcomes: Sequence[Outcome]) -> Figures:
+    """Figures of one simulation, without its pooled hit rate."""
+    measured = [outcome for outcome in outcomes if outcome.arrival.measured]
+    times = [outcome.first_token_s for outcome in measured]
+    tokens = sum(outcome.arrival.num_tokens for outcome in measured)
+    return Figures(
+        mean_ttft=mean(times),
+        p50_ttft=percentile(times, 50.0),
+        p99_ttft=percentile(times, 99.0),
+        hit_rate=sum(outcome.cached_tokens for outcome in measured) / tokens,
+    )
+
+
+def pooled_hit_rate(outcomes: Sequence[Outcome], page_size: int, num_pages: int) -> float:
+    """Hit rate of measured prompts in one cache of `num_pages` for all workers, with LRU eviction.
+
+    Requests come in the order of `outcomes`, and each finds the prompts of all before it. It is a
+    reference and no strict bound: another order of eviction may have more hits.
+    """
+    cache: LRUCache[int, None] = LRUCache(num_pages)
+    memo = HashMemo()
+    root = root_hash(SALT)
+    hit = total = 0
+    for outcome in outcomes:
+        arrival = outcome.arrival
+        hashes = memo.hashes(arrival.tokens, page_size, root).tolist()
+        found = next((n for n, value in enumerate(hashes) if value not in cache), len(hashes))
+        if arrival.measured:
+            hit += min(found * page_size, arrival.num_tokens - 1)
+            total += arrival.num_tokens
+        for value in reversed(hashes):  # so that a block is evicted before those it follows
+            cache[value] = None
+    return hit / total if total else 0.0
+
+
+def ratio_to_best(values: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, str]:
+    """Ratio of our mean to the best other router's, half its interval, and that router's name.
+
+    The interval is that of the mean of the ratios by seed.
+    """
+    others = {name: mean(series) for name, series in values.items() if name != own}
+    best = min(others, key=lambda name: others[name])
+    ratios = [a / b for a, b in zip(values[own], values[best], strict=True)]
+    return mean(values[own]) / others[best], estimate(ratios).half, best

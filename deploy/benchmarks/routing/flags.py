@@ -1,0 +1,64 @@
+"""Flags of `bench router`, and dispatch to the benchmark that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+
+from cluster.bench.command import refuse_renamed
+from cluster.bench.report import Result
+from cluster.cli.options import add_options, given_options
+from cluster.config import find_demo_model
+
+_SIMULATED_TOO = ("workloads", "scale", "first_seed", "plot")
+
+
+def add_router_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of simulation, replay, micro, real and validate."""
+    from deploy.benchmarks.routing.compare import SimOptions
+    from deploy.benchmarks.routing.micro import MicroOptions
+    from deploy.benchmarks.routing.real.options import RealOptions
+    from deploy.benchmarks.routing.replay import ReplayOptions
+    from deploy.benchmarks.routing.validate import ValidateOptions
+
+    add_options(parser.add_argument_group("simulation"), SimOptions)
+    add_options(parser.add_argument_group("replay"), ReplayOptions, exclude=("policies",))
+    parser.add_argument(
+        "--micro", action="store_true", help="microseconds per decision instead of a simulation"
+    )
+    add_options(parser.add_argument_group("micro"), MicroOptions)
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="real processes instead of a simulation: this gateway and others' routers in turn, "
+        "in front of the same paced workers",
+    )
+    add_options(parser.add_argument_group("real"), RealOptions, exclude=_SIMULATED_TOO)
+    parser.add_argument(
+        "--validate", action="store_true", help="the simulated worker beside a real engine"
+    )
+    refuse_renamed(parser, "--contender", "--policy")
+    refuse_renamed(parser, "--arm", "--variant")
+    add_options(parser.add_argument_group("validate"), ValidateOptions, exclude=("model",))
+
+
+def run_router(args: argparse.Namespace) -> Result:
+    """Runs the benchmark that the flags ask for."""
+    from deploy.benchmarks.routing.compare import SimOptions, run_router_sim
+    from deploy.benchmarks.routing.micro import MicroOptions, run_router_micro
+    from deploy.benchmarks.routing.replay import ReplayOptions, run_replay
+    from deploy.benchmarks.routing.validate import ValidateOptions, run_validate
+
+    if args.validate:
+        args.model = getattr(args, "model", "") or find_demo_model()
+        return run_validate(ValidateOptions(**given_options(args, ValidateOptions)))
+    if args.micro:
+        return run_router_micro(MicroOptions(**given_options(args, MicroOptions)))
+    if args.real:
+        # Imported here: it imports Serve applications, which the others do not need.
+        from deploy.benchmarks.routing.real.options import RealOptions
+        from deploy.benchmarks.routing.real.run import run_router_real
+
+        return run_router_real(RealOptions(**given_options(args, RealOptions)))
+    if getattr(args, "replay", ""):
+        return run_replay(ReplayOptions(**given_options(args, ReplayOptions)))
+    return run_router_sim(SimOptions(**given_options(args, SimOptions)))

@@ -1,0 +1,71 @@
+"""Options of `bench router --real`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deploy.benchmarks.routing.workload import DEFAULT_COSTS, FleetShape
+
+OWN = "rayfleet"
+PEERS = ("sglang-router", "ray-prefix", "ray-serve")
+Variant = Literal["rayfleet", "sglang-router", "ray-prefix", "ray-serve"]
+WORKLOADS = ("shared-prompts", "multi-turn", "sibling-burst", "hot-prefix")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealOptions:
+    """Options of routers, paced workers and workloads."""
+
+    peers: tuple[str, ...] = field(default=(), metadata={"flag": "--peer"})
+    """Router to compare with: sglang-router (cache_aware), ray-prefix (Ray Serve LLM's
+    PrefixCacheAffinityRouter) or ray-serve (Ray Serve's default); may be given several times.
+    Default: all."""
+    sglang_router: str = "sglang-router"
+    """Command that starts sglang-router, which needs an environment of its own."""
+    model: str = ""
+    """Folder with a tokenizer; default: the demo model."""
+    num_workers: int = 4
+    """Paced workers behind each router."""
+    pace: float = 2.0
+    """Factor of the step times over the simulation's, and of the times between requests. At 1 a
+    worker computes some 6,600 prompt tokens per second."""
+    rounds: int = 3
+    """Turns of each router, each with new processes."""
+    workloads: tuple[str, ...] = ()
+    """Workloads, named as in the simulation: shared-prompts, multi-turn, sibling-burst, hot-prefix.
+    """
+    scale: float = 1.0
+    """Factor of the number of requests; published results have 1."""
+    first_seed: int = 1
+    """Seed of the first round."""
+    plot: str = ""
+    """PNG file to write, with hit rates and times to first token."""
+    variant: str = ""
+    """Only router to measure, once, with all requests in the result: rayfleet or a peer."""
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.peers if name not in PEERS]:
+            raise ValueError(f"unknown --peer {', '.join(unknown)} (there are {', '.join(PEERS)})")
+        if unknown := [name for name in self.workloads if name not in WORKLOADS]:
+            known = ", ".join(WORKLOADS)
+            raise ValueError(f"unknown --workload {', '.join(unknown)} (--real has {known})")
+        if self.variant and self.variant not in (OWN, *PEERS):
+            raise ValueError(
+                f"--variant must be one of {', '.join((OWN, *PEERS))}, got {self.variant}"
+            )
+        if self.num_workers < 2:
+            raise ValueError("--num-workers must be at least 2: with one there is no choice")
+        if self.rounds < 1 or self.pace <= 0.0 or self.scale <= 0.0:
+            raise ValueError("--rounds must be at least 1, --pace and --scale above 0")
+
+    @property
+    def shape(self) -> FleetShape:
+        """Number, limits and speeds of the paced workers."""
+        return FleetShape(
+            slowness=(self.pace,) * self.num_workers,
+            costs=DEFAULT_COSTS,
+            num_pages=1500,
+            max_num_seqs=64,
+            max_num_batched_tokens=512,
+        )

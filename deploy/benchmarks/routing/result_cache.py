@@ -1,0 +1,85 @@
+"""Cache of simulations' figures in a file, so that a long comparison can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import deploy.benchmarks.routing as routing_package
+import router.config as config_module
+import router.fleet as fleet_package
+import worker.core.cache as cache_package
+import worker.core.scheduler as scheduler_package
+import worker.protocol as wire_package
+from deploy.benchmarks.routing.figures import Figures
+
+_SIMULATED = (routing_package, cache_package, scheduler_package, wire_package)
+
+
+class ResultCache:
+    """Figures by simulation, in a file with a JSON line for each. The key contains a digest of the
+    code, so figures of other code are not used.
+
+    Args:
+        path: path of the file, which is created if it is missing; empty for no file.
+
+    Raises:
+        ValueError: the file has another format.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known: dict[str, list[float]] = {}
+        if not path or not os.path.exists(path):
+            return
+        try:
+            lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+            self._known = {line["run"]: line["figures"] for line in lines}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"--resume {path} holds no simulations: {error}") from error
+
+    def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
+        """Figures of the simulation that `run` describes, from the file or by calling `simulate`.
+
+        Args:
+            run: workload, router, settings, seed, scale and digest of the code.
+            simulate: runs the simulation.
+        """
+        key = json.dumps(run, sort_keys=True)
+        known = self._known.get(key)
+        if known is not None:
+            return Figures(*known)
+        found = simulate()
+        if self._path:
+            with open(self._path, "a") as file:
+                file.write(json.dumps({"run": key, "figures": found}) + "\n")
+        return found
+
+
+def simulation_digest() -> str:
+    """Digest of the code of simulation and simulated workers."""
+    return _digest(_sources(_SIMULATED))
+
+
+def routing_digest() -> str:
+    """Digest of the code of `simulation_digest`, and of the gateway's routing and its options."""
+    settings = Path(str(config_module.__file__))
+    return _digest([*_sources((*_SIMULATED, fleet_package)), settings])
+
+
+def _sources(packages: Sequence[ModuleType]) -> list[Path]:
+    folders = [folder for package in packages for folder in package.__path__]
+    return [path for folder in folders for path in sorted(Path(folder).glob("*.py"))]
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

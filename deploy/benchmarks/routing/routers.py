@@ -1,0 +1,94 @@
+"""Routers that simulations compare, and the settings that each is tuned over."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+from deploy.benchmarks.routing.simulated import Clock, GatewayRouter, SimulatedRouter
+from router.config import PolicyName, RoutingConfig
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A router that takes part in a comparison."""
+
+    name: str
+    create: Callable[[Settings, int, Clock], SimulatedRouter]
+    """Creates the router from settings, a seed and the simulation's clock."""
+    grid: tuple[Settings, ...] = ()
+    """Settings of which the best are found with another seed."""
+    foreign: bool = False
+    """Whether its decisions are made by code of another project."""
+
+
+OWN = "adaptive"
+"""Our policy, which is compared with the best of all other routers."""
+ROUTERS = (*get_args(PolicyName), "ray-prefix", "dynamo")
+"""Names of all routers."""
+
+_FLEET_GRIDS: Mapping[str, tuple[Settings, ...]] = {
+    "prefix-score": tuple(
+        {"prefix_score_hit_weight": hit, "prefix_score_utilisation_weight": busy}
+        for hit in (0.01, 0.03, 0.1, 0.3, 1.0)
+        for busy in (100.0, 1000.0)
+    ),
+}
+_RAY_GRID: tuple[Settings, ...] = tuple(
+    {"imbalanced_threshold": threshold, "match_rate_threshold": rate}
+    for threshold in (2, 5, 10, 20, 50)
+    for rate in (0.1, 0.3)
+)
+_NEVER_S = 10**6
+_DYNAMO_GRID: tuple[Settings, ...] = tuple(
+    {"PREFILL_LOAD_SCALE": scale, **predicted}
+    for scale in (0.5, 1.0, 2.0, 5.0, 10.0)
+    for predicted in ({}, {"PREDICTED_TTL_SECS": _NEVER_S})
+)
+"""Settings of Dynamo. Predicted blocks expire by its own clock, which is not the simulation's: they
+have no lifetime, or an endless one."""
+
+
+def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
+    """Routers with these names, and notes about those that are not installed."""
+    entries, notes = [], []
+    for name in names:
+        if name == "ray-prefix":
+            if importlib.util.find_spec("ray") is None:
+                notes.append("ray-prefix is left out: ray is not installed")
+                continue
+            entries.append(Entry(name=name, create=_ray, grid=_RAY_GRID, foreign=True))
+        elif name == "dynamo":
+            if importlib.util.find_spec("dynamo") is None:
+                notes.append("dynamo is left out: pip install 'rayfleet[bench-peers]'")
+                continue
+            entries.append(Entry(name=name, create=_dynamo, grid=_DYNAMO_GRID, foreign=True))
+        else:
+            create = partial(_fleet, name)
+            entries.append(Entry(name=name, create=create, grid=_FLEET_GRIDS.get(name, ())))
+    return entries, notes
+
+
+def _fleet(policy: str, settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
+    return GatewayRouter(RoutingConfig(routing_policy=policy, **settings), clock)  # type: ignore[arg-type]
+
+
+def _ray(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
+    # Imported here: only this router needs Ray.
+    from deploy.benchmarks.routing.ray_prefix import RayPrefixRouter
+
+    return RayPrefixRouter(clock, seed, dict(settings))
+
+
+def _dynamo(settings: Settings, seed: int, clock: Clock) -> SimulatedRouter:
+    # Dynamo would log each decision; it reads this variable when it is imported.
+    os.environ.setdefault("DYN_LOG", "error")
+    from deploy.benchmarks.routing.dynamo import DynamoRouter
+
+    return DynamoRouter(clock, settings)

@@ -1,0 +1,117 @@
+"""Routers of a simulation: their interface, and the gateway's own routing under any policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from deploy.benchmarks.routing.worker import SimWorker
+from deploy.benchmarks.routing.workload import Arrival
+from router.config import RoutingConfig
+from router.fleet import Fleet, PromptBlocks
+from worker.protocol.messages import StepReport, WorkerUpdate
+
+Clock = Callable[[], float]
+
+
+class Placement(NamedTuple):
+    """The worker that a router chooses for one request."""
+
+    worker_id: str
+    hit_tokens: int = 0
+    """Prompt tokens that the router expects in the worker's cache."""
+    predicted_s: float = 0.0
+    """Predicted seconds to the first token; 0 if the router predicts none."""
+
+
+class SimulatedRouter(ABC):
+    """Interface of a router in a simulation; methods but `place` tell it of events."""
+
+    @abstractmethod
+    def joined(self, worker: SimWorker) -> None:
+        """Adds a worker that has started, or whose attach stream was reopened."""
+
+    @abstractmethod
+    def lost(self, worker: SimWorker) -> None:
+        """Removes a worker that died or left, or whose attach stream broke."""
+
+    def draining(self, worker: SimWorker) -> None:
+        """Ends placing requests on a worker that drains."""
+        self.lost(worker)
+
+    @abstractmethod
+    def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
+        """Chooses workers for requests that arrive at the same time; None without any worker."""
+
+    @abstractmethod
+    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
+
+    @abstractmethod
+    def reported(self, worker: SimWorker, report: StepReport) -> None:
+        """Takes the report of a worker's step."""
+
+    def ended(self, worker_id: str, request_id: str) -> None:
+        """Notes that a request or its worker has ended."""
+        return
+
+    def close(self) -> None:
+        """Releases the router's resources after the simulation."""
+        return
+
+
+class GatewayRouter(SimulatedRouter):
+    """Router by the gateway's own code: block index, hashes, joint placement, reservations,
+    step-time model and policy.
+
+    Args:
+        config: policy and its settings.
+        clock: clock of the simulation.
+    """
+
+    def __init__(self, config: RoutingConfig, clock: Clock) -> None:
+        self.fleet = Fleet(config, clock=clock)
+
+    def joined(self, worker: SimWorker) -> None:
+        """Adds a worker that has started, or whose attach stream was reopened."""
+        self.fleet.attach(worker.worker_id, worker.snapshot())
+
+    def lost(self, worker: SimWorker) -> None:
+        """Removes a worker that died or left, or whose attach stream broke."""
+        self.fleet.lose(worker.worker_id)
+
+    def draining(self, worker: SimWorker) -> None:
+        """Ends placing requests on a worker that drains."""
+        self.fleet.set_draining(worker.worker_id, True)
+
+    def place(self, arrivals: Sequence[Arrival]) -> list[Placement | None]:
+        """Chooses workers for requests that arrive at the same time."""
+        memo = self.fleet.memo
+        choices = self.fleet.reserve_group(
+            [
+                (a.request_id, PromptBlocks(a.tokens, session=a.session, memo=memo), ())
+                for a in arrivals
+            ]
+        )
+        return [
+            None if c is None else Placement(c.worker_id, c.hit_tokens, c.first_token_s)
+            for c in choices
+        ]
+
+    def submitted(self, worker: SimWorker, request_id: str, ordinal: int) -> None:
+        """Notes that a request was sent to its worker, as the worker's `ordinal`-th."""
+        self.fleet.accepted(worker.worker_id, request_id, worker.epoch, ordinal)
+
+    def reported(self, worker: SimWorker, report: StepReport) -> None:
+        """Takes the report of a worker's step."""
+        update = WorkerUpdate(worker.epoch, report.seq, [], report.block_events, report.load)
+        self.fleet.update(worker.worker_id, update)
+        for deltas in report.deltas.values():
+            for delta in deltas:
+                if delta.num_cached_tokens >= 0:
+                    self.fleet.release(worker.worker_id, delta.request_id)
+
+    def ended(self, worker_id: str, request_id: str) -> None:
+        """Notes that a request or its worker has ended."""
+        self.fleet.release(worker_id, request_id)

@@ -1,0 +1,158 @@
+"""Simulated worker: the real scheduler and prefix cache, with steps that only take time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deploy.benchmarks.routing.workload import FleetShape
+from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.front.attachment import CacheMirror
+from worker.plan.plan import Plan, StepResult
+from worker.protocol.messages import (
+    PROTOCOL_VERSION,
+    AttachSnapshot,
+    EngineInfo,
+    LoadSnapshot,
+    StepReport,
+    StepShape,
+    Submit,
+)
+
+SALT = "simulated"
+TOKEN = 7
+"""Token id that simulated workers generate by default."""
+
+
+class SimWorker:
+    """Simulated worker group at overlap depth 0. Its caller keeps time: see `begin` and `finish`.
+
+    Args:
+        worker_id: id of the worker.
+        fleet: limits and step costs.
+        slowness: factor of the step times.
+        script: token ids of answers, repeated: a token depends on its position in the sequence
+            alone, so that another worker continues it equally.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        fleet: FleetShape,
+        slowness: float = 1.0,
+        *,
+        script: Sequence[int] = (TOKEN,),
+    ) -> None:
+        self.worker_id = worker_id
+        self._script = tuple(script)
+        self.epoch = 0
+        self.draining = False
+        self.up = False
+        """Whether the worker runs."""
+        self.open: dict[str, int] = {}
+        """Attempt numbers of unfinished requests, by request id."""
+        self._costs = fleet.costs
+        self._slowness = slowness
+        self._config = SchedulerConfig(
+            max_num_seqs=fleet.max_num_seqs,
+            max_num_batched_tokens=fleet.max_num_batched_tokens,
+            max_model_len=fleet.num_pages * fleet.page_size,
+            page_size=fleet.page_size,
+            num_pages=fleet.num_pages + 1,
+            block_hash_salt=SALT,
+            max_queued_requests=0,
+        )
+        self.info = EngineInfo(
+            model="simulated",
+            max_model_len=self._config.max_model_len,
+            max_total_tokens=fleet.num_pages * fleet.page_size,
+            vocab_size=2**31 - 1,
+            page_size=fleet.page_size,
+            max_num_seqs=fleet.max_num_seqs,
+            eos_token_ids=[],
+            block_hash_salt=SALT,
+            max_num_batched_tokens=fleet.max_num_batched_tokens,
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Starts a new epoch with an empty cache."""
+        self.epoch += 1
+        self.up = True
+        self.draining = False
+        self._scheduler = Scheduler(self._config, lambda: 0.0)
+        self._mirror = CacheMirror()
+        self._plan: Plan | None = None
+        self._step_s = 0.0
+        self._num_submits = 0
+        self.open.clear()
+        self.load = LoadSnapshot(
+            num_free_pages=self._config.num_pages - 1,
+            num_total_pages=self._config.num_pages - 1,
+            max_num_seqs=self._config.max_num_seqs,
+        )
+
+    def submit(self, submit: Submit) -> int:
+        """Queues a request; returns its ordinal number."""
+        self._num_submits += 1
+        self.open[submit.request_id] = submit.attempt
+        self._scheduler.add(submit)
+        return self._num_submits
+
+    def abort(self, request_id: str, attempt: int = 0) -> None:
+        """Ends a request, if it has not ended."""
+        self.open.pop(request_id, None)
+        self._scheduler.abort(request_id, attempt)
+
+    def begin(self) -> float | None:
+        """Begins a step; returns its seconds, or None while one runs or without work."""
+        if self._plan is not None or not self.up:
+            return None
+        self._plan = self._scheduler.schedule()
+        if self._plan is None:
+            return None
+        self._step_s = self._costs.step(_shape(self._plan)) * self._slowness
+        return self._step_s
+
+    def finish(self) -> StepReport:
+        """Ends the running step; returns its report."""
+        plan = self._plan
+        assert plan is not None, "no step was begun"
+        self._plan = None
+        script = self._script
+        drawn = [
+            script[(row.start + row.length) % len(script)] for row in plan.rows if row.num_draws
+        ]
+        self._scheduler.apply(StepResult(plan.seq, drawn, self._step_s * 1000.0))
+        report = self._scheduler.take_report()
+        self.load = report.load
+        self._mirror.apply(report.block_events)
+        for deltas in report.deltas.values():
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    self.open.pop(delta.request_id, None)
+        return report
+
+    def snapshot(self) -> AttachSnapshot:
+        """The snapshot with which an attach stream begins."""
+        return AttachSnapshot(
+            PROTOCOL_VERSION,
+            self.worker_id,
+            self.epoch,
+            self.info,
+            self._mirror.chains(),
+            self.load,
+        )
+
+
+def _shape(plan: Plan) -> StepShape:
+    chunks = [row for row in plan.rows if row.length > 1]
+    singles = [row for row in plan.rows if row.length == 1]
+    return StepShape(
+        seq=plan.seq,
+        prefill_tokens=sum(row.length for row in chunks),
+        prefill_attended=sum(
+            row.length * row.start + row.length * (row.length + 1) // 2 for row in chunks
+        ),
+        decode_rows=len(singles),
+        decode_context=sum(row.start + 1 for row in singles),
+    )

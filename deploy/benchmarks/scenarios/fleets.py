@@ -1,0 +1,47 @@
+"""Fleets that are compared: models of one endpoint, each with workers of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cluster.bench.jobs.scenario_options import ScenarioRun
+from cluster.config import EndpointConfig, FleetConfig, ModelSpec, ServeConfig
+from cluster.ports import free_ports
+from router.config import RoutingConfig
+
+OURS = "rayfleet"
+FIFO = "fifo"
+DRAFTS = "drafts"
+
+
+def serve_config(run: ScenarioRun) -> ServeConfig:
+    """Configuration of an endpoint on a free port with all fleets that the options ask for.
+
+    They share proxy and gateway, whose costs are therefore equal, and get load in turn. The fleet
+    FIFO prefills prompts in the order of arrival with the token budget that decodes leave, never
+    preempts a request for a more urgent one, and is routed round-robin.
+    """
+    engine, options = run.engine, run.options
+    plain = replace(engine, speculative_method="none", speculative_model="")
+    specs = [_spec(OURS, run, ModelSpec(fleet=FleetConfig(), engine=plain))]
+    if options.compare_fifo:
+        fifo = replace(
+            plain,
+            schedule_policy="fcfs",
+            prefill_admission_policy="fifo",
+            prefill_force_fifo_every=0,
+            prefill_first_steps=0,
+            max_prefill_share=1.0,
+            preempt_priority_gap=0,
+        )
+        routing = RoutingConfig(routing_policy="round-robin")
+        specs.append(_spec(FIFO, run, ModelSpec(fleet=FleetConfig(), engine=fifo, routing=routing)))
+    if options.speculative_compare:
+        specs.append(_spec(DRAFTS, run, ModelSpec(fleet=FleetConfig(), engine=engine)))
+    endpoint = EndpointConfig(host="127.0.0.1", port=free_ports(1)[0], log_level="warning")
+    return ServeConfig(endpoint=endpoint, models=tuple(specs))
+
+
+def _spec(name: str, run: ScenarioRun, spec: ModelSpec) -> ModelSpec:
+    fleet = FleetConfig(num_workers=run.options.workers, served_model_name=name)
+    return replace(spec, fleet=fleet)

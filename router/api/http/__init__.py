@@ -1,0 +1,1 @@
+"""HTTP below all APIs: bodies, keys, accounts, audit log, what reaches a client."""

@@ -1,0 +1,181 @@
+"""BlockWriter: responses as a sequence of blocks of reasoning, text and tool calls.
+
+Anthropic's Messages API and OpenAI's Responses API have this form.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from router.api.http.slices import encode, slices
+from router.api.openai.tools import Reading, ToolUse
+from router.errors import ApiError
+from router.replies import Call, Content, Dialect, Piece, Thought
+from router.serving import Completion, Generation
+from worker.protocol.text.tokenizer import Tokenizer
+
+PLAIN = Reading(dialect=Dialect(), use=ToolUse(), is_thinking=False)
+"""Reading of a completion that is plain text."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Block:
+    """A part of a response of one kind."""
+
+    kind: Literal["thought", "text", "call"]
+    index: int
+    """Index of the block in the response."""
+    name: str = ""
+    """Name of the called function; empty for other kinds."""
+    parts: list[str] = field(default_factory=list)
+    """The block's text, or the call's arguments, in parts as they came."""
+    extras: list[Any] = field(default_factory=list)
+    """Log-probabilities of the text's tokens."""
+
+    @property
+    def text(self) -> str:
+        """The text or arguments so far."""
+        return "".join(self.parts)
+
+
+class BlockWriter(ABC):
+    """Writes the only completion of a generation in blocks.
+
+    A response that is not streamed is made of the same blocks as a stream.
+
+    Args:
+        generation: the generation of one completion.
+        reading: how reasoning and calls are found in the text; None for plain text.
+        tokenizer: tokenizer of the model.
+        response_id: `id` of the response.
+        model: the client's name of the model.
+    """
+
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    """Further headers of the response."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        reading: Reading | None,
+        tokenizer: Tokenizer,
+        response_id: str,
+        model: str,
+    ) -> None:
+        [self.completion] = generation.completions
+        self.generation = generation
+        self.response_id = response_id
+        self.model = model
+        self.blocks: list[Block] = []
+        self.is_open = False
+        """Whether the last block may get more text."""
+        self._reading = reading or PLAIN
+        self._reader = self._reading.reader()
+        self._tokenizer = tokenizer
+        self.is_begun = False
+        """Whether the events of `begun` are written."""
+
+    def first(self) -> bytes:
+        """Empty: the first events report cached tokens, which are known with the first token."""
+        return b""
+
+    def chunk(self, completion: Completion) -> Iterator[bytes]:
+        """Server-sent events for all new tokens of the completion."""
+        text = self.take()
+        if not self.is_begun:
+            self.is_begun = True
+            yield self.begun()
+        is_end = completion.finish_reason is not None
+        for piece in self._reading.pieces(self._reader, text, is_end=is_end):
+            yield from self._take(piece)
+        if is_end:
+            yield from self.end_block()
+
+    def take(self) -> str:
+        """Takes the new text of the completion."""
+        text, _ = self.completion.take()
+        return text
+
+    def whole(self) -> Iterator[bytes]:
+        """JSON of a response that is not streamed, in slices."""
+        for _ in self.chunk(self.completion):
+            pass
+        yield from slices(self.answer())
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model has called a function."""
+        return self._reader.num_calls > 0
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Number of reasoning tokens."""
+        if not self._reader.has_thoughts:
+            return 0
+        return self._reading.num_thought_tokens(self._tokenizer, self.completion.token_ids)
+
+    @abstractmethod
+    def begun(self) -> bytes:
+        """Events at the beginning of the response."""
+
+    @abstractmethod
+    def opened(self, block: Block) -> bytes:
+        """Events at the beginning of a block."""
+
+    @abstractmethod
+    def added(self, block: Block, text: str) -> bytes:
+        """The event for `text`, which was added to a block."""
+
+    @abstractmethod
+    def closed(self, block: Block) -> bytes:
+        """Events at the end of a block."""
+
+    @abstractmethod
+    def last(self) -> bytes:
+        """Events at the end of the response."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """Events at the end of a response that ends in an error."""
+
+    @abstractmethod
+    def answer(self) -> dict[str, Any]:
+        """The whole response, as JSON is made of it."""
+
+    def _take(self, piece: Piece) -> Iterator[bytes]:
+        if isinstance(piece, Thought):
+            yield from self._add("thought", piece.text)
+        elif isinstance(piece, Content):
+            yield from self._add("text", piece.text)
+        elif isinstance(piece, Call):
+            yield from self._open("call", piece.name)
+        else:
+            yield from self._add("call", piece.text)
+
+    def _add(self, kind: Literal["thought", "text", "call"], text: str) -> Iterator[bytes]:
+        if not self.is_open or self.blocks[-1].kind != kind:
+            yield from self._open(kind)
+        block = self.blocks[-1]
+        block.parts.append(text)
+        yield self.added(block, text)
+
+    def _open(self, kind: Literal["thought", "text", "call"], name: str = "") -> Iterator[bytes]:
+        yield from self.end_block()
+        self.is_open = True
+        self.blocks.append(Block(kind=kind, index=len(self.blocks), name=name))
+        yield self.opened(self.blocks[-1])
+
+    def end_block(self) -> Iterator[bytes]:
+        """Events at the end of the open block, if there is one."""
+        if self.is_open:
+            self.is_open = False
+            yield self.closed(self.blocks[-1])
+
+
+def event(name: str, /, **fields: Any) -> bytes:
+    """A server-sent event; its JSON has the event's name as `type`, besides `fields`."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))

@@ -1,0 +1,489 @@
+"""CompletionRoutes: POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.http.account import Account, account_of
+from router.api.http.body import Bodies, Payload
+from router.api.http.readers import Readers
+from router.api.openai import params
+from router.api.openai.logprobs import ChatLogprobs, TextLogprobs
+from router.api.openai.message_writer import MessageWriter
+from router.api.openai.protocol import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    StreamOptions,
+    parse_body,
+)
+from router.api.openai.response import GenerationResponse, Writer
+from router.api.openai.tools import Reading, ToolUse
+from router.api.openai.writer import ChatWriter, Extras, ResponseWriter, TextWriter
+from router.errors import bad_request, refuse, renamed
+from router.fleet import Feasibility, PromptBlocks
+from router.gateway import Gateway
+from router.serving import Generation, GenerationRequest, ServedModel
+from router.tokens.encoder import ChatPrompt
+from router.tracing import RequestSpan
+from worker.protocol.sampling import SamplingParams
+from worker.protocol.slo import Slo
+from worker.protocol.structured import StructuredOutputsParams
+
+LAST_TOKENS = 32
+"""Last tokens of a prompt in which a marker that opens reasoning is searched."""
+Body = TypeVar("Body", bound=CommonRequest)
+EMPTY: Mapping[str, str] = MappingProxyType({})
+NamesModel = TypeVar("NamesModel", bound="_NamesModel")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class _NamesModel(Protocol):
+    """A decoded body of some API."""
+
+    @property
+    def model(self) -> str | None:
+        """The client's name of the model; None for the only one."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The checked fields of a body besides its prompt."""
+
+    model: ServedModel
+    feasibility: Feasibility
+    """Sampling parameters, and their check against limits of workers."""
+    cache_salt: str
+    priority: int
+    """Priority at the workers, which the API key allows."""
+    slo: Slo | None
+    options: StreamOptions | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared(Generic[Body]):
+    """A request that is checked, with its encoded prompts."""
+
+    body: Body
+    account: Account
+    arrived_at: float
+    """Time of arrival on the event loop's clock."""
+    asked: Asked
+    prompts: list[PromptBlocks]
+    reading: Reading | None = None
+    """How reasoning and calls are found in the completions; None for plain text."""
+
+
+class CompletionRoutes:
+    """The two routes of completions, and what other APIs' routes need to answer chats.
+
+    All fields of a body are checked before its prompt is rendered, tokenized and hashed. A request
+    that no worker can ever run is refused before any of it is cached, counted or booked.
+
+    Args:
+        gateway: the gateway of the models.
+        bodies: reads the bodies of requests.
+        readers: watches the clients that read responses.
+    """
+
+    def __init__(self, gateway: Gateway, bodies: Bodies, readers: Readers) -> None:
+        self._gateway = gateway
+        self._bodies = bodies
+        self._readers = readers
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions. Raises ApiError."""
+        async with self._bodies.read(request) as payload:
+            chat = await self.prepare(
+                request,
+                lambda: parse_body(payload, ChatRequest),
+                lambda body: body,
+                num_bytes=len(payload),
+            )
+        body, tokenizer = chat.body, chat.asked.model.tokenizer
+        by_id = bool(body.return_tokens_as_token_ids)
+        num_top = params.chat_logprobs(body)
+        extras = Extras(
+            tokenizer=tokenizer,
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=None if num_top is None else ChatLogprobs(tokenizer, num_top, by_id=by_id),
+            prompt_logprobs=body.prompt_logprobs is not None,
+        )
+        kind: Callable[..., ResponseWriter] = ChatWriter
+        if chat.reading is not None:
+            kind = partial(MessageWriter, reading=chat.reading)
+        return self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions. Raises ApiError."""
+        async with self._bodies.read(request) as payload:
+            return await self._complete(request, payload)
+
+    async def prepare(
+        self,
+        request: Request,
+        read: Callable[[], NamesModel],
+        chat_of: Callable[[NamesModel], ChatRequest],
+        *,
+        num_bytes: int,
+        names: Mapping[str, str] = EMPTY,
+    ) -> Prepared[ChatRequest]:
+        """Checks a chat and encodes its prompt.
+
+        Args:
+            request: the HTTP request.
+            read: decodes the body; runs in a thread if that is large, as `chat_of` does.
+            chat_of: the chat of the body; called if the key may use the body's model.
+            num_bytes: bytes of the body.
+            names: the client's name of each field that has another name in ChatRequest.
+
+        Raises:
+            ApiError: a field is wrong, by the client's name of it; or the chat cannot be run now.
+        """
+        arrived_at = asyncio.get_running_loop().time()
+        account = self._account(request)
+        body, model, chat, use = await self._gateway.pool.run_if_large(
+            partial(self._read_chat, account, read, chat_of, names),
+            size=num_bytes,
+            owner=account.name,
+        )
+        with renamed(names):
+            asked = await self._asked(
+                body,
+                model,
+                account,
+                params.chat_max_tokens(body),
+                params.chat_logprobs(body),
+                form=use.form if use.is_forced or not _has_form(body) else None,
+                names=names,
+            )
+            prompt = await model.encoder.chat(
+                chat,
+                asked.feasibility,
+                owner=account.name,
+                num_bytes=num_bytes,
+                cache_salt=asked.cache_salt,
+                tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
+                session=body.prompt_cache_key or "",
+                last=body.truncate_prompt_tokens,
+            )
+        begun = chat.messages[-1]["content"] if chat.continues else ""
+        reading = _reading(body, model, use, prompt, begun)
+        return Prepared(
+            body=body,
+            account=account,
+            arrived_at=arrived_at,
+            asked=_thinking(asked, reading),
+            prompts=[prompt],
+            reading=reading,
+        )
+
+    def _read_chat(
+        self,
+        account: Account,
+        read: Callable[[], NamesModel],
+        chat_of: Callable[[NamesModel], ChatRequest],
+        names: Mapping[str, str],
+    ) -> tuple[ChatRequest, ServedModel, ChatPrompt, ToolUse]:
+        """A chat's body, its model, its prompt before rendering, and its use of tools."""
+        given = read()
+        model = account.permitted(self._gateway, given.model)
+        body = chat_of(given)
+        with renamed(names):
+            template = model.tokenizer.chat_template
+            return body, model, *params.chat_prompt(body, model.dialect, template)
+
+    async def _complete(self, request: Request, payload: Payload) -> Response:
+        arrived_at = asyncio.get_running_loop().time()
+        account = self._account(request)
+
+        def read() -> tuple[CompletionRequest, ServedModel, list[str | list[int]]]:
+            body = parse_body(payload, CompletionRequest)
+            model = account.permitted(self._gateway, body.model)
+            return body, model, params.completion_prompts(body.prompt)
+
+        body, model, texts = await self._gateway.pool.run_if_large(
+            read, size=len(payload), owner=account.name
+        )
+        params.refuse_truncated_echo(body)
+        echo_only = bool(body.echo) and body.max_tokens == 0
+        max_tokens = 1 if echo_only else params.completion_max_tokens(body)
+        asked = await self._asked(
+            body,
+            model,
+            account,
+            max_tokens,
+            body.logprobs,
+            num_prompts=len(texts),
+            echo=bool(body.echo),
+        )
+        prompts = await model.encoder.prompts(
+            texts,
+            asked.feasibility,
+            owner=account.name,
+            cache_salt=asked.cache_salt,
+            tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
+            session=body.prompt_cache_key or "",
+            add_special_tokens=body.add_special_tokens is not False,
+            last=body.truncate_prompt_tokens,
+        )
+        num_top = body.logprobs
+        extras = Extras(
+            tokenizer=model.tokenizer,
+            return_token_ids=bool(body.return_token_ids),
+            logprobs=None
+            if num_top is None
+            else TextLogprobs(
+                model.tokenizer, num_top, by_id=bool(body.return_tokens_as_token_ids)
+            ),
+            prompt_logprobs=body.prompt_logprobs is not None,
+            echo=await model.encoder.texts(
+                texts,
+                owner=account.name,
+                add_special_tokens=body.add_special_tokens is not False,
+                skip_special_tokens=asked.feasibility.sampling.skip_special_tokens,
+                with_offsets=num_top is not None,
+                is_whole=echo_only,
+            )
+            if body.echo
+            else None,
+            echo_only=echo_only,
+        )
+        prepared = Prepared(
+            body=body, account=account, arrived_at=arrived_at, asked=asked, prompts=prompts
+        )
+        writer = _writer(TextWriter, TextWriter.prefix, prepared, extras)
+        return self.respond(request, prepared, writer, with_offsets=num_top is not None)
+
+    async def _asked(
+        self,
+        body: ChatRequest | CompletionRequest,
+        model: ServedModel,
+        account: Account,
+        max_tokens: int | None,
+        logprobs: int | None,
+        *,
+        num_prompts: int = 1,
+        echo: bool = False,
+        form: StructuredOutputsParams | None = None,
+        names: Mapping[str, str] = EMPTY,
+    ) -> Asked:
+        """Checks all fields besides the prompt.
+
+        Args:
+            body: the body of the request.
+            model: the model that it names.
+            account: the account of the request.
+            max_tokens: most tokens per completion; None for as many as fit into the model.
+            logprobs: most likely tokens to report beside each; None for no log-probabilities.
+            num_prompts: number of prompts.
+            echo: whether prompts are echoed.
+            form: structured output that tools demand; None for none.
+            names: the client's name of each field that has another name here.
+
+        Raises:
+            ApiError: a field is wrong, or the key may not set it so.
+        """
+        names = {**params.client_names(body), **names}
+        if form is not None:
+            names["structured_outputs"] = "tools"
+        prompt_logprobs = params.prompt_logprobs(body)
+        if echo and prompt_logprobs is None:
+            prompt_logprobs = logprobs  # echoed tokens are reported like generated ones
+        options = params.stream_options(body)
+        priority = account.priority(body.priority)
+        slo = None if body.slo is None or body.slo.is_empty else body.slo
+        account.check_slo(slo is not None)
+        sampling = params.sampling_params(
+            body,
+            model.defaults,
+            names=names,
+            vocab_size=model.vocab_size,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            form=form,
+        )
+        params.check_num_completions(num_prompts, sampling)
+        feasibility = _feasible(model, sampling, names)
+        if sampling.bad_words:
+            sampling = await model.encoder.bad_words(sampling)
+            feasibility = _feasible(model, sampling, names)
+            params.check_num_completions(num_prompts, sampling)  # words have tokens now
+        return Asked(
+            model=model,
+            feasibility=feasibility,
+            cache_salt=body.cache_salt or "",
+            priority=priority,
+            slo=slo,
+            options=options,
+        )
+
+    def _account(self, request: Request) -> Account:
+        account = account_of(request)
+        account.request_id = request_id_of(request)
+        return account
+
+    def respond(
+        self,
+        request: Request,
+        prepared: Prepared[Body],
+        make_writer: Callable[[Generation], Writer],
+        *,
+        with_offsets: bool = False,
+    ) -> GenerationResponse:
+        """The response to a request; it runs the generation when it is sent.
+
+        Args:
+            request: the HTTP request.
+            prepared: the checked request.
+            make_writer: makes the writer of the response's form.
+            with_offsets: whether the response has text offsets of tokens.
+        """
+        account, body, asked = prepared.account, prepared.body, prepared.asked
+        model = asked.model
+        generation = model.generation(
+            GenerationRequest(
+                request_id=account.request_id,
+                prompts=prepared.prompts,
+                feasibility=asked.feasibility,
+                stream=bool(body.stream),
+                priority=asked.priority,
+                slo=asked.slo,
+                shown_tokens=model.dialect.special if prepared.reading else frozenset(),
+                with_offsets=with_offsets,
+                tenant=account.tenant(body.user, self._gateway.config.fairness_key),
+                arrived_at=prepared.arrived_at,
+                span=self._span(request, model, prepared.arrived_at),
+            )
+        )
+        return GenerationResponse(
+            generation,
+            make_writer(generation),
+            request_id=account.request_id,
+            stream=bool(body.stream),
+            account=account,
+            readers=self._readers,
+        )
+
+    def _span(self, request: Request, model: ServedModel, arrived_at: float) -> RequestSpan | None:
+        if self._gateway.tracing is None:
+            return None
+        return RequestSpan.begin(
+            self._gateway.tracing,
+            request.headers.get("traceparent", ""),
+            path=request.scope["path"],
+            model=model.route.name,
+            elapsed_s=asyncio.get_running_loop().time() - arrived_at,
+        )
+
+
+def request_id_of(request: Request) -> str:
+    """The client's X-Request-Id if it is printable and short, else a new id."""
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+
+
+def _writer(
+    kind: Callable[..., ResponseWriter], prefix: str, prepared: Prepared[Body], extras: Extras
+) -> Callable[[Generation], ResponseWriter]:
+    """A function that makes the writer of a response in OpenAI's form of completions."""
+    return partial(
+        kind,
+        response_id=f"{prefix}-{prepared.account.request_id}",
+        created=int(time.time()),
+        model=prepared.body.model or prepared.asked.model.route.name,
+        extras=extras,
+        options=prepared.asked.options,
+    )
+
+
+def _reading(
+    body: ChatRequest, model: ServedModel, use: ToolUse, prompt: PromptBlocks, begun: str
+) -> Reading | None:
+    """How reasoning and calls are found in completions; None for plain text, which costs nothing.
+
+    Args:
+        body: the body of the chat.
+        model: the model.
+        use: use of tools.
+        prompt: the encoded prompt.
+        begun: the assistant's last message if the model is to continue it, else empty.
+    """
+    dialect = model.dialect
+    thoughts, is_thinking = dialect.thoughts, False
+    if thoughts is not None:
+        last = memoryview(prompt.token_ids).cast("i")[-LAST_TOKENS:].tolist()
+        end = model.tokenizer.decode(last, skip_special_tokens=False).rstrip()
+        is_thinking = dialect.opens_thought(end, begun)
+        if use.form is not None or _has_form(body):
+            # If no reasoning can come before it, all of the text is structured output.
+            unasked = dialect.has_opened_thoughts and body.add_generation_prompt is not False
+            has_ended = begun or end.endswith(thoughts.closing) or unasked
+            if dialect.thought_tokens is None or (has_ended and not is_thinking):
+                thoughts, is_thinking = None, False
+    if use.format is None and thoughts is None:
+        return None
+    return Reading(
+        dialect=replace(dialect, thoughts=thoughts),
+        use=use,
+        is_thinking=is_thinking,
+        shows_thoughts=body.include_reasoning is not False,
+    )
+
+
+def _has_form(body: ChatRequest) -> bool:
+    """Whether the client asks for structured output."""
+    return body.structured_outputs is not None or body.response_format not in (
+        None,
+        {"type": "text"},
+    )
+
+
+def _thinking(asked: Asked, reading: Reading | None) -> Asked:
+    """Adds what the model's dialect of reasoning asks of sampling.
+
+    With structured output that is the reasoning that may come before it; else the tokens that end a
+    completion of the dialect.
+    """
+    sampling = asked.feasibility.sampling
+    if reading is None or reading.dialect.thoughts is None:
+        return asked
+    if sampling.structured_outputs is None:
+        stops = tuple({*sampling.stop_token_ids, *reading.dialect.stop_token_ids})
+        if len(stops) == len(sampling.stop_token_ids):
+            return asked
+        return replace(asked, feasibility=asked.feasibility.amended(stop_token_ids=stops))
+    tokens = reading.dialect.thought_tokens
+    assert tokens is not None
+    thought = msgspec.structs.replace(tokens, is_open=reading.is_thinking)
+    return replace(asked, feasibility=asked.feasibility.amended(thought=thought))
+
+
+def _feasible(
+    model: ServedModel, sampling: SamplingParams, names: Mapping[str, str]
+) -> Feasibility:
+    """The check of the request against limits of workers.
+
+    Raises:
+        ApiError: 400 if no worker takes the sampling parameters, or one has refused the grammar.
+    """
+    feasibility = Feasibility(sampling, names)
+    refuse(feasibility.parameters(model.fleet.limits))
+    refusal = model.refused_grammars.find(sampling.structured_outputs)
+    if refusal is not None:
+        raise bad_request(refusal, feasibility.param("structured_outputs"))
+    return feasibility

@@ -1,0 +1,170 @@
+"""Log-probabilities in responses: OpenAI's two formats, and vLLM's for prompts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from router.api.http.slices import Kept, Rows
+from worker.protocol.messages import TokenLogprobs
+from worker.protocol.text.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""Written for minus infinity, which JSON does not have."""
+
+Scored = tuple[int, TokenLogprobs | None]
+"""A token id and its log-probabilities; None for the first token of a prompt, which has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Echoed:
+    """The `logprobs` of an echoed prompt, with which all of its choices begin."""
+
+    columns: Mapping[str, Kept]
+    """Encoded arrays by field name."""
+
+
+class LogprobFormat(ABC):
+    """Writes the `logprobs` of one response.
+
+    Args:
+        tokenizer: tokenizer of the model, for the texts of tokens.
+        num_top: most likely tokens to report beside each.
+        by_id: whether tokens are written as `token_id:ID`, since different tokens may have one
+            text.
+    """
+
+    has_offsets: bool
+    """Whether text offsets are written."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int, *, by_id: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._by_id = by_id
+
+    def entries(
+        self, tokens: Sequence[Scored], offsets: Iterable[int], echoed: Echoed | None = None
+    ) -> dict[str, Any]:
+        """`logprobs` for new tokens of a choice.
+
+        Args:
+            tokens: new tokens of the choice.
+            offsets: index in the choice's text at which each token's text begins; not read unless
+                `has_offsets`.
+            echoed: the choice's prompt if it is echoed before them.
+        """
+        columns = self._columns(tokens, offsets)
+        first = {} if echoed is None else echoed.columns
+        return {name: Rows(items, first.get(name)) for name, items in columns.items()}
+
+    def echoed(self, tokens: Sequence[Scored], offsets: Iterable[int]) -> Echoed:
+        """Log-probabilities of a prompt for `entries` of all its choices, encoded once for all.
+
+        With 20 log-probabilities each, 4,096 tokens take 70 ms.
+        """
+        columns = self._columns(tokens, offsets)
+        return Echoed(columns={name: Kept(items) for name, items in columns.items()})
+
+    @abstractmethod
+    def _columns(
+        self, tokens: Sequence[Scored], offsets: Iterable[int]
+    ) -> dict[str, Iterable[Any]]:
+        """The arrays of `logprobs` by field name.
+
+        Args:
+            tokens: the tokens.
+            offsets: text offset of each token.
+        """
+
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._by_id else token_text(self._tokenizer, token_id)
+
+
+class ChatLogprobs(LogprobFormat):
+    """`logprobs` of chats: a list with an object per token."""
+
+    has_offsets = False
+
+    def _columns(
+        self, tokens: Sequence[Scored], offsets: Iterable[int]
+    ) -> dict[str, Iterable[Any]]:
+        return {"content": (self.entry(found) for _, found in tokens if found is not None)}
+
+    def entry(self, found: TokenLogprobs) -> dict[str, Any]:
+        """The object of one token, with the most likely ones beside it."""
+        own, *others = [
+            self._token(token_id, logprob)
+            for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True)
+        ]
+        return {**own, "top_logprobs": others[: self._num_top]}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {
+            "token": self._name(token_id) if self._by_id else data.decode(errors="replace"),
+            "logprob": finite(logprob),
+            "bytes": list(data),
+        }
+
+
+class TextLogprobs(LogprobFormat):
+    """`logprobs` of /v1/completions: four parallel arrays."""
+
+    has_offsets = True
+
+    def _columns(
+        self, tokens: Sequence[Scored], offsets: Iterable[int]
+    ) -> dict[str, Iterable[Any]]:
+        return {
+            "tokens": (self._name(token_id) for token_id, _ in tokens),
+            "token_logprobs": (
+                None if found is None else finite(found.logprobs[0]) for _, found in tokens
+            ),
+            "top_logprobs": (None if found is None else self._top(found) for _, found in tokens),
+            "text_offset": offsets,
+        }
+
+    def _top(self, found: TokenLogprobs) -> dict[str, float]:
+        """Log-probabilities by token: the most likely ones, and the token itself."""
+        top: dict[str, float] = {}
+        for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True):
+            top.setdefault(self._name(token_id), finite(logprob))
+        return top
+
+
+def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None) -> Rows | None:
+    """vLLM's `prompt_logprobs`: for each prompt token an object by token id, null for the first.
+
+    The result may be part of several choices, and is encoded once.
+    """
+    if found is None:
+        return None
+    entries = (_prompt_entry(tokenizer, scored) for scored in found)
+    return Rows((), Kept(chain((None,), entries)))
+
+
+def _prompt_entry(tokenizer: Tokenizer, scored: TokenLogprobs) -> dict[str, Any]:
+    token_ids = scored.token_ids
+    ranks = (scored.rank, *range(1, len(token_ids)))
+    entry: dict[str, Any] = {}
+    for token_id, logprob, rank in zip(token_ids, scored.logprobs, ranks, strict=True):
+        value = {
+            "logprob": finite(logprob),
+            "rank": rank,
+            "decoded_token": token_text(tokenizer, token_id),
+        }
+        entry.setdefault(str(token_id), value)
+    return entry
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """The text of a single token; incomplete UTF-8 is U+FFFD."""
+    return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def finite(logprob: float) -> float:
+    """The number, or LEAST_LOGPROB for -inf and NaN, which JSON does not have."""
+    return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

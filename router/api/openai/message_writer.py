@@ -1,0 +1,139 @@
+"""MessageWriter: chat responses with reasoning and tool calls, streamed or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from router.api.http.slices import encode
+from router.api.openai.tools import Reading, new_call_id
+from router.api.openai.writer import ChatWriter
+from router.replies import Call, Content, Piece, Thought
+from router.serving import Completion, Generation
+
+
+class MessageWriter(ChatWriter):
+    """chat.completion and its chunks, for reasoning models and for chats with tools.
+
+    A whole message and the chunks of a stream are made from the same pieces.
+
+    Args:
+        generation: the completions to write.
+        reading: how reasoning and calls are found in the text.
+        options: keyword arguments of ChatWriter.
+    """
+
+    def __init__(self, generation: Generation, *, reading: Reading, **options: Any) -> None:
+        self._reading = reading
+        self._readers = [reading.reader() for _ in generation.completions]
+        super().__init__(generation, **options)  # calls `usage`, which needs the readers
+
+    def _plain_text(self, completion: Completion, text: str) -> str | None:
+        """The content of the text if it is content alone, else None."""
+        return self._readers[completion.spec.index].content_of(text)
+
+    def _full_chunk(
+        self, completion: Completion, text: str, token_ids: list[int]
+    ) -> Iterator[bytes]:
+        """An event for each piece of the message; none if there is nothing to send."""
+        deltas = self._deltas(completion, text)
+        _, logprobs = self._with_extras(completion, "", token_ids)
+        shows_tokens = self._extras.return_token_ids and token_ids
+        if completion.finish_reason is not None or (
+            not deltas and (logprobs is not None or shows_tokens)
+        ):
+            deltas.append({})
+        return self._events(completion, deltas, token_ids, logprobs)
+
+    def content(self, completion: Completion, text: str) -> dict[str, Any]:
+        """A choice's whole message; its content is null beside calls or reasoning alone."""
+        thoughts, said = "", ""
+        calls: list[dict[str, Any]] = []
+        for piece in self._read(completion, text):
+            if isinstance(piece, Thought):
+                thoughts += piece.text
+            elif isinstance(piece, Content):
+                said += piece.text
+            elif isinstance(piece, Call):
+                calls.append(self._call(piece))
+            else:
+                calls[-1]["function"]["arguments"] += piece.text
+        is_bare = calls or self._readers[completion.spec.index].has_thoughts
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": said or (None if is_bare else ""),
+        }
+        if thoughts:
+            message["reasoning"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts so far, with those of reasoning."""
+        usage = super().usage()
+        if self._reading.dialect.thoughts is not None:
+            number = sum(map(self._num_reasoning_tokens, self.generation.completions))
+            usage["completion_tokens_details"] = {"reasoning_tokens": number}
+        return usage
+
+    def _ending(self, completion: Completion) -> dict[str, Any]:
+        ending = super()._ending(completion)
+        has_calls = self._readers[completion.spec.index].num_calls > 0
+        if has_calls and not self._reading.use.is_named and ending["finish_reason"] == "stop":
+            ending["finish_reason"] = "tool_calls"
+        return ending
+
+    def _read(self, completion: Completion, text: str) -> Iterator[Piece]:
+        """The pieces of new text that the client may see."""
+        reader = self._readers[completion.spec.index]
+        return self._reading.pieces(reader, text, is_end=completion.finish_reason is not None)
+
+    def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
+        """Deltas of the message for new text: of a call first the name, then its arguments."""
+        deltas: list[dict[str, Any]] = []
+        index = self._readers[completion.spec.index].num_calls - 1
+        for piece in self._read(completion, text):
+            if isinstance(piece, Thought):
+                deltas.append({"reasoning": piece.text})
+            elif isinstance(piece, Content):
+                deltas.append({"content": piece.text})
+            elif isinstance(piece, Call):
+                index += 1
+                deltas.append({"tool_calls": [{"index": index, **self._call(piece)}]})
+            else:
+                more = {"index": index, "function": {"arguments": piece.text}}
+                deltas.append({"tool_calls": [more]})
+        return deltas
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        """A tool call of a message, without arguments."""
+        return {
+            "id": new_call_id(self._reading.dialect),
+            "type": "function",
+            "function": {"name": call.name, "arguments": ""},
+        }
+
+    def _num_reasoning_tokens(self, completion: Completion) -> int:
+        """Number of reasoning tokens that `take` has returned."""
+        if not self._readers[completion.spec.index].has_thoughts:
+            return 0
+        token_ids = completion.token_ids[: completion.num_taken]
+        return self._reading.num_thought_tokens(self._extras.tokenizer, token_ids)
+
+    def _events(
+        self,
+        completion: Completion,
+        deltas: list[dict[str, Any]],
+        token_ids: list[int],
+        logprobs: dict[str, Any] | None,
+    ) -> Iterator[bytes]:
+        head = b'%b%d,"delta":' % (self._start, completion.spec.index)
+        for place, delta in enumerate(deltas):
+            tail: dict[str, Any] = {"logprobs": None if place else logprobs, "finish_reason": None}
+            if place == len(deltas) - 1 and completion.finish_reason is not None:
+                tail |= self._ending(completion)
+            if self._extras.return_token_ids:
+                tail["token_ids"] = [] if place else token_ids
+            yield head + encode(delta)
+            yield from self._rest_of_chunk(tail)

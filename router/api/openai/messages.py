@@ -1,0 +1,275 @@
+"""`chat_messages`: converts messages of a chat from clients' form to chat templates' form."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.api.openai.values import refuse_many_values
+from router.errors import ApiError, bad_request
+from router.replies import mended
+from worker.protocol.text.chat_template import ChatTemplate
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+LEADING = ("system", "developer")
+"""Roles of messages before a conversation."""
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Field that holds the text of a content part, by the part's type."""
+REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
+"""Fields of messages in which chat templates read reasoning; clients may send the first two."""
+
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def chat_messages(
+    messages: Sequence[Mapping[str, Any]],
+    template: ChatTemplate | None,
+    *,
+    short_ids: bool = False,
+    single_calls: bool = False,
+) -> list[dict[str, Any]]:
+    """Messages as chat templates take them.
+
+    - content is one text;
+    - `tool_calls` is missing if there are none, since templates test for the field; arguments of
+      calls are objects, which templates write as JSON;
+    - results of tools have the tool's name;
+    - reasoning is in the field that the template reads;
+    - `developer` becomes `system` if the template does not know that role.
+
+    Args:
+        messages: messages of the client.
+        template: the model's chat template; None for none.
+        short_ids: whether ids of calls must be nine letters and digits: others are replaced.
+        single_calls: whether the template writes only one call per message, and no content beside a
+            call and reasoning: then each call becomes a message, followed by its result, and
+            content becomes reasoning.
+
+    Raises:
+        ApiError: 400 if there are no messages, or one has an unknown role, content that is no text,
+            or malformed calls.
+    """
+    if not messages:
+        raise bad_request("messages must hold at least one message", "messages")
+    made = [_message(index, message) for index, message in enumerate(messages)]
+    assistants = [(index, m) for index, m in enumerate(made) if m["role"] == "assistant"]
+    if assistants:
+        _make_calls(assistants)
+        _name_answers(made)
+        if short_ids:
+            _shorten_ids(made)
+        names = () if template is None else template.fields(*REASONING_FIELDS)
+        for index, message in assistants:
+            _rename_reasoning(index, message, names)
+        if single_calls:
+            made = _with_single_calls(made, names)
+    has_developer = any(message["role"] == "developer" for message in made)
+    if has_developer and template is not None and not template.quotes("developer"):
+        return _with_one_system(made)
+    return made
+
+
+def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise bad_request(f"messages[{index}].role must be one of {known}", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(index, part) for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise _wrong(index, "content must be a string or a list of parts")
+    return {**message, "content": content if content is not None else ""}
+
+
+def _part(index: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    text = None if field is None else part.get(field)
+    if not isinstance(text, str):
+        raise _wrong(index, "content may only have parts of type text")
+    return text
+
+
+def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    """Decodes the arguments of the messages' calls, and removes empty `tool_calls`."""
+    written: list[bytes] = []
+    functions: list[dict[str, Any]] = []
+    for index, message in assistants:
+        if "tool_calls" not in message:
+            continue
+        calls = message.pop("tool_calls")
+        if calls is None or calls == []:
+            continue
+        if not isinstance(calls, list):
+            raise _wrong(index, "tool_calls must be a list")
+        message["tool_calls"] = [_call(index, place, call) for place, call in enumerate(calls)]
+        for call in message["tool_calls"]:
+            arguments = call["function"].get("arguments")
+            if isinstance(arguments, str):
+                # Encoding cannot fail: the body's decoder takes no lone surrogates.
+                written.append(arguments.encode())
+            functions.append(call["function"])
+    refuse_many_values(*written)  # strings in the body, so they were not counted yet
+    for function in functions:
+        function["arguments"] = _arguments(function.get("arguments"))
+
+
+def _call(index: int, place: int, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise _wrong(index, f"tool_calls[{place}].function must be an object with a name")
+    return {**call, "function": {**function}}
+
+
+def _arguments(arguments: Any) -> dict[str, Any]:
+    """Arguments of a call as templates take them.
+
+    Clients replay what a model wrote, right or wrong. A text that was cut within an object, as by
+    `max_tokens`, is closed; what is no object otherwise becomes the only argument of one.
+    """
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    given = _decoded(arguments) if isinstance(arguments, str) else arguments
+    return given if isinstance(given, dict) else {"arguments": given}
+
+
+def _decoded(text: str) -> Any:
+    """The JSON of a text, cut or not, with NaN and infinities as texts; else the text itself."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        return msgspec.json.decode(text)
+    whole = mended(text)
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text if whole is None else whole, parse_constant=str)
+    return text
+
+
+def _name_answers(messages: Sequence[dict[str, Any]]) -> None:
+    """Adds the tool's name to its results, of which many clients send the call's id alone."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
+            if isinstance(call_id := call.get("id"), str):
+                names[call_id] = call["function"]["name"]
+        if message["role"] == "tool" and message.get("name") is None:
+            call_id = message.get("tool_call_id")
+            if isinstance(call_id, str) and call_id in names:
+                message["name"] = names[call_id]
+
+
+def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
+    for message in messages:
+        for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
+            if isinstance(call_id := call.get("id"), str):
+                call["id"] = _short_id(call_id)
+        if isinstance(answered := message.get("tool_call_id"), str):
+            message["tool_call_id"] = _short_id(answered)
+
+
+def _with_single_calls(
+    messages: Sequence[dict[str, Any]], thoughts: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The conversation with each call in a message of its own, followed by its result.
+
+    Takes time linear in the number of messages and calls.
+
+    Args:
+        messages: messages with calls as templates take them.
+        thoughts: fields of messages that hold reasoning.
+    """
+    made: list[dict[str, Any]] = []
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        calls = message.get("tool_calls") if message["role"] == "assistant" else None
+        if not calls:
+            made.append(message)
+            continue
+        first = place
+        while place < len(messages) and messages[place]["role"] == "tool":
+            place += 1
+        results = _Results(messages[first:place])
+        thought = _thought_before(message, thoughts)
+        for call in calls:
+            made.append({**thought, "role": "assistant", "content": "", "tool_calls": [call]})
+            thought = {}
+            made += results.take(call.get("id"))
+        made += results.rest()
+    return made
+
+
+class _Results:
+    """Results of one message's calls, each of which is taken once.
+
+    Args:
+        results: the messages of tools that follow the calls.
+    """
+
+    def __init__(self, results: Sequence[dict[str, Any]]) -> None:
+        self._left = OrderedDict(enumerate(results))
+        self._by_id: dict[str, deque[int]] = {}
+        """Indices of results by the call's id, in order."""
+        for index, result in self._left.items():
+            if isinstance(call_id := result.get("tool_call_id"), str):
+                self._by_id.setdefault(call_id, deque()).append(index)
+
+    def take(self, call_id: Any) -> list[dict[str, Any]]:
+        """The first result with a call's id, or the first of all without one; empty if none is
+        left."""
+        indices = self._by_id.get(call_id) if isinstance(call_id, str) else None
+        while indices:
+            index = indices.popleft()
+            if index in self._left:
+                return [self._left.pop(index)]
+        return [self._left.popitem(last=False)[1]] if self._left else []
+
+    def rest(self) -> list[dict[str, Any]]:
+        """The results that no call has taken."""
+        return list(self._left.values())
+
+
+def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Reasoning and content of a message with calls, both as reasoning, by field."""
+    texts = [message.get(name) for name in names[:1]] + [message["content"]]
+    text = "\n".join(text for text in texts if text)
+    return dict.fromkeys(names, text) if text and names else {}
+
+
+def _short_id(call_id: str) -> str:
+    """An id of nine letters and digits for a call id, which is kept if it is one."""
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str]) -> None:
+    given = [message.pop(name, None) for name in REASONING_FIELDS[:2]]
+    reasoning = next((value for value in given if value is not None), None)
+    if reasoning is None:
+        return
+    if not isinstance(reasoning, str):
+        raise _wrong(index, "reasoning must be a string")
+    for name in names:
+        message.setdefault(name, reasoning)
+
+
+def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with all leading ones joined in one of the system, since many templates take one
+    at the beginning and no other."""
+    leading = [message for message in messages if message["role"] in LEADING]
+    others = [message for message in messages if message["role"] not in LEADING]
+    content = "\n\n".join(message["content"] for message in leading)
+    return [{**leading[0], "role": "system", "content": content}, *others]
+
+
+def _wrong(index: int, what: str) -> ApiError:
+    return bad_request(f"messages[{index}].{what}", "messages")

@@ -1,0 +1,313 @@
+"""Sampling parameters and prompts of a request, from the fields of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from router.api.openai.messages import chat_messages
+from router.api.openai.protocol import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
+from router.api.openai.structured import structured_outputs
+from router.api.openai.tools import ToolUse, tool_use
+from router.errors import bad_request
+from router.replies import THINKING_SWITCHES, Dialect
+from router.tokens.encoder import ChatPrompt
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.sampling import InvalidParameter, SamplingParams
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.chat_template import ChatTemplate
+
+MAX_COMPLETIONS = 2048
+"""Most completions of a request: prompts times n."""
+MAX_ENTRIES = 2**20
+"""Most texts and tokens in the parameters of a request, times its completions: the engine keeps
+some of them per completion, a million in a tenth of a second and 50 MB."""
+MAX_STOP_CHARACTERS = 8192
+"""Most characters of all stop strings together, which are searched in each choice's text; and of
+all bad words together."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""Tokens of a completion of /v1/completions without max_tokens, as in OpenAI's API."""
+RESERVED_TEMPLATE_NAMES = (
+    "documents",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "chat_template",
+    "tokenize",
+    "self",
+)
+"""Variables of chat templates that are not the client's to set."""
+_MADE_HERE = frozenset(
+    ("max_tokens", "logprobs", "prompt_logprobs", "structured_outputs", "diffusion")
+)
+"""Fields of SamplingParams that are not simply a field of the body."""
+_PASSED_ON = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in CommonRequest.__struct_fields__ and name not in _MADE_HERE
+)
+"""Fields of SamplingParams that are taken from the body as they are."""
+
+
+def sampling_params(
+    request: CommonRequest,
+    defaults: Mapping[str, Any],
+    *,
+    names: Mapping[str, str],
+    vocab_size: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    form: StructuredOutputsParams | None = None,
+) -> SamplingParams:
+    """Sampling parameters; values that the client omits are those of `defaults`, then vLLM's.
+
+    Args:
+        request: the body of the request.
+        defaults: default values by field of SamplingParams.
+        names: the client's name of each field that has another name here, see `client_names`.
+        vocab_size: tokens of the vocabulary.
+        max_tokens: most tokens per completion; None for as many as fit into the model.
+        logprobs: most likely tokens to report beside each; None for no log-probabilities.
+        prompt_logprobs: the same for the prompt.
+        form: structured output that tools demand, in place of the request's; None for none.
+
+    Raises:
+        ApiError: 400 that names the field and its range.
+    """
+    given = {name: getattr(request, name) for name in _PASSED_ON}
+    values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    if ends := defaults.get("stop_token_ids"):
+        ends = () if request.ignore_eos else ends
+        values["stop_token_ids"] = (*dict.fromkeys((*(request.stop_token_ids or ()), *ends)),)
+    _refuse_long("stop", [request.stop] if isinstance(request.stop, str) else request.stop)
+    _refuse_long("bad_words", request.bad_words)
+    _refuse_many_allowed(request, vocab_size)
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            structured_outputs=form
+            or structured_outputs(request.response_format, request.structured_outputs),
+            diffusion=_diffusion(request),
+            **values,
+        )
+    except InvalidParameter as error:
+        raise bad_request(error.message, names.get(error.param, error.param)) from error
+
+
+def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
+    """The client's names of fields that may be given under several names, for errors."""
+    names = {}
+    if isinstance(request, ChatRequest):
+        names["prompt"] = "messages"
+        if request.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+    if request.structured_outputs is None and request.response_format is not None:
+        names["structured_outputs"] = "response_format"
+    return names
+
+
+def chat_max_tokens(request: ChatRequest) -> int | None:
+    """Most tokens of a chat's completion; None for as many as fit into the model."""
+    if request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    return request.max_tokens
+
+
+def completion_max_tokens(request: CompletionRequest) -> int:
+    """Most tokens of a completion of /v1/completions."""
+    return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+
+
+def chat_logprobs(request: ChatRequest) -> int | None:
+    """Most likely tokens to report beside each; None for no log-probabilities.
+
+    Raises:
+        ApiError: 400 for top_logprobs without logprobs.
+    """
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise bad_request("top_logprobs is only allowed with logprobs", "top_logprobs")
+        return None
+    return request.top_logprobs or 0
+
+
+def prompt_logprobs(request: CommonRequest) -> int | None:
+    """Most likely tokens to report beside each prompt token; None for no log-probabilities.
+
+    Raises:
+        ApiError: 400 for a stream, whose chunks have no field for them.
+    """
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("prompt_logprobs is not available with stream", "prompt_logprobs")
+    return request.prompt_logprobs
+
+
+def refuse_truncated_echo(request: CompletionRequest) -> None:
+    """Raises ApiError (400) if prompts are to be truncated and echoed: the rest has no text."""
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise bad_request(
+            "truncate_prompt_tokens is not available with echo", "truncate_prompt_tokens"
+        )
+
+
+def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
+    """Raises ApiError (400) if a request has too many completions, or too large parameters."""
+    n = sampling.n
+    field = "n" if n > 1 else "prompt"
+    if num_prompts * n > MAX_COMPLETIONS:
+        raise bad_request(
+            f"{num_prompts} prompts with n = {n} are {num_prompts * n} completions, at most "
+            f"{MAX_COMPLETIONS} per request",
+            field,
+        )
+    if num_prompts * n * sampling.num_entries > MAX_ENTRIES:
+        raise bad_request(
+            f"{num_prompts * n} completions with {sampling.num_entries} texts and tokens in stop, "
+            "stop_token_ids, logit_bias, bad_words and allowed_token_ids are too much for one "
+            f"request: at most {MAX_ENTRIES} of them, counted once per completion",
+            field,
+        )
+
+
+def continues_message(request: ChatRequest) -> bool:
+    """Whether the model continues the last message. Raises ApiError (400) if it cannot."""
+    if not request.continue_final_message:
+        return False
+    if request.add_generation_prompt:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+        )
+    last = request.messages[-1]
+    if last.get("role") != "assistant" or not last.get("content"):
+        raise bad_request(
+            "continue_final_message needs an assistant's text as the last message",
+            "continue_final_message",
+        )
+    return True
+
+
+def stream_options(request: CommonRequest) -> StreamOptions | None:
+    """Options of the stream; None for the defaults. Raises ApiError (400) without a stream."""
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options is only allowed with stream", "stream_options")
+    return request.stream_options
+
+
+def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any]:
+    """Variables of the chat template.
+
+    Raises:
+        ApiError: 400, for names that are not the client's, or for documents or an effort that
+            the template does not read.
+    """
+    values = request.chat_template_kwargs or {}
+    for name in RESERVED_TEMPLATE_NAMES:
+        if name in values:
+            raise bad_request(f"chat_template_kwargs may not hold {name}", "chat_template_kwargs")
+    if request.documents:
+        if template is not None and not template.reads("documents"):
+            raise bad_request(
+                "documents mean nothing to this model's chat template: write them into a message",
+                "documents",
+            )
+        values = {**values, "documents": request.documents}
+    effort = request.reasoning_effort
+    if effort is None or template is None:
+        return values
+    thinks = effort != "none"
+    if thinks and not template.reads("reasoning_effort", *THINKING_SWITCHES):
+        raise bad_request(
+            "reasoning_effort means nothing to this model's chat template: leave it out",
+            "reasoning_effort",
+        )
+    return {"reasoning_effort": effort, **dict.fromkeys(THINKING_SWITCHES, thinks), **values}
+
+
+def chat_prompt(
+    request: ChatRequest, dialect: Dialect, template: ChatTemplate | None
+) -> tuple[ChatPrompt, ToolUse]:
+    """The prompt of a chat before rendering, and its use of tools.
+
+    Args:
+        request: the body of the chat.
+        dialect: the model's format of reasoning and tool calls.
+        template: the model's chat template; None for none.
+
+    Raises:
+        ApiError: 400, a message or a tool is malformed, or fields contradict each other.
+    """
+    messages = chat_messages(
+        request.messages,
+        template,
+        short_ids=dialect.short_ids,
+        single_calls=dialect.has_single_calls,
+    )
+    use = tool_use(request, dialect, template)
+    continues = continues_message(request)
+    prompt = ChatPrompt(
+        messages=messages,
+        tools=use.tools,
+        add_generation_prompt=not continues and request.add_generation_prompt is not False,
+        continues=continues,
+        template_arguments=template_arguments(request, template),
+    )
+    return prompt, use
+
+
+def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """The prompts of /v1/completions: texts or token ids. Raises ApiError (400) for others."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))  # in C: a prompt may be a million token ids
+    if kinds == {int}:
+        return [prompt]
+    if kinds == {str}:
+        return prompt
+    if kinds == {list} and all(set(map(type, item)) <= {int} for item in prompt):
+        return prompt
+    raise bad_request(
+        "prompt must be a string, a list of strings, token ids, or a list of lists of token ids",
+        "prompt",
+    )
+
+
+def _refuse_long(name: str, texts: Sequence[str] | None) -> None:
+    num_characters = sum(map(len, texts or ()))
+    if num_characters > MAX_STOP_CHARACTERS:
+        raise bad_request(
+            f"the texts in {name} have {num_characters} characters together, at most "
+            f"{MAX_STOP_CHARACTERS}",
+            name,
+        )
+
+
+def _refuse_many_allowed(request: CommonRequest, vocab_size: int) -> None:
+    number = len(request.allowed_token_ids or ())
+    if number > vocab_size:
+        raise bad_request(
+            f"allowed_token_ids holds {number} tokens, the vocabulary {vocab_size}",
+            "allowed_token_ids",
+        )
+
+
+def _diffusion(request: CommonRequest) -> DiffusionParams | None:
+    if request.diffusion is None:
+        return None
+    names = DiffusionParams.__struct_fields__
+    for name in request.diffusion:
+        if name not in names:
+            known = ", ".join(names)
+            raise bad_request(f"diffusion has no {name!r}: choose from {known}", "diffusion")
+    try:
+        params = msgspec.convert(request.diffusion, DiffusionParams)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"diffusion: {error}", "diffusion") from error
+    if params.stream_drafts and not request.stream:
+        raise bad_request("diffusion.stream_drafts needs stream: true", "diffusion")
+    return params

@@ -1,0 +1,240 @@
+"""Request bodies of the API: OpenAI's fields, and vLLM's extra parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from router.api.http.body import Payload
+from router.api.openai.fields import COMPLETIONS, Known, refuse_unknown
+from router.api.openai.structured import refuse_large_grammars
+from router.api.openai.values import refuse_many_values
+from router.errors import ApiError, bad_request
+from worker.protocol.sampling import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_TOKEN_ID
+from worker.protocol.slo import Slo
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 128
+MAX_STOP_TOKENS = 1024
+MAX_BAD_WORDS = 256
+MAX_CACHE_SALT = 1024
+"""Most characters of a cache salt."""
+MAX_SHOWN_KEYS = 8
+"""Most wrong keys of an object that an error names."""
+MAX_SHOWN_CHARACTERS = 64
+"""Most characters of each key that an error shows."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+LogitBias = Annotated[dict[TokenId, float], Meta(max_length=MAX_LOGIT_BIASES)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a stream (OpenAI's `stream_options`)."""
+
+    include_usage: bool | None = False
+    """Whether a last chunk has the token counts."""
+    continuous_usage_stats: bool | None = False
+    """Whether every chunk has the token counts so far; needs `include_usage`."""
+    include_obfuscation: bool | None = False
+    """Taken and ignored: OpenAI pads chunks against attackers who see encrypted lengths."""
+
+
+class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Fields of both completion routes. None means the default, since many clients send null.
+
+    Fields of SamplingParams have its names, and it checks their ranges; the limits here are the
+    gateway's own.
+    """
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(le=MAX_CHOICES)] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    skip_special_tokens: bool | None = True
+    cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
+    prompt_cache_key: str | None = None
+    """Name of the conversation, by which the session policy routes."""
+    priority: Annotated[int, Meta(ge=0, le=9)] | None = None
+    slo: Slo | None = None
+    user: str | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    """Whether log-probabilities name tokens as `token_id:ID`."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Most tokens of a prompt; of a longer one the last are kept."""
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    diffusion: dict[str, Any] | None = None
+    """Parameters of block-diffusion models, see worker.protocol.diffusion."""
+
+
+class ChatRequest(CommonRequest, kw_only=True, frozen=True):
+    """Body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the beginning of an answer; by default unless
+    `continue_final_message` is set."""
+    continue_final_message: bool | None = False
+    """Whether the model continues the last message instead of answering it."""
+    documents: list[dict[str, Any]] | None = None
+    """Documents for the chat template."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    """How much the model reasons, if its chat template reads it."""
+    include_reasoning: bool | None = True
+    """Whether responses have the reasoning."""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionRequest(CommonRequest, kw_only=True, frozen=True):
+    """Body of /v1/completions."""
+
+    prompt: str | list[Any]
+    """A text, texts, token ids, or lists of token ids."""
+    add_special_tokens: bool | None = True
+    logprobs: int | None = None
+    echo: bool | None = False
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Body of /tokenize: a prompt or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """Whether to add the tokens that the tokenizer puts around texts; by default true."""
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = False
+    """Whether the answer also has the tokens as the vocabulary writes them."""
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def parse_body(body: Payload, kind: type[Body], known: Known = COMPLETIONS) -> Body:
+    """Decodes and checks a body.
+
+    Args:
+        body: JSON.
+        kind: type of the body.
+        known: further fields that the API knows and does not support.
+
+    Raises:
+        ApiError: 400 for malformed JSON or too many values, and for a wrong type, a missing or an
+            unsupported field, which it names.
+    """
+    refuse_many_values(body)
+    refuse_large_grammars(body)
+    fields = json_object(body)
+    refuse_unknown(fields, kind.__struct_fields__, known)
+    try:
+        return msgspec.convert(fields, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise bad_request(*_explain(fields, kind, error)) from error
+
+
+def json_object(body: Payload) -> dict[str, Any]:
+    """Decodes a body that is a JSON object. Raises ApiError (400) for others."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    if not isinstance(fields, dict):
+        raise bad_request("the body must be a JSON object")
+    return fields
+
+
+def wrong_at(where: str, problem: str) -> ApiError:
+    """A 400 for a value within a body.
+
+    Args:
+        where: path of the value, as `input[2].role`.
+        problem: what is wrong with the value, without its path.
+    """
+    return bad_request(f"{where} {problem}", where.partition("[")[0].partition(".")[0])
+
+
+def string_at(where: str, value: Any) -> str:
+    """A value within a body that must be a string. Raises ApiError (400), see `wrong_at`."""
+    if not isinstance(value, str):
+        raise wrong_at(where, "must be a string")
+    return value
+
+
+def _explain(
+    fields: Mapping[str, Any], kind: type[msgspec.Struct], error: Exception
+) -> tuple[str, str | None]:
+    """Message and name of the first field that is missing, or cannot be converted to `kind`'s."""
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        if name not in fields:
+            if field.required:
+                return f"{name} is missing", name
+            continue
+        try:
+            msgspec.convert(fields[name], field.type, str_keys=True)
+        except msgspec.ValidationError as problem:
+            # msgspec puts the place within the field's value last; readers want it first.
+            what, _, where = str(problem).partition(" - at `")
+            where = where.removeprefix("$").rstrip("`")
+            if where.startswith("key` in"):
+                where = _wrong_keys(fields[name], field.type)
+            return f"{name}{where}: {what}", name
+        except OverflowError as problem:
+            return f"{name} holds a number that is too large: {problem}", name
+    return str(error), None
+
+
+def _wrong_keys(value: Mapping[str, Any], kind: Any) -> str:
+    """The first keys of an object that cannot be converted, which msgspec does not name."""
+    wrong = []
+    for key, entry in islice(value.items(), MAX_LOGIT_BIASES):
+        try:
+            msgspec.convert({key: entry}, kind, str_keys=True)
+        except (msgspec.ValidationError, OverflowError):
+            wrong.append(repr(key[:MAX_SHOWN_CHARACTERS]))
+            if len(wrong) == MAX_SHOWN_KEYS:
+                break
+    return f"[{', '.join(wrong)}]" if wrong else ""

@@ -1,0 +1,238 @@
+"""GenerationResponse: runs a generation, sends it over ASGI, ends it if the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.api.http.account import Account
+from router.api.http.errors import send_error
+from router.api.http.parts import SEND_PART
+from router.api.http.readers import Reader, Readers
+from router.api.http.slices import SLICE_BYTES
+from router.api.openai.blocks import BlockWriter
+from router.api.openai.writer import ResponseWriter
+from router.errors import ApiError, rejected
+from router.serving import Completion, Generation
+from router.serving.account import explanation_headers
+
+logger = logging.getLogger(__name__)
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+PART: dict[str, object] = {"type": "http.response.body", "more_body": True}
+MAX_WORK_S = 0.005
+"""Seconds of work on a response after which other tasks run: as long as the GIL's switch
+interval."""
+
+Writer = ResponseWriter | BlockWriter
+"""Writers, which write a generation in the form of an API."""
+
+
+class GenerationResponse(Response):
+    """ASGI response of a completion request, which sends ASGI messages itself to save time per
+    token.
+
+    Args:
+        generation: the generation, not started yet.
+        writer: writes the response's body.
+        request_id: id of the request, sent as x-request-id.
+        stream: whether to send server-sent events, instead of one JSON body at the end.
+        account: account of the request, which the tokens are charged to.
+        readers: watches the clients that read responses.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        writer: Writer,
+        *,
+        request_id: str,
+        stream: bool,
+        account: Account,
+        readers: Readers,
+    ) -> None:
+        super().__init__()
+        self._readers = readers
+        self._generation = generation
+        self._writer = writer
+        self._request_id = request_id
+        self._stream = stream
+        self._account = account
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the generation until it ends or the client disconnects."""
+        generation = self._generation
+        watcher = asyncio.create_task(_close_on_disconnect(receive, generation))
+        problem: str | None = None
+        try:
+            # A task of its own: each part of a stream resumes all coroutines of the task down to
+            # this one, and the server and its middleware have two dozen.
+            problem = await asyncio.create_task(self._answer(scope, send))
+        finally:
+            generation.close()
+            watcher.cancel()
+            self._account.spend_generated(
+                generation.num_completion_tokens, generation.num_cached_tokens
+            )
+            problem = problem or generation.problem
+            generation.end_span(problem)
+            self._log(problem)
+
+    async def _answer(self, scope: Scope, send: Send) -> str | None:
+        """Starts the generation and sends the response; returns the message of an error that was
+        sent instead, else None."""
+        generation = self._generation
+        send_part = scope.get(SEND_PART, send)
+        try:
+            await generation.start()
+            self._account.spend_prompt(generation.num_prompt_tokens)
+            async with self._readers.watched(send, generation) as reader:
+                if self._stream:
+                    await self._send_events(reader, send_part)
+                else:
+                    await self._send_whole(reader.send)
+        except ApiError as error:
+            headers = self._account.headers()
+            await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
+            return error.message
+        return None
+
+    def _log(self, problem: str | None) -> None:
+        """Logs a line per request."""
+        generation = self._generation
+        level = logging.WARNING if problem else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        reasons = dict.fromkeys(c.finish_reason or "abort" for c in generation.completions)
+        logger.log(
+            level,
+            "%s: %d prompt tokens, %d cached, %d generated%s",
+            ", ".join(reasons),
+            generation.num_prompt_tokens,
+            generation.num_cached_tokens,
+            generation.num_completion_tokens,
+            f": {problem}" if problem else "",
+            extra={
+                "request_id": self._request_id,
+                "worker_id": generation.workers,
+                "model": self._account.model,
+            },
+        )
+
+    async def _send_events(self, reader: Reader, send_part: Send) -> None:
+        """Sends a stream; `send_part` sends the parts between its head and its end."""
+        generation, chunk = self._generation, self._writer.chunk
+        clock = asyncio.get_running_loop().time
+        # The head waits for the first news: a request that is refused in its worker's queue still
+        # gets its status.
+        head: dict[str, object] | None = self._head(EVENT_STREAM)
+        body = self._writer.first()
+        num_first = len(body)
+        failed: ApiError | None = None
+        is_ended = generation.finished
+        while not is_ended and failed is None:
+            completions = await generation.take()
+            until = 0.0
+            for completion in completions:
+                if completion.error is not None:
+                    failed = _failure(completion)
+                    break
+                for part in chunk(completion):
+                    if len(body) > num_first:  # a single part takes little time
+                        if not until:
+                            until = clock() + MAX_WORK_S
+                        elif clock() >= until:
+                            await asyncio.sleep(0)
+                            until = clock() + MAX_WORK_S
+                    body += part
+                    if len(body) >= SLICE_BYTES:
+                        await self._send_part(reader, send_part, head, body)
+                        head, body, num_first = None, b"", 0
+                if completion.finish_reason is not None:
+                    is_ended = generation.finished
+            if len(body) > num_first and failed is None and not is_ended:
+                await self._send_part(reader, send_part, head, body)
+                head, body, num_first = None, b"", 0
+        if head is not None:
+            if failed is not None:
+                raise failed
+            await reader.send(head)
+        # After a status of 200 an error takes the place of the end of the stream.
+        end = self._writer.last() if failed is None else self._writer.failure(failed)
+        await reader.send({"type": "http.response.body", "body": body + end, "more_body": False})
+        if head is not None:
+            generation.flushed(clock())
+
+    async def _send_part(
+        self, reader: Reader, send_part: Send, head: dict[str, object] | None, body: bytes
+    ) -> None:
+        """Sends a part of the body, after `head` if that is not None."""
+        if head is not None:
+            await reader.send(head)
+        reader.begun = message = {**PART, "body": body}
+        await send_part(message)
+        reader.done = message
+        if head is not None:
+            self._generation.flushed(asyncio.get_running_loop().time())
+
+    async def _send_whole(self, send: Send) -> None:
+        generation = self._generation
+        while not generation.finished:
+            for completion in await generation.take():
+                if completion.error:
+                    raise _failure(completion)
+        clock = asyncio.get_running_loop().time
+        body, is_begun, until = b"", False, clock() + MAX_WORK_S
+        for part in self._writer.whole():
+            body += part
+            if clock() >= until:
+                await asyncio.sleep(0)
+                if generation.client_left:
+                    return
+                until = clock() + MAX_WORK_S
+            if len(body) >= SLICE_BYTES:
+                if not is_begun:
+                    is_begun = True
+                    await send(self._head(JSON))
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = b""
+        if not is_begun:
+            await send(self._head(JSON, len(body)))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _head(self, content_type: bytes, length: int | None = None) -> dict[str, object]:
+        headers = [
+            (b"content-type", content_type),
+            (b"x-request-id", self._request_id.encode("latin-1")),
+            (b"x-rayfleet-worker", self._generation.workers.encode("latin-1")),
+        ]
+        headers += self._writer.headers
+        headers += explanation_headers(self._generation)
+        headers += self._account.headers()
+        if (span := self._generation.request.span) is not None:
+            headers.append((b"traceresponse", span.traceparent.encode()))
+        if length is None:
+            # Keeps proxies from buffering the stream.
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        else:
+            headers.append((b"content-length", b"%d" % length))
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def _failure(completion: Completion) -> ApiError:
+    """The client's error for a completion that has ended in one."""
+    rejection = completion.rejection
+    if rejection is not None and rejection.status < 500:
+        return rejected(rejection, completion.spec.feasibility.param(rejection.param))
+    return ApiError(500, completion.error or "internal server error")
+
+
+async def _close_on_disconnect(receive: Receive, generation: Generation) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.client_left = True
+    generation.close()

@@ -1,0 +1,95 @@
+"""Structured outputs: reads OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.api.http.body import Payload
+from router.errors import bad_request
+from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
+
+_FIELDS = ("response_format", "structured_outputs", "output_config", "text")
+"""Fields that ask for structured outputs in some API's bodies."""
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+def structured_outputs(
+    response_format: dict[str, Any] | None, extra: dict[str, Any] | None
+) -> StructuredOutputsParams | None:
+    """The structured outputs that a body asks for; None for none.
+
+    Args:
+        response_format: OpenAI's field.
+        extra: vLLM's `structured_outputs`.
+
+    Raises:
+        ApiError: 400 if one is wrong, or both are given.
+    """
+    by_format = _of_format(response_format)
+    given = {name: value for name, value in (extra or {}).items() if value is not None}
+    if not given:
+        return by_format
+    if by_format is not None:
+        raise bad_request(
+            "response_format and structured_outputs exclude each other", "structured_outputs"
+        )
+    for name in given:
+        if name not in StructuredOutputsParams.__struct_fields__:
+            raise bad_request(
+                f"structured_outputs.{name} is not supported by this server", "structured_outputs"
+            )
+    return _convert(given, "structured_outputs")
+
+
+def refuse_large_grammars(body: Payload) -> None:
+    """Checks the size of grammars in a large body without decoding them.
+
+    To decode one of many megabytes would stop the streams of this process for a tenth of a second.
+
+    Raises:
+        ApiError: 400 if one is larger than a grammar may be.
+    """
+    if len(body) <= MAX_GRAMMAR_BYTES:
+        return
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return  # the full decoding fails too, and reports it
+    for name in _FIELDS:
+        size = len(memoryview(fields.get(name, msgspec.Raw())))
+        # Twice as much, since white space and names around a schema do not count.
+        if size > 2 * MAX_GRAMMAR_BYTES:
+            raise bad_request(
+                f"{name} has {size} bytes: a schema or grammar may have {MAX_GRAMMAR_BYTES}", name
+            )
+
+
+def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
+    if response_format is None:
+        return None
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind == "json_schema":
+        wrapped = response_format.get("json_schema")
+        schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
+        if not isinstance(schema, dict):
+            raise bad_request(
+                "response_format.json_schema must hold an object: schema", "response_format"
+            )
+        return _convert({"json": schema}, "response_format")
+    if kind == "structural_tag":
+        return _convert({"structural_tag": response_format}, "response_format")
+    known = ", ".join(_FORMATS)
+    raise bad_request(f"response_format.type must be one of {known}", "response_format")
+
+
+def _convert(given: dict[str, Any], field: str) -> StructuredOutputsParams:
+    try:
+        return msgspec.convert(given, StructuredOutputsParams)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise bad_request(f"{field}: {error}", field) from error

@@ -1,0 +1,264 @@
+"""ToolUse: the functions that a chat's model may or must call. Reading: how its text is parsed."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from router.api.openai.protocol import ChatRequest
+from router.errors import ApiError, bad_request
+from router.replies import (
+    Dialect,
+    HarmonyReader,
+    Piece,
+    Properties,
+    ReplyReader,
+    Thought,
+    ToolFormat,
+    num_thought_tokens,
+)
+from worker.protocol.argument_types import argument_types
+from worker.protocol.structured import StructuredOutputsParams
+from worker.protocol.text.chat_template import ChatTemplate
+from worker.protocol.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+_SHORT_ID = string.ascii_letters + string.digits
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """Use of tools in one chat."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Tools as the chat template gets them; None for none."""
+    format: ToolFormat | None = None
+    """Format in which the model writes calls; None if it may call nothing."""
+    properties: Properties = field(default_factory=dict)
+    """Types of the arguments (`argument_types`), by function and argument."""
+    form: StructuredOutputsParams | None = None
+    """Structured output that makes the model write valid calls; None for free text."""
+    is_forced: bool = False
+    """Whether `form` allows calls only."""
+    is_named: bool = False
+    """Whether the client has named the function: then the finish reason is not tool_calls."""
+    is_one: bool = False
+    """Whether the model may make only one call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How reasoning and tool calls are found in the completions of one chat."""
+
+    dialect: Dialect
+    """Format of reasoning and tool calls."""
+    use: ToolUse
+    is_thinking: bool
+    """Whether the prompt ends within reasoning; for harmony, at the beginning of a header."""
+    shows_thoughts: bool = True
+    """Whether responses have the reasoning."""
+
+    def reader(self) -> ReplyReader | HarmonyReader:
+        """A new reader, for one completion."""
+        return self.dialect.reader(
+            tools=self.use.format,
+            is_thinking=self.is_thinking,
+            properties=self.use.properties,
+            is_one=self.use.is_one,
+        )
+
+    def pieces(
+        self, reader: ReplyReader | HarmonyReader, text: str, *, is_end: bool
+    ) -> Iterator[Piece]:
+        """The pieces of new text that the client may see.
+
+        Args:
+            reader: reader of the completion.
+            text: new text of the completion.
+            is_end: whether the completion ends with it.
+        """
+        pieces = reader.push(text)
+        if is_end:
+            pieces += reader.end()
+        return (p for p in pieces if self.shows_thoughts or not isinstance(p, Thought))
+
+    def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
+        """Number of reasoning tokens: up to the marker that ends reasoning, or all without one."""
+        if self.dialect.is_harmony:
+            return num_thought_tokens(tokenizer, token_ids)
+        thoughts = self.dialect.thoughts
+        end = None if thoughts is None else tokenizer.token_id(thoughts.closing)
+        if end is not None and end in token_ids:
+            return token_ids.index(end)
+        return len(token_ids)
+
+
+def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None) -> ToolUse:
+    """The use of tools by `tools`, `tool_choice` and `parallel_tool_calls` of a body.
+
+    Raises:
+        ApiError: 400 if one is malformed, they contradict, or the model knows no tools.
+    """
+    choice = body.tool_choice
+    if not body.tools:
+        if choice not in (None, "none"):
+            raise bad_request("tool_choice is only allowed with tools", "tool_choice")
+        return ToolUse()
+    functions = _functions(body.tools)
+    choice, names = _choice(choice, functions)
+    if choice == "none":
+        return ToolUse()
+    if dialect.tools is None or template is None or not template.reads("tools"):
+        raise bad_request("this model's chat template knows no tools: leave them out", "tools")
+    allowed = frozenset(names)
+    tools = [tool for tool in body.tools if tool["function"]["name"] in allowed]
+    is_named = choice == "named"
+    is_one = is_named or body.parallel_tool_calls is False
+    properties = {name: argument_types(functions[name].get("parameters") or {}) for name in names}
+    if choice == "auto":
+        strict = any(functions[name].get("strict") is True for name in names)
+        return ToolUse(
+            tools=tools,
+            format=dialect.tools,
+            properties=properties,
+            form=_strict_form(functions, names, dialect, is_one=is_one) if strict else None,
+            is_one=is_one,
+        )
+    schemas = {name: _schema(functions[name]) for name in names}
+    return ToolUse(
+        # The prompt has all functions besides the named one, so that its cached prefix is hit.
+        tools=body.tools if is_named else tools,
+        format=dialect.forced,
+        properties=properties,
+        form=_form(dialect.forced.forced(schemas, is_one=is_one)),
+        is_forced=True,
+        is_named=is_named,
+        is_one=is_one,
+    )
+
+
+def _strict_form(
+    functions: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+    dialect: Dialect,
+    *,
+    is_one: bool,
+) -> StructuredOutputsParams | None:
+    """Structured output for free text, in which calls of strict functions fit their schemas; None
+    if a grammar cannot tell the model's calls from text."""
+    if dialect.tools is not dialect.forced:
+        return None
+    schemas = {
+        name: _schema(functions[name]) if functions[name].get("strict") else {"type": "object"}
+        for name in names
+    }
+    tag = dialect.forced.admitted(schemas, is_one=is_one)
+    return None if tag is None else _form(tag)
+
+
+def _form(tag: Mapping[str, Any]) -> StructuredOutputsParams:
+    try:
+        return StructuredOutputsParams(structural_tag=dict(tag))
+    except ValueError as error:
+        raise bad_request(f"tools: {error}", "tools") from error
+
+
+def given_tool(index: int, given: Mapping[str, Any], kind: type[T]) -> T:
+    """A tool of another API, converted to its type. Raises ApiError (400) if that fails."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"tools[{index}]: {error}", "tools") from error
+
+
+def function_tool(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
+) -> dict[str, Any]:
+    """A function in the form of `tools` of chats; None leaves a field out."""
+    function = {
+        "name": name,
+        "description": description,
+        "parameters": parameters,
+        "strict": strict,
+    }
+    given_alone = {field: value for field, value in function.items() if value is not None}
+    return {"type": "function", "function": given_alone}
+
+
+def new_call_id(dialect: Dialect) -> str:
+    """A new id of a tool call, in the format that the model's chat template takes."""
+    if dialect.short_ids:
+        return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    functions: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise _wrong(index, "must be of type function, and have one")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _wrong(index, "function.name must be up to 128 letters, digits and _.-")
+        if name in functions:
+            raise _wrong(index, f"function.name {name} is there already")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise _wrong(index, "function.parameters must be a JSON schema")
+        functions[name] = function
+    return functions
+
+
+def _choice(
+    choice: str | Mapping[str, Any] | None, functions: Mapping[str, Any]
+) -> tuple[str, list[str]]:
+    """The kind of choice (auto, none, required or named), and the functions that may be called."""
+    if choice is None:
+        return "auto", list(functions)
+    if isinstance(choice, str):
+        if choice in ("auto", "none", "required"):
+            return choice, list(functions)
+    elif choice.get("type") == "function":
+        return "named", [_known(choice.get("function"), functions)]
+    elif choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        mode = allowed.get("mode") if isinstance(allowed, dict) else None
+        entries = allowed.get("tools") if isinstance(allowed, dict) else None
+        if mode in ("auto", "required") and isinstance(entries, list) and entries:
+            given = [
+                entry.get("function") if isinstance(entry, dict) else None for entry in entries
+            ]
+            return mode, list(dict.fromkeys(_known(function, functions) for function in given))
+    raise bad_request(
+        'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name"}}'
+        ' or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
+        "tool_choice",
+    )
+
+
+def _known(function: Any, functions: Mapping[str, Any]) -> str:
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in functions:
+        raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
+    return name
+
+
+def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """JSON schema of the arguments; that of any object for `strict: false` or without
+    parameters."""
+    parameters = function.get("parameters")
+    if not parameters or function.get("strict") is False:
+        return {"type": "object"}
+    return {"type": "object", **parameters}
+
+
+def _wrong(index: int, what: str) -> ApiError:
+    return bad_request(f"tools[{index}] {what}", "tools")

@@ -1,0 +1,71 @@
+"""`python -m deploy.benchmarks speculative`, held-out prompts with a draft model."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.bench.turns import Turns
+from deploy.benchmarks.ab.options import SpeculativeOptions
+from deploy.benchmarks.ab.speculative import run, summarise
+from deploy.benchmarks.engine import Answer, Turn
+from tests.support.engines.forked_rank import forking_ranks
+from tests.support.paths import MODELS
+from worker.config import EngineConfig
+from worker.protocol.messages import LoadSnapshot
+from worker.protocol.speculation import SpeculationTotals
+from worker.protocol.times import StepTimes
+
+
+def test_both_engines_take_turns() -> None:
+    engine = EngineConfig(
+        model=str(MODELS / "demo"),
+        device="cpu",
+        kv_cache_tokens=4096,
+        cpu_threads=1,
+        speculative_method="ngram",
+        # The gate would judge by steps' times whether a draft pays: on a busy machine none may.
+        speculative_adaptive=False,
+    )
+    options = SpeculativeOptions(
+        engine=engine,
+        questions=str(MODELS / "demo_heldout.jsonl"),
+        running=(1,),
+        kinds=("heldout",),
+        pairs=1,
+        draft_model=str(MODELS / "demo-draft"),
+        per_stream=2,
+        turn_s=0.0,
+    )
+    with forking_ranks():
+        result = run(options)
+    assert result["heldout_1"]["method"] == "draft"
+    assert result["ratio_heldout_1"] > 0.0
+    assert result["heldout_1"]["num_draft_tokens"] > 0
+    named = {check["name"] for check in result["checks"]}
+    assert {"interval_heldout_1", "ratio_heldout_1", "min_ratio"} <= named
+
+
+def test_each_kind_has_the_method_that_suits_it_unless_one_is_given() -> None:
+    demo = {"model": str(MODELS / "demo")}
+    best = SpeculativeOptions.from_flags(demo, {})
+    assert best.engine.speculative_method == "ngram"
+    assert best.draft_model == str(MODELS / "demo-draft")
+    assert best.questions == str(MODELS / "demo_heldout.jsonl")
+    given = SpeculativeOptions.from_flags({**demo, "speculative_method": "ngram"}, {"pairs": 3})
+    assert (given.draft_model, given.pairs) == ("", 3)
+
+
+def test_what_is_expected_leaves_the_time_outside_of_the_rank_as_it_is() -> None:
+    def turn(elapsed_s: float, busy_s: float, num_rows: int) -> Turn:
+        totals = SpeculationTotals()
+        return Turn(
+            answers=[Answer(num_prompt=1, token_ids=[0] * 1000, num_rows=num_rows)],
+            elapsed_s=elapsed_s,
+            before=LoadSnapshot(speculation=totals),
+            after=LoadSnapshot(speculation=totals, step_times=StepTimes(forward=busy_s)),
+        )
+
+    figures = summarise(Turns({"on": [turn(0.6, 0.4, 300)], "off": [turn(1.0, 0.8, 1000)]}))
+    assert figures["ratio"] == pytest.approx(1.0 / 0.6)
+    assert figures["expected_ratio"] == pytest.approx(1.0 / 0.6), "0.2 s are not the rank's"
+    assert figures["tokens_per_step"] == pytest.approx(1000 / 300)

@@ -1,0 +1,251 @@
+"""The gate in worlds of which everything is known: what it loses, and what it lets slip."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from worker.config import EngineConfig
+from worker.core.cache.lease import Lease
+from worker.core.request import Request
+from worker.core.scheduler.speculation_gate import SpeculationGate
+from worker.core.scheduler.step import InFlightRow, StepInFlight
+from worker.core.step_forecast import StepForecast
+from worker.plan.plan import DraftRow, PlannedRow, Row, StepResult
+from worker.protocol.messages import StepShape, Submit
+from worker.protocol.sampling import SamplingParams
+
+MOST = 8
+LEASE = Lease(slot=0, pages=[], node=None, num_cached_pages=0)
+
+
+@dataclass
+class World:
+    """Steps of `running` requests at once, each of `length` tokens."""
+
+    likelihood: Callable[[random.Random, float], float]
+    """Of one guess, by its probability and the world's time in ms, to be right."""
+    running: int = 1
+    length: int = 20
+    base_ms: float = 0.4
+    row_ms: float = 0.02
+    look_ms: float = 0.15
+    draft_ms: float = 0.06
+    start_ms: float = 0.1
+    """What the first look of a request takes."""
+    is_calibrated: bool = True
+    """The proposer knows the probability of each guess and ends drafts at the threshold."""
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
+    now_ms: float = 0.0
+    num_tokens: int = 0
+    num_steps: int = 0
+    num_drafts: int = 0
+    forecast: StepForecast = field(default_factory=lambda: StepForecast(1024))
+    ids: itertools.count[int] = field(default_factory=itertools.count)
+    requests: list[Request] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
+
+    def run(self, gate: SpeculationGate | None, num_tokens: int) -> float:
+        """Tokens per ms of so many more tokens."""
+        tokens, elapsed = self.num_tokens, self.now_ms
+        while self.num_tokens < tokens + num_tokens:
+            self.step(gate)
+        return (self.num_tokens - tokens) / (self.now_ms - elapsed)
+
+    def step(self, gate: SpeculationGate | None) -> None:
+        """One step of all that run."""
+        while len(self.requests) < self.running:
+            request = make_request(str(next(self.ids)))
+            self.left[request.request_id] = self.length
+            self.requests.append(request)
+        costs = self.forecast.costs if self.forecast.is_ready else None
+        threshold = 0.0 if gate is None else gate.begin_step(self.running, self.running, 0.0, costs)
+        is_open = gate is not None and gate.is_open
+        allowed = [gate.num_drafts(request) if is_open else 0 for request in self.requests]
+        drafted, drawn, draft_ms = [], [], 0.0
+        for request, most in zip(self.requests, allowed, strict=True):
+            num_drafts, num_right = self.draft(
+                min(most, self.left[request.request_id] - 1), threshold
+            )
+            drafted.append(num_drafts)
+            drawn.append(num_right + 1)
+            if most:
+                is_first = request.speculation is None or not request.speculation.has_drafted
+                draft_ms += self.look_ms + is_first * self.start_ms
+        step_ms = self.base_ms + self.row_ms * self.running + self.draft_ms * sum(drafted)
+        step_ms = (step_ms + draft_ms) * self.rng.lognormvariate(0.0, 0.1)
+        self.now_ms += step_ms
+        self.num_tokens += sum(drawn)
+        self.num_steps += 1
+        self.num_drafts += sum(drafted)
+        if gate is not None:
+            rows = [
+                InFlightRow(row(most), request, LEASE)
+                for request, most in zip(self.requests, allowed, strict=True)
+            ]
+            drafting = [place for place, most in enumerate(allowed) if most]
+            result = StepResult(
+                seq=self.num_steps,
+                token_ids=[5] * sum(drawn),
+                compute_ms=step_ms,
+                drafted=[drafted[place] for place in drafting] or None,
+                drawn=[drawn[place] for place in drafting] or None,
+            )
+            self.tell(gate, in_flight(self.num_steps, rows), result)
+        for request, count in zip(self.requests, drawn, strict=True):
+            self.left[request.request_id] -= count
+        self.requests = [one for one in self.requests if self.left[one.request_id] > 0]
+
+    def tell(self, gate: SpeculationGate, step: StepInFlight, result: StepResult) -> None:
+        """As the scheduler does."""
+        shape, elapsed_ms = step.measured(result)
+        self.forecast.observe(shape, elapsed_ms / 1e3)
+        gate.observe(step, result, step.counts(result), shape)
+
+    def draft(self, most: int, threshold: float) -> tuple[int, int]:
+        """Drafts of one row, and how many of them are right."""
+        reach, num_right, all_right = 1.0, 0, True
+        for number in range(most):
+            share = self.likelihood(self.rng, self.now_ms)
+            reach *= share
+            if self.is_calibrated and reach < threshold:
+                return number, num_right
+            all_right &= self.rng.random() < share
+            num_right += all_right
+        return most, num_right
+
+
+def row(num_drafts: int) -> Row:
+    return DraftRow(0, 0, 1, num_drafts) if num_drafts else PlannedRow(0, 0, 1, True)
+
+
+def in_flight(seq: int, rows: list[InFlightRow]) -> StepInFlight:
+    # Speculative rows come behind the others.
+    rows = sorted(rows, key=lambda one: isinstance(one.row, DraftRow))
+    shape = StepShape(seq, decode_rows=len(rows))
+    return StepInFlight(seq=seq, rows=rows, num_tokens=len(rows), shape=shape, has_chunks=False)
+
+
+def make_request(request_id: str) -> Request:
+    submit = Submit(
+        request_id=request_id,
+        gateway_id="g",
+        prompt=bytes(16),
+        sampling=SamplingParams(temperature=0.0, max_tokens=50, seed=0),
+    )
+    return Request(submit, arrival=1, arrived_s=0.0, max_total_tokens=99, eos_token_ids=())
+
+
+def make_gate(*, most: int = MOST, adaptive: bool = True, stops: bool = True) -> SpeculationGate:
+    config = EngineConfig(
+        model="any", num_speculative_tokens=most, max_num_seqs=999, speculative_adaptive=adaptive
+    )
+    return SpeculationGate(config, stops_itself=stops)
+
+
+def often(rng: random.Random, now_ms: float) -> float:
+    """Most guesses are nearly certain, some are not."""
+    return 0.98 if rng.random() < 0.85 else 0.5
+
+
+def never(rng: random.Random, now_ms: float) -> float:
+    return 0.01
+
+
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_where_drafts_pay_it_is_as_good_as_the_best_fixed_number(is_calibrated: bool) -> None:
+    def world() -> World:
+        return World(often, is_calibrated=is_calibrated)
+
+    fixed = [world().run(make_gate(most=most, adaptive=False), 6000) for most in range(1, MOST + 1)]
+    plain = world().run(None, 6000)
+    gate, own = make_gate(stops=is_calibrated), world()
+    own.run(gate, 500)
+    rate = own.run(gate, 6000)
+    assert max(fixed) > 1.5 * plain, "it is a world in which drafts pay"
+    # Requests do not differ here: what a proposer that cannot tell learns of each is noise.
+    assert rate > (0.97 if is_calibrated else 0.93) * max(fixed)
+
+
+@pytest.mark.parametrize("is_calibrated", [True, False])
+@pytest.mark.parametrize("running", [1, 4, 32])
+def test_where_drafts_are_wrong_nearly_nothing_is_lost(running: int, is_calibrated: bool) -> None:
+    def world() -> World:
+        return World(never, running=running, length=96, is_calibrated=is_calibrated)
+
+    plain = world().run(None, 6000 * running)
+    gate, own = make_gate(stops=is_calibrated), world()
+    own.run(gate, 200 * running)
+    assert own.run(gate, 6000 * running) > 0.98 * plain
+
+
+def test_where_a_draft_costs_what_a_token_does_nearly_nothing_is_lost() -> None:
+    def world() -> World:
+        return World(
+            often, running=32, length=30, row_ms=0.06, draft_ms=0.065, look_ms=0.02, start_ms=0.02
+        )
+
+    plain = world().run(None, 60000)
+    gate, own = make_gate(), world()
+    own.run(gate, 3000)
+    assert own.run(gate, 60000) > 0.98 * plain
+
+
+def test_it_falls_silent_as_acceptance_ends_and_comes_back_with_it() -> None:
+    def drifts(rng: random.Random, now_ms: float) -> float:
+        return 0.01 if 1000.0 < now_ms < 3000.0 else 0.95
+
+    gate, world = make_gate(), World(drifts, is_calibrated=False)
+
+    def drafts_per_step(until_ms: float) -> float:
+        drafts, steps = world.num_drafts, world.num_steps
+        while world.now_ms < until_ms:
+            world.step(gate)
+        return (world.num_drafts - drafts) / (world.num_steps - steps)
+
+    drafts_per_step(500.0)
+    assert drafts_per_step(1000.0) > 5.0
+    drafts_per_step(1300.0)
+    assert drafts_per_step(3000.0) < 0.3
+    drafts_per_step(3600.0)
+    assert drafts_per_step(4000.0) > 5.0
+
+
+def test_what_large_batches_lose_does_not_silence_small_ones() -> None:
+    gate = make_gate()
+    costly = World(often, running=32, row_ms=0.1, draft_ms=0.1, look_ms=0.1)
+    costly.run(gate, 20000)
+    assert costly.num_drafts < 0.1 * costly.num_tokens
+    small = World(often, forecast=costly.forecast, num_steps=costly.num_steps)
+    assert small.run(gate, 1000) > 1.4 * World(often).run(None, 1000)
+
+
+def test_a_row_behind_the_end_of_its_request_tells_nothing_of_costs() -> None:
+    gates, worlds = [make_gate(), make_gate()], [World(often), World(often)]
+    for gate, world in zip(gates, worlds, strict=True):
+        world.run(gate, 300)
+    request = make_request("ended")
+    for _ in range(50):
+        one = InFlightRow(row(MOST), request, LEASE)
+        worlds[0].num_steps += 1
+        seq = worlds[0].num_steps
+        result = StepResult(seq=seq, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
+        worlds[0].tell(gates[0], in_flight(seq, [one]), result)
+    thresholds = [
+        gate.begin_step(1, 1, 0.0, world.forecast.costs)
+        for gate, world in zip(gates, worlds, strict=True)
+    ]
+    assert thresholds[0] == thresholds[1]
+    assert gates[0].totals.num_decode_rows == gates[1].totals.num_decode_rows
+
+
+def test_it_decides_by_what_it_was_told_alone() -> None:
+    worlds = [World(often), World(often)]
+    rates = [world.run(make_gate(), 3000) for world in worlds]
+    assert rates[0] == rates[1]
+    assert math.isfinite(rates[0])

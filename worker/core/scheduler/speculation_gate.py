@@ -1,0 +1,321 @@
+"""Speculation gate: how many drafts each request gets in a step, so that speculation never
+loses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from worker.core.draft_acceptance import (
+    COMMON_ROWS,
+    LONGEST_WAIT,
+    BatchRecord,
+    RequestRecord,
+    size_class,
+)
+from worker.plan.plan import DraftRow, StepResult
+from worker.protocol.messages import StepShape
+from worker.protocol.speculation import Decision, SpeculationTotals
+from worker.protocol.step_time import StepCosts
+
+if TYPE_CHECKING:
+    from worker.config import EngineConfig
+    from worker.core.request import Request
+    from worker.core.scheduler.step import InFlightRow, StepInFlight
+
+FIRST_RATE = 0.8
+"""Prior of the acceptance rate: what prompt lookup reaches in copied text."""
+REFERENCE_STEPS = 48
+"""Steps of a size with drafts in all rows, after which one has none: only such a step separates the
+cost of drafting from the cost of a row."""
+PROBE_SHARE = 0.005
+"""Share of all steps' time that probes may take; up to that of `LONGEST_WAIT` steps is saved up."""
+MARGIN = 0.05
+"""Margin by which a draft must promise more than its cost, as a part of that, and a row must gain,
+in tokens: drafts take more than the rank's time, and estimates of it are not exact."""
+LONGEST_REST = 8
+"""Most steps without decisions per request after steps in which no request was to draft: decisions
+take time as well."""
+
+
+class SpeculationGate:
+    """Decides on drafts from acceptance per request and batch size, and the step-time model's
+    costs.
+
+    Whether a request drafts at all depends on what its rows gained so far: accepted drafts less the
+    cost of the row, which has a fixed part and one per draft (`StepCosts.draft_row`,
+    `draft_token`). A new request is expected to gain what rows of all requests do in steps of this
+    size. A request that loses gets no drafts, but for a probe from time to time.
+
+    How many drafts it gets depends on the cost of one more, which is much smaller. It pays while
+    the probability that it is accepted exceeds the threshold: the tokens that steps yield in the
+    time that it takes, at the present throughput, drafts included. Proposers that know the
+    probability of each guess get the threshold with the Plan and stop there. For others the
+    acceptance rate p of the request bounds the number: the j-th draft is accepted with p^j.
+
+    The more a batch is bound by arithmetic, the nearer the threshold comes to one, and the fewer
+    drafts there are. Decisions follow from the calls alone: no clock, no chance.
+
+    Args:
+        config: the engine configuration.
+        stops_itself: whether the proposer stops at the threshold by itself; otherwise the
+            request's acceptance rate bounds the number of drafts.
+    """
+
+    def __init__(self, config: EngineConfig, *, stops_itself: bool) -> None:
+        self.config = config
+        self.stops_itself = stops_itself
+        self.totals = SpeculationTotals.of(config.num_speculative_tokens)
+        self._rate = FIRST_RATE
+        """Acceptance rate over all requests."""
+        self._batches: dict[int, BatchRecord] = {}
+        """Records by `size_class` of the batch."""
+        self._probe_s = 0.0
+        """Seconds that probes may take."""
+        self._costs: StepCosts | None = None
+        """Coefficients of the step-time model; None before it predicts."""
+        self._batch = BatchRecord()
+        """Record of this step's size."""
+        self._tokens_per_s = 0.0
+        """Throughput of steps of this size."""
+        self._threshold = 0.0
+        """`Plan.draft_threshold` of this step."""
+        self._closed: Decision | None = None
+        """Reason why no request drafts in this step; None where some may."""
+        self._now = 0.0
+        self._step = 0
+        """Number of this step."""
+        self._num_asked = self._num_let = 0
+        """Requests of this step that were decided on, and those of them that may draft."""
+        self._rest = 1
+        """Steps of the next rest, see LONGEST_REST."""
+        self._rest_until = 0
+        """Step at which the present rest ends; 0 for none."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any request may draft in this step; else `num_drafts` is not to be called."""
+        return self._closed is None
+
+    def begin_step(
+        self, num_running: int, num_decodes: int, now: float, costs: StepCosts | None
+    ) -> float:
+        """Begins a step; returns its `Plan.draft_threshold`.
+
+        Args:
+            num_running: requests in the running set.
+            num_decodes: those of them that decode.
+            now: the scheduler's clock, in seconds.
+            costs: coefficients of the step-time model; None before it predicts.
+        """
+        self._now = now
+        self._end_step()
+        self._step += 1
+        self._costs = costs
+        self._closed = None
+        self._threshold = 0.0
+        if self.config.speculative_adaptive:
+            self._begin_size(num_decodes)
+        most = self.config.speculative_max_utilization * self.config.max_num_seqs
+        if num_running >= most:
+            self._closed = Decision.UTILIZATION
+        if self._closed is not None:
+            self.totals.count(self._closed, num_decodes)
+        return self._threshold
+
+    def _end_step(self) -> None:
+        if self._num_asked:
+            self._rest = 1 if self._num_let else min(2 * self._rest, LONGEST_REST)
+            self._rest_until = 0 if self._num_let else self._step + self._rest
+        self._num_asked = self._num_let = 0
+
+    def _begin_size(self, num_decodes: int) -> None:
+        batch = self._batch = self._batch_of(num_decodes)
+        if self._costs is None or not num_decodes:
+            self._closed = Decision.COST_UNKNOWN
+            return
+        self._tokens_per_s = batch.tokens_per_s(self._costs, num_decodes)
+        self._threshold = (1.0 + MARGIN) * self._costs.draft_token * self._tokens_per_s
+        if self._threshold >= 1.0:
+            self._closed = Decision.COST
+        elif self._step < self._rest_until and batch.gain.lower <= MARGIN:
+            self._closed = Decision.ACCEPTANCE
+        if batch.num_with_drafts >= REFERENCE_STEPS:
+            batch.num_with_drafts = 0
+            self._closed = Decision.COST_UNKNOWN
+
+    def num_drafts(self, request: Request) -> int:
+        """Most drafts for a decoding request in this step; 0 for a row without. Needs `is_open`."""
+        assert self._closed is None, "nobody drafts in this step"
+        number, decision = self._decide(request)
+        self._num_asked += 1
+        self._num_let += number > 0
+        self.totals.count(decision)
+        return number
+
+    def observe(
+        self, step: StepInFlight, result: StepResult, counts: Sequence[int], shape: StepShape
+    ) -> None:
+        """Takes the result of a step, before its requests do.
+
+        Args:
+            step: the step as it was planned.
+            result: its result.
+            counts: tokens of the result per row.
+            shape: what the step computed.
+        """
+        if not shape.decode_rows:
+            return
+        num_decodes = step.shape.decode_rows
+        num_tokens = sum(counts[:num_decodes])
+        rows: list[_DraftedRow] = []
+        if result.drafted is not None:
+            num_tokens -= _drafted_rows(step.rows[:num_decodes], result, counts, rows)
+        if not step.has_chunks:
+            self.totals.num_decode_rows += shape.decode_rows
+            self.totals.num_decode_tokens += num_tokens
+        batch = self._batch_of(shape.decode_rows)
+        every = shape.draft_rows == shape.decode_rows
+        batch.num_with_drafts = batch.num_with_drafts + 1 if every else 0
+        if self._costs is not None:
+            seconds = self._costs.decodes(shape)
+            self._probe_s += PROBE_SHARE * seconds - self._probe_s / LONGEST_WAIT
+            batch.observe(num_tokens, seconds)
+        for row in rows:
+            self._observe_row(row, batch)
+            if row.num_drafts:
+                self.totals.add_row(row.num_drafts, row.num_accepted)
+
+    def _observe_row(self, row: _DraftedRow, batch: BatchRecord) -> None:
+        record, cost, start = self._record(row.request), 0.0, 0.0
+        if self._costs is not None:
+            rate = self._tokens_per_s
+            draft_s = self._costs.draft_row + self._costs.draft_token * row.num_drafts
+            cost = (1.0 + MARGIN) * rate * draft_s
+            # What a first row cost decides whether others should begin; it is paid in any case.
+            start = self._start_s(record) * rate
+            if record.is_trying:  # what it gained takes no time
+                loss = max(0.0, cost + start - row.num_useful)
+                self._probe_s += self._attempt_s(record) - loss / rate
+        gain = row.num_useful - cost
+        batch.gain.observe(gain - start, is_rare=record.is_trying)
+        record.observe(row.num_drafts, row.num_accepted, gain, self._step)
+        num_known = row.num_accepted + (row.num_accepted < row.num_drafts)
+        if num_known:
+            share = row.num_accepted / num_known
+            self._rate += num_known / COMMON_ROWS * (share - self._rate)
+
+    def _start_s(self, record: RequestRecord) -> float:
+        return 0.0 if record.has_drafted or self._costs is None else self._costs.draft_start
+
+    def _attempt_s(self, record: RequestRecord) -> float:
+        """Seconds that drafting adds to a row, whatever the number of drafts."""
+        return self._start_s(record) + (0.0 if self._costs is None else self._costs.draft_row)
+
+    def _decide(self, request: Request) -> tuple[int, Decision]:
+        config = self.config
+        if request.priority > config.speculative_max_priority:
+            return 0, Decision.PRIORITY
+        if request.times.slo is not None and (
+            0.0 <= request.due_s - self._now <= config.deadline_margin_ms / 1e3
+        ):
+            return 0, Decision.DEADLINE
+        grammar = request.grammar
+        if grammar is not None and (grammar.is_slow or not grammar.may_draft):
+            return 0, Decision.GRAMMAR
+        if not config.speculative_adaptive:
+            return config.num_speculative_tokens, Decision.DRAFT
+        record, common = self._record(request), self._batch.gain
+        number = config.num_speculative_tokens
+        if not self.stops_itself:
+            number = _number_worth(record.rate, self._threshold, number)
+        # What rows of all requests do counts, unless this one differs by more than chance.
+        gain = record.upper_gain if common.lower > MARGIN else record.lower_gain
+        if number and gain > MARGIN:
+            return number, Decision.DRAFT
+        attempt_s = self._attempt_s(record)
+        if record.is_due(self._step) and self._probe_s >= attempt_s:
+            self._probe_s -= attempt_s
+            record.try_again(max(self._rate, FIRST_RATE), common, self._step)
+            return config.num_speculative_tokens, Decision.PROBE
+        return 0, Decision.ACCEPTANCE
+
+    def _record(self, request: Request) -> RequestRecord:
+        record = request.speculation
+        if record is None:
+            record = request.speculation = RequestRecord(self._rate, self._batch.gain, self._step)
+        return record
+
+    def _batch_of(self, num_rows: int) -> BatchRecord:
+        return self._batches.setdefault(size_class(num_rows), BatchRecord())
+
+
+class _DraftedRow(NamedTuple):
+    request: Request
+    num_drafts: int
+    num_accepted: int
+    num_useful: int
+    """Accepted drafts, less those behind the end of the request."""
+
+
+def _drafted_rows(
+    planned: Sequence[InFlightRow],
+    result: StepResult,
+    counts: Sequence[int],
+    rows: list[_DraftedRow],
+) -> int:
+    """Collects rows that were allowed to draft.
+
+    Args:
+        planned: rows of requests that decode, as they were planned.
+        result: the result of their step.
+        counts: tokens of the result per row.
+        rows: gets an entry for each row that was allowed to draft and was computed.
+
+    Returns:
+        Number of tokens that lie behind the ends of their requests.
+    """
+    num_drafted = iter(result.drafted or ())
+    first = num_useless = 0
+    for (row, request, _), count in zip(planned, counts, strict=False):
+        tokens = result.token_ids[first : first + count]
+        first += count
+        if not isinstance(row, DraftRow):
+            continue
+        num_drafts, num_useful = next(num_drafted), _num_useful(request, tokens)
+        num_useless += count - num_useful
+        if row.num_drafts and count:
+            rows.append(_DraftedRow(request, num_drafts, count - 1, num_useful - 1))
+    return num_useless
+
+
+def _num_useful(request: Request, tokens: Sequence[int]) -> int:
+    """Number of tokens up to the first end token, or all."""
+    if len(tokens) > 1:
+        for index, token in enumerate(tokens):
+            if token in request.end_token_ids:
+                return index + 1
+    return len(tokens)
+
+
+def _number_worth(rate: float, threshold: float, most: int) -> int:
+    """The largest j, at most `most`, for which rate^j is at least the threshold."""
+    if rate < threshold or rate <= 0.0:
+        return 0
+    if rate >= 1.0 or threshold <= 0.0:
+        return most
+    return min(most, int(math.log(threshold) / math.log(rate)))
+
+
+def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | None:
+    """The gate that the configuration asks for; None where nothing is drafted.
+
+    Args:
+        config: the engine configuration.
+        on_cuda: whether it runs on CUDA, where prompt lookup does not stop by itself.
+    """
+    if config.speculative_method == "none":
+        return None
+    stops_itself = config.speculative_method == "draft" or not on_cuda
+    return SpeculationGate(config, stops_itself=stops_itself)

@@ -1,0 +1,1 @@
+"""Model classes, one file per vendor."""

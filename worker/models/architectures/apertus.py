@@ -1,0 +1,61 @@
+"""Apertus (huggingface.co/swiss-ai): the MLP's activation, xIELU, has learned parameters per
+layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from kernels import rowwise, xielu
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import MLP
+from worker.models.layers.linear_method import WeightSlot
+
+
+class XieluMLP(MLP):
+    """An MLP without a gate: down(xielu(up(x))). A checkpoint holds the parameters b and e of
+    `xielu` and, before softplus, p and n - b."""
+
+    _NAMES = ("alpha_p", "alpha_n", "beta", "eps")
+
+    def __init__(self, model: DecoderModel) -> None:
+        super().__init__(model.config, model.options, self._xielu)
+        self._numbers = torch.empty(len(self._NAMES), device=model.options.device)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of both projections and of the activation; `prefix` ends with a dot."""
+        yield from super().weight_slots(prefix)
+        for index, name in enumerate(self._NAMES):
+            yield WeightSlot(
+                name=f"{prefix}act_fn.{name}",
+                destination=self._numbers[index : index + 1],
+                full_shape=(1,),
+                may_lack_ones=True,
+            )
+
+    def pack(self) -> None:
+        """Packs the projections, and computes the activation's parameters p, n, b and e."""
+        super().pack()
+        slope, limit = self._numbers[2:]
+        positive, negative = rowwise.softplus(self._numbers[:2])
+        self._numbers = torch.stack((positive, slope + negative, slope, limit))
+
+    def _xielu(self, x: torch.Tensor) -> torch.Tensor:
+        return xielu(x, self._numbers)
+
+
+class ApertusLayer(LlamaLayer):
+    """A layer as Llama's, with other names of its norms in a checkpoint."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("attention_layernorm", "feedforward_layernorm")
+
+
+class ApertusForCausalLM(DecoderModel):
+    """Llama with QK norm and an xIELU MLP without a gate."""
+
+    def build_layer(self, index: int) -> ApertusLayer:
+        """Builds a layer; each has parameters of its own for the activation."""
+        return ApertusLayer(self, index, XieluMLP(self))

@@ -1,0 +1,16 @@
+"""Arcee's AFM (huggingface.co/arcee-ai): Llama whose MLP has no gate."""
+
+from __future__ import annotations
+
+from kernels import squared_relu
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import MLP
+
+
+class ArceeForCausalLM(DecoderModel):
+    """Llama with an MLP of two projections around a squared ReLU."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer; all are alike."""
+        return LlamaLayer(self, index, MLP(self.config, self.options, squared_relu))

@@ -1,0 +1,70 @@
+"""Command R, R7B and A, and Aya (huggingface.co/CohereForAI): attention and MLP are parallel
+blocks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.norms import LayerNorm
+
+
+class ParallelLayer(LlamaLayer):
+    """A layer with parallel blocks: x + attention(h) + mlp(h), where h = norm(x)."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm",)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of both blocks' outputs, and the residual to which it has yet to be added, both
+        [T, hidden]; in the last layer those of the tokens `read` [S]."""
+        (norm,) = self.norms
+        if residual is None:
+            residual, hidden = hidden, norm.forward(hidden)
+        else:
+            hidden, residual = norm.forward_add(hidden, residual)
+        attended = self.attention.forward(hidden, positions, ctx, read)
+        if read is not None:
+            residual, hidden = residual.index_select(0, read), hidden.index_select(0, read)
+            if not len(read):
+                return attended, residual
+        return attended + self.mlp.forward(hidden), residual
+
+
+class CohereForCausalLM(DecoderModel):
+    """Parallel blocks and LayerNorm without bias; logits are multiplied by `logit_scale`."""
+
+    def build_layer(self, index: int) -> ParallelLayer:
+        """Builds a layer; all are alike."""
+        return self._build_layer(index, rotates=True)
+
+    def build_norm(self) -> LayerNorm:
+        """A LayerNorm without bias."""
+        return LayerNorm(self.config.hidden_size, self.config.rms_norm_eps, self.options)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        return super().compute_logits(hidden) * float(self.own("logit_scale"))
+
+    def _build_layer(self, index: int, *, rotates: bool) -> ParallelLayer:
+        traits = AttentionTraits(is_interleaved=True, rotates=rotates)
+        return ParallelLayer(self, index, GatedMLP(self.config, self.options), traits=traits)
+
+
+class Cohere2ForCausalLM(CohereForCausalLM):
+    """Command R7B and A: sliding-window layers with rotary embedding, full ones without."""
+
+    def build_layer(self, index: int) -> ParallelLayer:
+        """Builds a layer with a window and rotary embedding, or without both."""
+        return self._build_layer(index, rotates=self.config.windows[index] is not None)

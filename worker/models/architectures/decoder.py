@@ -1,0 +1,200 @@
+"""Decoder model, the base of all families: embedding, layers, final norm, logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from kernels.native import NativeDecoder
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear import ParallelLMHead, VocabParallelEmbedding
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+from worker.models.layers.norms import HiddenNorm, RMSNorm
+from worker.models.layers.rope import cos_sin_table, query_scales
+
+
+class Part(Protocol):
+    """A part of a model with weights."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all weights of the part; `prefix` ends with a dot."""
+        ...
+
+    def pack(self) -> None:
+        """Converts the loaded weights to the form in which they are used."""
+        ...
+
+
+class FeedForward(Part, Protocol):
+    """Feed-forward block of a layer: an MLP, or experts."""
+
+    reads_wide: ClassVar[bool]
+    """Whether it reads its input in fp32, too, as routers do."""
+
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; `wide` is the same input in fp32, if there is one."""
+        ...
+
+
+class DecoderLayer(Part, Protocol):
+    """One decoder layer: its topology of norms, mixer, feed-forward block and residuals."""
+
+    kv_cache_spec: KVCacheSpec | StateSpec
+    """Specification of the layer's KV cache, or of its state per request."""
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Runs the layer on hidden states [T, hidden].
+
+        Args:
+            hidden: output of the previous layer.
+            residual: [T, hidden], to which `hidden` has yet to be added; None for zero, as before
+                the first layer.
+            positions: [T] int64.
+            ctx: caches and planned attention of the step.
+            read: in the last layer, the tokens [S] whose output is needed; None for all.
+
+        Returns:
+            Output and residual in the same form, [T, hidden] or [S, hidden].
+        """
+        ...
+
+
+class DecoderModel(ABC):
+    """A decoder-only language model on one rank; its weights are unset until they are loaded.
+
+    Args:
+        config: the model's configuration.
+        options: options of all layers: ranks, data type, device.
+        max_model_len: tokens of the longest request.
+
+    Raises:
+        ValueError: the ranks cannot share the model evenly.
+    """
+
+    embedding_name: ClassVar[str] = "model.embed_tokens"
+    """Name of the embedding in a checkpoint."""
+    layers_name: ClassVar[str] = "model.layers"
+    """Name of the stack of layers in a checkpoint."""
+    norm_name: ClassVar[str] = "model.norm"
+    """Name of the final norm in a checkpoint."""
+    head_name: ClassVar[str] = "lm_head"
+    """Name of the LM head's weight in a checkpoint."""
+    head_has_bias: ClassVar[bool] = False
+    """Whether the LM head has a bias."""
+    norm_offset: ClassVar[float] = 0.0
+    """Number that is added to a checkpoint's weights of norms."""
+    runs_natively: ClassVar[bool] = False
+    """Whether the compiled CPU library computes the same as this class. The library reads the
+    layers' weights and never calls `forward`, so a derived class has to declare it anew."""
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
+        self.config = config
+        self.options = options
+        self.native: NativeDecoder | None = None
+        """Compiled decoder that runs the whole forward pass in place of `forward`; None if it is
+        not used."""
+        rotary_dim = config.for_full_layers().rotary_dim
+        self.cos_sin = cos_sin_table(config.rope, rotary_dim, max_model_len, options.device)
+        self.window_cos_sin = self.cos_sin
+        if config.window_rope is not None:
+            self.window_cos_sin = cos_sin_table(
+                config.window_rope, config.rotary_dim, max_model_len, options.device
+            )
+        self.windows = config.windows_within(max_model_len)
+        """Number of positions that a query attends to, its own included, per layer; 0 for full
+        attention."""
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, options)
+        self.layers = [self.build_layer(index) for index in range(config.num_layers)]
+        self.norm = self.build_norm()
+        self.lm_head = ParallelLMHead(
+            *(config.vocab_size, config.hidden_size, options),
+            tied=config.tie_word_embeddings,
+            has_bias=self.head_has_bias,
+        )
+
+    @abstractmethod
+    def build_layer(self, index: int) -> DecoderLayer:
+        """Builds layer `index`; configuration, options and rotary tables are set already."""
+
+    def layer_name(self, index: int) -> str:
+        """Name of a layer in a checkpoint."""
+        return f"{self.layers_name}.{index}"
+
+    def rotary_table(self, index: int) -> torch.Tensor:
+        """Cosines and sines [positions, rotary_dim] of a layer; sliding-window layers may have a
+        table of their own."""
+        return self.cos_sin if self.config.windows[index] is None else self.window_cos_sin
+
+    def build_norm(self) -> HiddenNorm:
+        """Builds a norm of hidden states, for layers and as the final norm."""
+        size, eps = self.config.hidden_size, self.config.rms_norm_eps
+        return RMSNorm(size, eps, self.options, self.norm_offset)
+
+    @cached_property
+    def query_scale(self) -> torch.Tensor | None:
+        """Factors of queries by position, fp32 [positions], for configurations with
+        `llama_4_scaling_beta`; None for no factors."""
+        return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
+
+    def own(self, key: str) -> Any:
+        """Value of a configuration key that only this class reads (`ModelFamily.own`)."""
+        assert self.config.own is not None, "its entry in the table of families names the keys"
+        return self.config.own[key]
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Slots of all tensors that the checkpoint must hold."""
+        yield from self.embed_tokens.weight_slots(self.embedding_name)
+        for index, layer in enumerate(self.layers):
+            yield from layer.weight_slots(f"{self.layer_name(index)}.")
+        yield from self.norm.weight_slots(self.norm_name)
+        yield from self.lm_head.weight_slots(self.head_name)
+
+    def pack(self) -> None:
+        """Converts the loaded weights to the form in which torch uses them, or drops those that
+        `native` holds."""
+        if self.native is not None:
+            self.embed_tokens.drop()
+            self.lm_head.drop()
+            return
+        for layer in self.layers:
+            layer.pack()
+        self.lm_head.pack(self.embed_tokens)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to the first layer's input [T, hidden]."""
+        return self.embed_tokens.forward(input_ids)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """Token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final norm,
+        or to those [S, hidden] of the context's `read_tokens`."""
+        hidden = self.embed(input_ids)
+        residual: torch.Tensor | None = None
+        for layer in self.layers:
+            read = ctx.read_tokens if layer is self.layers[-1] else None
+            hidden, residual = layer.forward(hidden, residual, positions, ctx, read)
+        if not len(hidden):
+            return hidden
+        if residual is None:
+            return self.norm.forward(hidden)
+        return self.norm.forward_add(hidden, residual)[0]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        if self.native is not None:
+            return self.lm_head.gather(self.native.logits(hidden))
+        return self.lm_head.forward(hidden)

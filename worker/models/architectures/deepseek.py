@@ -1,0 +1,216 @@
+"""DeepSeek V2 and V3, and families with the same attention: Kimi K2, GLM-4.7-Flash, Moonlight,
+Mistral 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from kernels import LatentRows, PackedLinear, linear, pack_linear_weight, prepare_latents
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import PreNormLayer
+from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.layers.attention import attend
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear import (
+    ColumnParallelLinear,
+    ColumnPart,
+    RowParallelLinear,
+    divided_part,
+)
+from worker.models.layers.linear_method import WeightSlot
+from worker.models.layers.moe import MoeNames
+from worker.models.layers.norms import RMSNorm
+from worker.models.layers.sharing import divide
+
+_EPS = 1e-6
+"""Epsilon of the norms within attention, which config.json does not set."""
+
+
+class DeepseekForCausalLM(Qwen3MoeForCausalLM):
+    """DeepSeek: multi-head latent attention (MLA); the first layers have a single MLP."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")
+
+    def build_layer(self, index: int) -> PreNormLayer:
+        """Builds a layer with experts, or with a single MLP, as config.json says."""
+        attention = LatentAttention(self, index, self.query_scale)
+        return PreNormLayer(self, attention, self.build_mlp(index), mixer_name="self_attn")
+
+
+class LatentAttention:
+    """Multi-head latent attention (MLA, arXiv 2405.04434), computed in the latent space.
+
+    Keys and values of all heads are projections of one latent vector c per token, except for a part
+    r of the key that has rotary embedding and is the same for all heads. The score of a head's
+    query q without rotary embedding with its key U c is q · (U c) = (U^T q) · c. So all heads share
+    the "key" [c, r], whose leading part c is the "value", and each head projects the result to its
+    values afterwards. The cache holds [c, r] once, whole on every rank; heads are divided among the
+    ranks.
+
+    Args:
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+        query_scale: factors of queries by position, fp32 [positions]; None for no factors.
+    """
+
+    def __init__(
+        self, model: DecoderModel, index: int, query_scale: torch.Tensor | None = None
+    ) -> None:
+        config, options, mla = model.config, model.options, model.config.mla
+        assert mla is not None, "the architecture has latents"
+        self._mla, self._layer_index = mla, index
+        self._cos_sin = model.rotary_table(index)
+        self._query_scale = query_scale
+        self._num_heads = divide(
+            config.num_heads, options.group.world_size, "the number of attention heads"
+        )
+        self._scale = mla.query_dim**-0.5 * mla.score_factor
+        self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
+            num_kv_heads=1, head_dim=mla.cached_dim, dtype=options.dtype, value_dim=mla.kv_rank
+        )
+        """Specification of the layer's cache of latents."""
+        queries = config.num_heads * mla.query_dim
+        first = divided_part("q_proj", queries, options)
+        self.q_norm: RMSNorm | None = None
+        self.q_up: ColumnParallelLinear | None = None
+        if mla.q_rank is not None:
+            first = _whole_part("q_a_proj", mla.q_rank)
+            self.q_norm = RMSNorm(mla.q_rank, _EPS, options)
+            self.q_up = ColumnParallelLinear(
+                mla.q_rank,
+                [divided_part("q_b_proj", queries, options)],
+                bias=False,
+                options=options,
+            )
+        self._split = [first.local_size, mla.kv_rank, mla.rotary_dim]
+        latents = _whole_part("kv_a_proj_with_mqa", mla.cached_dim)
+        self.down = ColumnParallelLinear(
+            config.hidden_size, [first, latents], bias=False, options=options
+        )
+        self.kv_norm = RMSNorm(mla.kv_rank, _EPS, options)
+        keys_and_values = config.num_heads * (mla.plain_dim + mla.value_dim)
+        self.kv_up = ColumnParallelLinear(
+            mla.kv_rank,
+            [divided_part("kv_b_proj", keys_and_values, options)],
+            bias=False,
+            options=options,
+        )
+        self.output = RowParallelLinear(
+            config.num_heads * mla.value_dim, config.hidden_size, bias=False, options=options
+        )
+        self._batch_invariant = options.batch_invariant
+        self._to_latents: _HeadProducts
+        """[heads, plain_dim, kv_rank]: projects queries without rotary embedding to the latent
+        space."""
+        self._to_values: _HeadProducts
+        """[heads, kv_rank, value_dim]: projects attention's output to the heads' values."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all projections and norms; `prefix` ends with a dot."""
+        yield from self.down.weight_slots(prefix)
+        if self.q_norm is not None and self.q_up is not None:
+            yield from self.q_norm.weight_slots(f"{prefix}q_a_layernorm")
+            yield from self.q_up.weight_slots(prefix)
+        yield from self.kv_norm.weight_slots(f"{prefix}kv_a_layernorm")
+        yield from self.kv_up.weight_slots(prefix)
+        yield from self.output.weight_slots(f"{prefix}o_proj")
+
+    def pack(self) -> None:
+        """Packs the projections after loading; splits the one from latents into those of keys and
+        of values."""
+        if self._mla.is_interleaved:
+            self._put_halves_first()
+        self.down.pack()
+        if self.q_up is not None:
+            self.q_up.pack()
+        up = self.kv_up.weight.dense().view(self._num_heads, -1, self._mla.kv_rank)
+        keys, values = up.split([self._mla.plain_dim, self._mla.value_dim], dim=1)
+        self._to_latents, self._to_values = (
+            _HeadProducts(weights, batch_invariant=self._batch_invariant)
+            for weights in (keys, values.transpose(1, 2))
+        )
+        self.kv_up.drop()
+        self.output.pack()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the latents of
+        all tokens to the cache."""
+        q, latents, rotating = self.down.forward(hidden).split(self._split, dim=-1)
+        if self.q_norm is not None and self.q_up is not None:
+            q = self.q_up.forward(self.q_norm.forward(q))
+        q = q.unflatten(-1, (self._num_heads, -1))
+        queries = q.new_empty(*q.shape[:2], self._mla.cached_dim)
+        cache = ctx.kv_caches[self._layer_index]
+        prepare_latents(
+            *(q, queries, LatentRows(latents, rotating, self.kv_norm.weight, self.kv_norm.eps)),
+            *(cache.k, ctx.attention[self._layer_index].slot_mapping),
+            positions=positions,
+            cos_sin_cache=self._cos_sin,
+            query_scale=self._query_scale,
+        )
+        if read is not None and not len(read):
+            return hidden[:0]
+        plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
+        self._to_latents.multiply(plain, absorbed)
+        found = attend(queries, cache, ctx, self._layer_index, scale=self._scale)
+        if read is not None:
+            found = found.index_select(0, read)
+        values = found.new_empty(*found.shape[:2], self._mla.value_dim)
+        self._to_values.multiply(found, values)
+        return self.output.forward(values.flatten(1))
+
+    def _put_halves_first(self) -> None:
+        """Reorders the output features of queries and keys so that pairs of rotary dimensions are
+        split into two halves instead of interleaved. Scores stay the same, since both are
+        reordered alike."""
+        mla = self._mla
+        halves = torch.arange(mla.rotary_dim).view(-1, 2).T.flatten()
+        down = torch.arange(sum(self._split))
+        down[-mla.rotary_dim :] = down[-mla.rotary_dim :][halves]
+        queries = torch.arange(self._num_heads * mla.query_dim).view(self._num_heads, -1)
+        queries[:, mla.plain_dim :] = queries[:, mla.plain_dim :][:, halves]
+        if self.q_up is None:
+            down[: self._split[0]] = queries.flatten()
+        else:
+            self.q_up.reorder(queries.flatten())
+        self.down.reorder(down)
+
+
+class _HeadProducts:
+    """Products of each head with a weight [K, N] of its own.
+
+    Args:
+        weights: [heads, K, N].
+        batch_invariant: whether a token's result must not depend on other tokens; heads are then
+            multiplied one by one.
+    """
+
+    def __init__(self, weights: torch.Tensor, *, batch_invariant: bool) -> None:
+        self._weights = weights
+        self._packed: list[PackedLinear] = []
+        if batch_invariant:
+            self._packed = [
+                pack_linear_weight(own.T.contiguous(), batch_invariant=True) for own in weights
+            ]
+
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Multiplies x [T, heads, K] into `out` [T, heads, N]; both may be strided."""
+        if not self._packed:
+            torch.bmm(x.transpose(0, 1), self._weights, out=out.transpose(0, 1))
+        for head, weight in enumerate(self._packed):
+            out[:, head] = linear(x[:, head], weight)
+
+
+def _whole_part(name: str, size: int) -> ColumnPart:
+    """Output features that are whole on every rank."""
+    return ColumnPart(name=name, full_size=size, local_size=size, start=0)

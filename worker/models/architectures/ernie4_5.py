@@ -1,0 +1,35 @@
+"""ERNIE 4.5 (huggingface.co/baidu): Llama with interleaved rotary embedding; dense, or with
+experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.moe import MoeNames
+
+
+class Ernie45ForCausalLM(DecoderModel):
+    """Llama with interleaved rotary embedding. Names of tensors are the same, so only the family
+    tells a checkpoint from Llama's."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer; all are alike."""
+        mlp = GatedMLP(self.config, self.options)
+        return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
+
+
+class Ernie45MoeForCausalLM(Qwen3MoeForCausalLM):
+    """ERNIE 4.5 with experts and shared experts; a bias is added to scores for the choice alone."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames(
+        bias="moe_statics.e_score_correction_bias", bias_is_matrix=True
+    )
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer with experts, or with a single MLP, as config.json says."""
+        traits = AttentionTraits(is_interleaved=True)
+        return LlamaLayer(self, index, self.build_mlp(index), traits=traits)

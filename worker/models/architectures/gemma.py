@@ -1,0 +1,74 @@
+"""Gemma 1, 2 and 3 (huggingface.co/google): norms multiply by 1 + weight; embeddings are scaled."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from kernels import gelu_and_mul, soft_cap_
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.glm4 import SandwichLayer
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.linear_method import LayerOptions
+
+
+class GemmaForCausalLM(DecoderModel):
+    """Gemma 1: Llama's layers with an MLP gated by GELU.
+
+    Raises:
+        ValueError: the data type is float16, whose range the hidden states exceed.
+    """
+
+    norm_offset: ClassVar[float] = 1.0
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, max_model_len: int) -> None:
+        if options.dtype == torch.float16:
+            raise ValueError("--dtype float16 is too small for Gemma's hidden states: use bfloat16")
+        super().__init__(config, options, max_model_len)
+        # Rounded to the weights' type before the product, as transformers does.
+        self._embedding_scale = torch.tensor(config.hidden_size**0.5).to(options.dtype).item()
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer; all are alike."""
+        return LlamaLayer(self, index, self.build_mlp())
+
+    def build_mlp(self) -> GatedMLP:
+        """Builds an MLP gated by GELU with the tanh approximation."""
+        return GatedMLP(self.config, self.options, activate=gelu_and_mul)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to the first layer's input [T, hidden]."""
+        return super().embed(input_ids) * self._embedding_scale
+
+
+class GemmaLayer(SandwichLayer):
+    """A layer with norms before and after each block, with Gemma's names for them."""
+
+    norm_names: ClassVar[tuple[str, ...]] = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+
+
+class Gemma2ForCausalLM(GemmaForCausalLM):
+    """Gemma 2 and 3: sliding-window and full-attention layers, by turns.
+
+    Gemma 2 soft-caps attention scores and logits. Gemma 3 does not; it has QK norm, and
+    sliding-window layers have a rotary embedding of their own.
+    """
+
+    def build_layer(self, index: int) -> GemmaLayer:
+        """Builds a layer; they differ in windows and rotary tables alone."""
+        scale = float(self.own("query_pre_attn_scalar")) ** -0.5
+        traits = AttentionTraits(scale=scale, norm_offset=self.norm_offset)
+        return GemmaLayer(self, index, self.build_mlp(), traits=traits)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        logits, cap = super().compute_logits(hidden), self.own("final_logit_softcapping")
+        return logits if cap is None else soft_cap_(logits, float(cap))

@@ -1,0 +1,50 @@
+"""GLM-4 (huggingface.co/zai-org), first release and 0414."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+
+
+class SandwichLayer(LlamaLayer):
+    """A layer with norms before and after each block: x + norm(attention(norm(x))), then
+    x + norm(mlp(norm(x)))."""
+
+    norm_names: ClassVar[tuple[str, ...]] = (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    )
+
+    def after_mixer(
+        self, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """MLP between two norms, after the norm of attention's output; as in PreNormLayer."""
+        _, after_attention, before_mlp, after_mlp = self.norms
+        hidden, residual = before_mlp.forward_add(hidden, residual, after_attention)
+        return after_mlp.forward(self.mlp.forward(hidden)), residual
+
+
+class Glm4ForCausalLM(DecoderModel):
+    """GLM-4-0414: norms before and after each block, interleaved rotary embedding of half of each
+    head, fused gate and up projections."""
+
+    def build_layer(self, index: int) -> SandwichLayer:
+        """Builds a layer; all are alike."""
+        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        return SandwichLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))
+
+
+class GlmForCausalLM(DecoderModel):
+    """GLM-4 as first released: as GLM-4-0414, with norms only before each block."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer; all are alike."""
+        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        return LlamaLayer(self, index, mlp, traits=AttentionTraits(is_interleaved=True))

@@ -1,0 +1,15 @@
+"""GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage): experts with shared
+experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.layers.moe import MoeNames
+
+
+class Glm4MoeForCausalLM(Qwen3MoeForCausalLM):
+    """GLM-4.5: rotary embedding of half of each head; the first layers have a single MLP."""
+
+    moe_names: ClassVar[MoeNames] = MoeNames(bias="gate.e_score_correction_bias")

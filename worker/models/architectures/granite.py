@@ -1,0 +1,71 @@
+"""Granite 3 (huggingface.co/ibm-granite) and MiniCPM (huggingface.co/openbmb): Llama whose
+embeddings, blocks and logits are scaled; dense, or with experts."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.models.architectures.decoder import DecoderModel, FeedForward
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.moe import MoeMLP, MoeNames, StackedNames
+from worker.models.layers.norms import RMSNorm
+
+_NAMES = MoeNames(
+    router="router.layer",
+    stacked=StackedNames(gate_up="input_linear.weight", down="output_linear.weight"),
+)
+_MINICPM_NAMES = MoeNames(gate="w1", up="w3", down="w2")
+
+
+class GraniteLayer(LlamaLayer):
+    """A layer with scaled blocks: x + m * attention(norm(x)), then x + m * mlp(norm(x)). Norms
+    multiply by m, the `residual_multiplier`, where they add to the residual."""
+
+    def __init__(
+        self, model: DecoderModel, index: int, mlp: FeedForward, mlp_name: str = "mlp"
+    ) -> None:
+        traits = AttentionTraits(scale=float(model.own("attention_multiplier")))
+        super().__init__(model, index, mlp, traits=traits, mlp_name=mlp_name)
+
+
+class GraniteForCausalLM(DecoderModel):
+    """Granite 3, dense: embeddings times `embedding_multiplier`, logits over `logits_scaling`."""
+
+    def build_layer(self, index: int) -> GraniteLayer:
+        """Builds a layer; all are alike."""
+        return GraniteLayer(self, index, GatedMLP(self.config, self.options))
+
+    def build_norm(self) -> RMSNorm:
+        """Builds a norm that scales a block's output before it adds it to the residual."""
+        scale = float(self.own("residual_multiplier"))
+        size, eps = self.config.hidden_size, self.config.rms_norm_eps
+        return RMSNorm(size, eps, self.options, block_scale=scale)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to the first layer's input [T, hidden]."""
+        return super().embed(input_ids) * float(self.own("embedding_multiplier"))
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
+        return super().compute_logits(hidden) / float(self.own("logits_scaling"))
+
+
+class GraniteMoeForCausalLM(GraniteForCausalLM):
+    """Granite 3 with experts. Its softmax over the chosen experts is computed as one over all
+    experts, normalised to sum to 1 over the chosen."""
+
+    def build_layer(self, index: int) -> GraniteLayer:
+        """Builds a layer; all are alike."""
+        mlp = MoeMLP(self.config, self.options, _NAMES)
+        return GraniteLayer(self, index, mlp, "block_sparse_moe")
+
+
+class MiniCPMForCausalLM(GraniteForCausalLM):
+    """MiniCPM, whose scales are translated to Granite's; experts in all layers, or in none."""
+
+    def build_layer(self, index: int) -> GraniteLayer:
+        """Builds a layer; all are alike."""
+        if self.config.moe is None:
+            return super().build_layer(index)
+        return GraniteLayer(self, index, MoeMLP(self.config, self.options, _MINICPM_NAMES))

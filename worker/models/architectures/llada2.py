@@ -1,0 +1,33 @@
+"""LLaDA 2 (huggingface.co/inclusionAI): Ling 2 as a block-diffusion model."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.layers.attention import AttentionNames, AttentionTraits
+
+_NAMES = AttentionNames(
+    q="query_key_value",
+    k="query_key_value",
+    v="query_key_value",
+    output="dense",
+    q_norm="query_layernorm",
+    k_norm="key_layernorm",
+    is_fused=True,
+)
+
+
+class LLaDA2MoeModelLM(Qwen3MoeForCausalLM):
+    """LLaDA 2: QK norm, rotary embedding of part of each head, q, k and v as one tensor, experts
+    chosen from groups."""
+
+    embedding_name: ClassVar[str] = "model.word_embeddings"
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer as Qwen3-MoE's, with other names in a checkpoint."""
+        mlp = self.build_mlp(index)
+        return LlamaLayer(
+            self, index, mlp, attention_name="attention", traits=AttentionTraits(names=_NAMES)
+        )

@@ -1,0 +1,155 @@
+"""Llama's layers, shared by Mistral, Qwen2, Qwen3 and SDAR, which differ in biases and QK norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Protocol
+
+import torch
+
+from worker.models.architectures.decoder import DecoderModel, FeedForward, Part
+from worker.models.layers.attention import Attention, AttentionTraits, GatedMLP
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear_method import WeightSlot
+
+
+class Mixer(Part, Protocol):
+    """Sequence mixer of a layer: attention, or linear attention."""
+
+    kv_cache_spec: KVCacheSpec | StateSpec
+    """Specification of the mixer's KV cache, or of its state per request."""
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`."""
+        ...
+
+
+class PreNormLayer:
+    """A pre-norm layer: x + mixer(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+        model: the model that the layer belongs to.
+        mixer: attention, or linear attention.
+        mlp: feed-forward block.
+        mixer_name: name of the mixer in a checkpoint, within the layer.
+        mlp_name: name of the feed-forward block in a checkpoint, within the layer.
+    """
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    """Names of the layer's norms in a checkpoint, in the order in which they are applied."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        mixer: Mixer,
+        mlp: FeedForward,
+        *,
+        mixer_name: str,
+        mlp_name: str = "mlp",
+    ) -> None:
+        self.kv_cache_spec = mixer.kv_cache_spec
+        self.mlp = mlp
+        self.norms = [model.build_norm() for _ in self.norm_names]
+        self._reads_wide = mlp.reads_wide
+        self._mixer = mixer
+        self._mixer_name, self._mlp_name = mixer_name, mlp_name
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the layer; `prefix` ends with a dot."""
+        yield from self._mixer.weight_slots(f"{prefix}{self._mixer_name}.")
+        yield from self.mlp.weight_slots(f"{prefix}{self._mlp_name}.")
+        for name, norm in zip(self.norm_names, self.norms, strict=True):
+            yield from norm.weight_slots(f"{prefix}{name}")
+
+    def pack(self) -> None:
+        """Packs mixer and feed-forward block after loading."""
+        self._mixer.pack()
+        self.mlp.pack()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output of the feed-forward block, and the residual to which it has yet to be added;
+        arguments and shapes as in DecoderLayer."""
+        before = self.norms[0]
+        if residual is None:
+            residual, hidden = hidden, before.forward(hidden)
+        else:
+            hidden, residual = before.forward_add(hidden, residual)
+        hidden = self._mixer.forward(hidden, positions, ctx, read)
+        if read is not None:
+            residual = residual.index_select(0, read)
+            if not len(read):
+                return hidden, residual
+        return self.after_mixer(hidden, residual)
+
+    def after_mixer(
+        self, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rest of `forward`, from the mixer's output and the residual, both [T, hidden]."""
+        post_attention_norm = self.norms[1]
+        if not self._reads_wide:
+            hidden, residual = post_attention_norm.forward_add(hidden, residual)
+            return self.feed_forward(hidden), residual
+        hidden, residual, wide = post_attention_norm.forward_add_wide(hidden, residual)
+        return self.feed_forward(hidden, wide), residual
+
+    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """Feed-forward block: normalised [T, hidden] to [T, hidden]; `wide` is the same input in
+        fp32, for blocks that read it."""
+        return self.mlp.forward(hidden, wide)
+
+
+class LlamaLayer(PreNormLayer):
+    """A pre-norm layer with attention: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+        mlp: feed-forward block.
+        traits: differences of its attention from Llama's.
+        attention_name: name of the attention block in a checkpoint, within the layer.
+        mlp_name: name of the feed-forward block in a checkpoint, within the layer.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        index: int,
+        mlp: FeedForward,
+        *,
+        traits: AttentionTraits = AttentionTraits(),  # noqa: B008  # frozen
+        attention_name: str = "self_attn",
+        mlp_name: str = "mlp",
+    ) -> None:
+        self.attention = Attention(
+            *(model.config.for_layer(index), model.options),
+            layer_index=index,
+            cos_sin=model.rotary_table(index),
+            window=model.windows[index],
+            traits=traits,
+        )
+        super().__init__(model, self.attention, mlp, mixer_name=attention_name, mlp_name=mlp_name)
+
+
+class LlamaForCausalLM(DecoderModel):
+    """Llama and families like it: grouped-query attention and an MLP gated by SiLU, with biases and
+    QK norm as configured."""
+
+    runs_natively: ClassVar[bool] = True
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer; all are alike."""
+        return LlamaLayer(self, index, GatedMLP(self.config, self.options))

@@ -1,0 +1,75 @@
+"""Llama 4 (huggingface.co/meta-llama): layers of chunked attention with rotary embedding, and of
+full attention without; experts and a shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from worker.models.architectures.decoder import DecoderModel, FeedForward
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.config.checkpoint import positive_integer
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.linear_method import LayerOptions
+from worker.models.layers.moe import MoeMLP, MoeNames, StackedNames
+
+
+class Llama4Moe(MoeMLP):
+    """Experts whose inputs, not outputs, are multiplied by the router's weights: the sigmoids of
+    the scores.
+
+    Args:
+        config: the model's configuration.
+        options: options of the model's layers.
+    """
+
+    weighs_inputs: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, options: LayerOptions) -> None:
+        stacked = StackedNames(is_transposed=True) if config.quantization is None else None
+        names = MoeNames(router="router", shared="shared_expert", stacked=stacked)
+        super().__init__(config, options, names)
+        self._routing = replace(self._routing, scoring="sigmoid of chosen")
+
+
+class Llama4ForCausalLM(DecoderModel):
+    """Llama 4. In layers with rotary embedding, heads of q and k are normalised after it, without a
+    weight; in layers without, queries are scaled by their positions."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer with rotary embedding or without, with experts or a single MLP."""
+        assert self.config.rotating is not None, "its entry in the table of families tells"
+        rotates = self.config.rotating[index]
+        traits = AttentionTraits(
+            rotates=rotates,
+            is_interleaved=rotates,
+            has_unit_heads=rotates and self.own("use_qk_norm"),
+            query_scale=None if rotates else self._query_scale,
+        )
+        return LlamaLayer(
+            self, index, self._build_mlp(index), traits=traits, mlp_name="feed_forward"
+        )
+
+    def _build_mlp(self, index: int) -> FeedForward:
+        moe = self.config.moe
+        assert moe is not None, "the architecture has experts"
+        if index in moe.dense_layers:
+            return GatedMLP(self.config, self.options, int(self.own("intermediate_size_mlp")))
+        return Llama4Moe(self.config, self.options)
+
+    @cached_property
+    def _query_scale(self) -> torch.Tensor | None:
+        """Factors of queries by position, fp32 [positions]:
+        1 + attn_scale * ln(1 + floor((position + 1) / floor_scale)); None for no factors."""
+        if not self.own("attn_temperature_tuning"):
+            return None
+        positions = torch.arange(len(self.cos_sin), dtype=torch.float32)
+        turns = torch.floor(
+            (positions + 1) / positive_integer(self.config.own or {}, "floor_scale")
+        )
+        scale = float(self.own("attn_scale"))
+        return (1 + scale * torch.log1p(turns)).to(self.options.device)

@@ -1,0 +1,117 @@
+"""LongCat-Flash (huggingface.co/meituan-longcat): pairs of layers with experts in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from kernels import ExpertChoice
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.deepseek import LatentAttention
+from worker.models.architectures.llama import PreNormLayer
+from worker.models.layers.attention import GatedMLP
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.linear_method import WeightSlot
+from worker.models.layers.moe import MoeMLP, MoeNames
+
+_NAMES = MoeNames(router="router.classifier", bias="router.e_score_correction_bias")
+
+
+class LongcatFlashForCausalLM(DecoderModel):
+    """LongCat-Flash: one layer of a checkpoint is a pair of layers here, each with its own KV
+    cache."""
+
+    def build_layer(self, index: int) -> PreNormLayer:
+        """Builds the first or the second layer of a pair."""
+        if index % 2 == 0:
+            self._first = FirstHalf(self, index)
+            return self._first
+        return SecondHalf(self, index, self._first)
+
+    def layer_name(self, index: int) -> str:
+        """Name of a layer's pair in a checkpoint."""
+        return super().layer_name(index // 2)
+
+
+class ScaledLatentAttention(LatentAttention):
+    """Latent attention that multiplies normalised latents by sqrt(hidden size / latent size)."""
+
+    def __init__(self, model: DecoderModel, index: int) -> None:
+        super().__init__(model, index)
+        self._hidden_size = model.config.hidden_size
+
+    def pack(self) -> None:
+        """Packs the weights after loading, and folds the factors into the norms' weights."""
+        super().pack()
+        for norm in (self.q_norm, self.kv_norm):
+            assert norm is not None, "the architecture has latents of queries"
+            norm.weight = norm.weight.float() * (self._hidden_size / len(norm.weight)) ** 0.5
+
+
+class FirstHalf(PreNormLayer):
+    """First layer of a pair, which owns the experts. They read the same input as its MLP, and their
+    output is added after the second layer: the router chooses here, and the second layer runs them,
+    so that one all-reduce sums experts and that layer's MLP."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.0", "post_attention_layernorm.0")
+
+    def __init__(self, model: DecoderModel, index: int) -> None:
+        self.experts = MoeMLP(model.config, model.options, _NAMES)
+        attention = ScaledLatentAttention(model, index)
+        mlp = GatedMLP(model.config, model.options)
+        super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
+        self._reads_wide = self.experts.reads_wide
+        self.chosen: tuple[torch.Tensor, ExpertChoice] | None = None
+        """Input [T, hidden] and choice of the experts, until the second layer takes them."""
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the layer and of the experts; `prefix` ends with a dot."""
+        yield from super().weight_slots(prefix)
+        yield from self.experts.weight_slots(f"{prefix}mlp.")
+
+    def pack(self) -> None:
+        """Packs the layer and the experts after loading."""
+        super().pack()
+        self.experts.pack()
+
+    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """Chooses experts and runs the MLP: normalised [T, hidden] to [T, hidden]."""
+        self.chosen = hidden, self.experts.choose(hidden, wide)
+        return super().feed_forward(hidden)
+
+
+class SecondHalf(PreNormLayer):
+    """Second layer of a pair, which runs its MLP and the experts of the first layer."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm.1", "post_attention_layernorm.1")
+
+    def __init__(self, model: DecoderModel, index: int, first: FirstHalf) -> None:
+        attention = ScaledLatentAttention(model, index)
+        self._dense = GatedMLP(model.config, model.options)
+        super().__init__(model, attention, self._dense, mixer_name="self_attn.1", mlp_name="mlps.1")
+        self._first = first
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output of MLP and experts, and the residual to which it has yet to be added; arguments
+        and shapes as in DecoderLayer."""
+        if read is not None:
+            assert self._first.chosen is not None, "the first half went before"
+            inputs, choice = self._first.chosen
+            own = ExpertChoice(*(part.index_select(0, read) for part in choice))
+            self._first.chosen = inputs.index_select(0, read), own
+        return super().forward(hidden, residual, positions, ctx, read)
+
+    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """Runs the MLP and the chosen experts: normalised [T, hidden] to [T, hidden]."""
+        chosen, self._first.chosen = self._first.chosen, None
+        assert chosen is not None, "the first half went before"
+        return self._first.experts.run(*chosen, self._dense.forward_share(hidden))

@@ -1,0 +1,19 @@
+"""Phi-3 and Phi-4 (huggingface.co/microsoft): Llama with fused projections in a checkpoint, and
+rotary embedding of part of each head."""
+
+from __future__ import annotations
+
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
+
+_NAMES = AttentionNames(q="qkv_proj", k="qkv_proj", v="qkv_proj", is_fused=True)
+
+
+class Phi3ForCausalLM(DecoderModel):
+    """Llama with q, k and v as one tensor in a checkpoint, and gate and up as another."""
+
+    def build_layer(self, index: int) -> LlamaLayer:
+        """Builds a layer; all are alike."""
+        mlp = GatedMLP(self.config, self.options, is_fused=True)
+        return LlamaLayer(self, index, mlp, traits=AttentionTraits(names=_NAMES))

@@ -1,0 +1,75 @@
+"""OLMo 2 and 3, FlexOlmo (huggingface.co/allenai), EXAONE 4 (huggingface.co/LGAI-EXAONE): norms
+after the blocks, and none before them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.context import ForwardContext
+from worker.models.layers.norms import RMSNorm
+
+
+class PostNormLayer(LlamaLayer):
+    """A post-norm layer: x + norm(attention(x)), then x + norm(mlp(x))."""
+
+    norm_names: ClassVar[tuple[str, ...]] = (
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+    )
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, None]:
+        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens `read`
+        [S], and None, since nothing has yet to be added."""
+        assert residual is None, "as the layer before leaves it"
+        after_attention, after_mlp = self.norms
+        assert isinstance(after_attention, RMSNorm), "what build_norm makes"
+        assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
+        attended = self.attention.forward(hidden, positions, ctx, read)
+        if read is not None:
+            hidden = hidden.index_select(0, read)
+            if not len(read):
+                return hidden, None
+        hidden = after_attention.add_to(hidden, attended)
+        return after_mlp.add_to(hidden, self.mlp.forward(hidden)), None
+
+
+class Olmo2ForCausalLM(DecoderModel):
+    """OLMo 2 and 3: QK norm over all heads together. OLMo 3 adds sliding windows, and a rotary
+    embedding of their own for these layers."""
+
+    def build_layer(self, index: int) -> PostNormLayer:
+        """Builds a layer; they differ in windows and rotary tables alone."""
+        mlp = GatedMLP(self.config, self.options)
+        return PostNormLayer(self, index, mlp, traits=AttentionTraits(has_wide_norms=True))
+
+
+class FlexOlmoForCausalLM(Qwen3MoeForCausalLM):
+    """OLMo 2 with experts in all layers."""
+
+    def build_layer(self, index: int) -> PostNormLayer:
+        """Builds a layer; all are alike."""
+        traits = AttentionTraits(has_wide_norms=True)
+        return PostNormLayer(self, index, self.build_mlp(index), traits=traits)
+
+
+class Exaone4ForCausalLM(DecoderModel):
+    """EXAONE 4: models with sliding windows have no rotary embedding in full-attention layers."""
+
+    def build_layer(self, index: int) -> PostNormLayer:
+        """Builds a layer with rotary embedding, or, if others have windows, perhaps without."""
+        rotates = self.own("sliding_window") is None or self.config.windows[index] is not None
+        mlp = GatedMLP(self.config, self.options)
+        return PostNormLayer(self, index, mlp, traits=AttentionTraits(rotates=rotates))

@@ -1,0 +1,286 @@
+"""Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three of four layers are linear attention
+(gated delta net, arXiv 2412.06464), the others gated attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+
+from kernels import rms_norm, rowwise
+from kernels.gated_delta_rule import (
+    DeltaInputs,
+    causal_convolution,
+    gated_delta_chunks,
+    gated_delta_steps,
+)
+from worker.models.architectures.decoder import DecoderModel, FeedForward
+from worker.models.architectures.llama import LlamaLayer, PreNormLayer
+from worker.models.architectures.qwen3_moe import Qwen2MoeForCausalLM
+from worker.models.layers.attention import AttentionTraits, GatedMLP
+from worker.models.layers.context import ForwardContext, StateCache
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear import ColumnParallelLinear, ColumnPart, RowParallelLinear
+from worker.models.layers.linear_method import WeightSlot
+from worker.models.layers.norms import RMSNorm
+from worker.models.layers.sharing import divide
+
+_NORM_EPS = 1e-6
+"""Epsilon in the normalisation of queries and keys to length 1."""
+
+
+class GatedDeltaNet:
+    """Gated delta net, a linear attention: a short convolution over queries, keys and values, then
+    the delta rule.
+
+    Each rank computes its share of the key heads, and the value heads that use them.
+
+    Args:
+        model: the model that the layer belongs to.
+        index: index of the layer, from 0.
+        is_fused: whether a checkpoint has all projections in two tensors, with the rows of each key
+            head together.
+
+    Raises:
+        ValueError: the ranks cannot share the heads evenly, or value heads the key heads.
+    """
+
+    def __init__(self, model: DecoderModel, index: int, *, is_fused: bool) -> None:
+        config, options = model.config, model.options
+        world_size = options.group.world_size
+        all_keys = int(model.own("linear_num_key_heads"))
+        all_values = int(model.own("linear_num_value_heads"))
+        if all_values % all_keys:
+            raise ValueError(
+                f"linear_num_value_heads {all_values} in config.json is no multiple of "
+                f"linear_num_key_heads ({all_keys}): repair it"
+            )
+        self._ratio = all_values // all_keys
+        self._key_heads = divide(all_keys, world_size, "the number of linear key heads")
+        self._value_heads = self._key_heads * self._ratio
+        self._key_dim = int(model.own("linear_key_head_dim"))
+        self._value_dim = int(model.own("linear_value_head_dim"))
+        self._num_taps = int(model.own("linear_conv_kernel_dim"))
+        self._layer_index = index
+        self._options = options
+        self._eps = config.rms_norm_eps
+        self._is_fused = is_fused
+        keys, values = self._key_heads * self._key_dim, self._value_heads * self._value_dim
+        self._widths = [keys, keys, values, values, self._value_heads, self._value_heads]
+        """Widths of q, k, v, z, b and a on this rank, in the order of the projection's output."""
+        self.kv_cache_spec: KVCacheSpec | StateSpec = StateSpec(
+            conv_shape=(self._num_taps - 1, 2 * keys + values),
+            recurrent_shape=(self._value_heads, self._key_dim, self._value_dim),
+            dtype=options.dtype,
+        )
+        """Specification of the layer's state per request."""
+        self._projection = ColumnParallelLinear(
+            config.hidden_size, self._parts(), bias=False, options=options
+        )
+        self._output = RowParallelLinear(
+            world_size * values, config.hidden_size, bias=False, options=options
+        )
+        self._conv = torch.empty(
+            2 * keys + values, self._num_taps, dtype=options.dtype, device=options.device
+        )
+        self._decay, self._step_bias = (
+            torch.empty(self._value_heads, dtype=torch.float32, device=options.device)
+            for _ in range(2)
+        )
+        self._norm = RMSNorm(self._value_dim, self._eps, options)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the projections, the convolution, the decay and the norm; `prefix` ends with a
+        dot."""
+        yield from self._projection.weight_slots(prefix)
+        yield from self._output.weight_slots(f"{prefix}out_proj")
+        yield from self._norm.weight_slots(f"{prefix}norm")
+        group = self._options.group
+        widths = self._widths[:3]
+        full = sum(widths) * group.world_size
+        for index, rows in enumerate(self._conv.split(widths)):
+            yield WeightSlot(
+                name=f"{prefix}conv1d.weight",
+                destination=rows.unsqueeze(1),
+                full_shape=(full, 1, self._num_taps),
+                start=sum(widths[:index]) * group.world_size + group.rank * widths[index],
+            )
+        for name, heads in (("A_log", self._decay), ("dt_bias", self._step_bias)):
+            yield WeightSlot(
+                name=f"{prefix}{name}",
+                destination=heads,
+                full_shape=(self._value_heads * group.world_size,),
+                start=group.rank * self._value_heads,
+            )
+
+    def pack(self) -> None:
+        """Packs the projections after loading; fused ones are reordered."""
+        if self._is_fused:
+            self._projection.reorder(self._by_kind())
+        self._projection.pack()
+        self._output.pack()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; updates the states of
+        all rows."""
+        projected = self._projection.forward(hidden)
+        mixed, z, b, a = projected.split([sum(self._widths[:3]), *self._widths[3:]], dim=1)
+        decay = -self._decay.exp() * rowwise.softplus(a.float() + self._step_bias)
+        out = self._mix(mixed, decay, rowwise.sigmoid(b.float()), ctx)
+        out = rms_norm(out.to(hidden.dtype), self._norm.weight, self._eps)
+        gate = rowwise.silu(z.float()).view(out.shape)
+        out = (out * gate).to(hidden.dtype).flatten(1)
+        return self._output.forward(out if read is None else out.index_select(0, read))
+
+    def _mix(
+        self, mixed: torch.Tensor, decay: torch.Tensor, share: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """Convolution and delta rule of all rows, which updates and stores their states.
+
+        Args:
+            mixed: [T, widths of q, k and v]: projections before the convolution.
+            decay: [T, value heads] fp32: logarithms of the decay.
+            share: [T, value heads] fp32: step sizes of the delta rule (beta).
+            ctx: state caches and rows of the step.
+
+        Returns:
+            [T, value heads, value dim] fp32.
+        """
+        cache, rows = ctx.states[self._layer_index], ctx.state_rows
+        assert rows is not None, "a step of a model that keeps states"
+        border = ctx.num_decode_tokens
+        outputs: list[torch.Tensor] = []
+        if border:
+            before = cache.conv.index_select(0, rows.slots)
+            before = before.masked_fill(rows.is_first[:, None, None], 0)
+            window = torch.cat((before, mixed[:border].unsqueeze(1)), dim=1)
+            state = cache.recurrent.index_select(0, rows.slots)
+            state = state.masked_fill(rows.is_first[:, None, None, None], 0)
+            convolved = causal_convolution(window, self._conv).squeeze(1)
+            inputs = self._inputs(convolved, decay[:border], share[:border])
+            output, state = gated_delta_steps(inputs, state)
+            cache.conv.index_copy_(0, rows.slots, window[:, 1:])
+            cache.recurrent.index_copy_(0, rows.slots, state)
+            outputs.append(output)
+        for slot, parts in rows.longer:
+            for part in parts:
+                own = slice(part.start, part.end)
+                output = self._advance(
+                    mixed[own], decay[own], share[own], cache, slot, is_first=part.is_first
+                )
+                outputs.append(output)
+                if part.snapshot is not None:
+                    cache.copy(slot, part.snapshot)
+        if rows.stored is not None:
+            cache.copy(*rows.stored)
+        return torch.cat(outputs)
+
+    def _advance(
+        self,
+        mixed: torch.Tensor,
+        decay: torch.Tensor,
+        share: torch.Tensor,
+        cache: StateCache,
+        slot: int,
+        *,
+        is_first: bool,
+    ) -> torch.Tensor:
+        """Outputs of consecutive positions of one row; updates the state of its slot."""
+        before, state = cache.conv[slot], cache.recurrent[slot]
+        if is_first:
+            before, state = torch.zeros_like(before), torch.zeros_like(state)
+        window = torch.cat((before, mixed))
+        inputs = self._inputs(causal_convolution(window, self._conv), decay, share)
+        output, state = gated_delta_chunks(inputs, state, by_position=self._options.batch_invariant)
+        cache.conv[slot] = window[len(mixed) :]
+        cache.recurrent[slot] = state
+        return output
+
+    def _inputs(
+        self, convolved: torch.Tensor, decay: torch.Tensor, share: torch.Tensor
+    ) -> DeltaInputs:
+        """Inputs of the delta rule by value head; consecutive value heads share a key head."""
+        q, k, v = convolved.split(self._widths[:3], dim=1)
+        q, k = (
+            unit_length(x.view(len(x), self._key_heads, self._key_dim)).repeat_interleave(
+                self._ratio, dim=1
+            )
+            for x in (q, k)
+        )
+        v = v.view(len(v), self._value_heads, self._value_dim)
+        return DeltaInputs(q * self._key_dim**-0.5, k, v, decay, share)
+
+    def _parts(self) -> list[ColumnPart]:
+        """This rank's output features of all projections."""
+        world_size, rank = self._options.group.world_size, self._options.group.rank
+        q, k, v, z, b, a = self._widths
+
+        def parts(name: str, *widths: int) -> list[ColumnPart]:
+            full = sum(widths) * world_size
+            starts = [
+                sum(widths[:index]) * world_size + rank * width
+                for index, width in enumerate(widths)
+            ]
+            return [
+                ColumnPart(name=name, full_size=full, local_size=width, start=start)
+                for width, start in zip(widths, starts, strict=True)
+            ]
+
+        if self._is_fused:
+            return parts("in_proj_qkvz", q + k + v + z) + parts("in_proj_ba", b + a)
+        own = parts("in_proj_qkv", q, k, v) + parts("in_proj_z", z)
+        return own + parts("in_proj_b", b) + parts("in_proj_a", a)
+
+    def _by_kind(self) -> torch.Tensor:
+        """Order of the projection's rows by kind: q of all key heads, then k, v, z, b and a. A
+        fused checkpoint has q, k, v and z of each key head together, then b and a of each."""
+        num_heads = self._key_heads
+        per_head = [width // num_heads for width in self._widths]
+        wide, narrow = sum(per_head[:4]), sum(per_head[4:])
+        rows = torch.arange(num_heads * (wide + narrow))
+        first = rows[: num_heads * wide].view(num_heads, wide).split(per_head[:4], dim=1)
+        second = rows[num_heads * wide :].view(num_heads, narrow).split(per_head[4:], dim=1)
+        return torch.cat([part.flatten() for part in (*first, *second)])
+
+
+def unit_length(x: torch.Tensor) -> torch.Tensor:
+    """x [..., D], fp32, divided by its Euclidean length over the last dimension."""
+    return x * (x.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
+
+
+class Qwen3NextForCausalLM(Qwen2MoeForCausalLM):
+    """Qwen3-Next: linear and gated attention, experts with a shared expert; norms multiply by
+    1 + weight."""
+
+    norm_offset: ClassVar[float] = 1.0
+    is_fused: ClassVar[bool] = True
+    """Whether a checkpoint has the projections of a linear-attention layer in two tensors."""
+
+    def build_layer(self, index: int) -> PreNormLayer:
+        """Builds a layer with linear attention, or with gated attention."""
+        mlp, linear = self.build_mlp(index), self.config.linear_layers
+        if linear is not None and index in linear:
+            mixer = GatedDeltaNet(self, index, is_fused=self.is_fused)
+            return PreNormLayer(self, mixer, mlp, mixer_name="linear_attn")
+        traits = AttentionTraits(norm_offset=self.norm_offset, has_gate=True)
+        return LlamaLayer(self, index, mlp, traits=traits)
+
+
+class Qwen35ForCausalLM(Qwen3NextForCausalLM):
+    """Qwen3.5 and 3.6: projections of linear-attention layers are not fused as in Qwen3-Next.
+    Dense, or with experts."""
+
+    is_fused: ClassVar[bool] = False
+
+    def build_mlp(self, index: int) -> FeedForward:
+        """Builds the feed-forward block of a layer: an MLP in a dense model, else experts."""
+        if self.config.moe is None:
+            return GatedMLP(self.config, self.options)
+        return super().build_mlp(index)

@@ -1,0 +1,215 @@
+"""Files of a checkpoint, in a local folder or in a repository of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.models.config.digests import digests
+from worker.protocol.hub import download, local_folder
+from worker.protocol.retry import Unavailable, may_heal
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
+_HUB_FILES_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_HUB_FILES = ["*.safetensors", *_HUB_FILES_WITHOUT_WEIGHTS]
+_MAX_HEADER_BYTES = 100_000_000
+# Second copies of the weights in other layouts that some repositories carry.
+_HUB_IGNORED = ["consolidated*", "*/*"]
+_REFUSED_FILES = {
+    "adapter_config.json": (
+        "it is an adapter, which is not supported: merge it into its base model (PEFT's "
+        "merge_and_unload), or remove the file if that was done"
+    ),
+}
+"""Files beside config.json that show that the weights are not a model's, and what to do then."""
+QUANTIZATION_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files beside config.json with the quantization format, for checkpoints whose config.json lacks
+it, and the method that each belongs to."""
+
+
+def resolve_checkpoint(model: str, *, weights: bool = True) -> Path:
+    """The folder of a checkpoint; a Hub repository is downloaded into the Hub's cache first.
+
+    Args:
+        model: the folder or the repository's name.
+        weights: whether the weights are downloaded too.
+
+    Raises:
+        Unavailable: there is no such folder, it is empty or lacks files, or the Hub is unreachable.
+        ValueError: the Hub refuses access, or has no weights that can be read, or the checkpoint is
+            an adapter.
+    """
+    folder = local_folder(model)
+    if folder is None:
+        folder = download(
+            model, _HUB_FILES if weights else _HUB_FILES_WITHOUT_WEIGHTS, _HUB_IGNORED
+        )
+        if not (folder / "config.json").is_file():
+            refuse_files(folder)
+        if weights and (problem := _lacking_weights(folder)):
+            raise ValueError(f"the Hub's {model}: {problem}")
+        return folder
+    if not (folder / "config.json").is_file():
+        refuse_files(folder)
+        raise Unavailable(
+            f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint"
+        )
+    if weights and (problem := _lacking_weights(folder)):
+        raise Unavailable(problem)
+    return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """All safetensors files of a checkpoint, in a fixed order.
+
+    Raises:
+        Unavailable: there are none, or one that the index names is missing.
+        ValueError: the index is malformed, or names anything but safetensors files beside it.
+    """
+    if problem := _lacking_weights(folder):
+        raise Unavailable(problem)
+    return _weight_files(folder)
+
+
+def find_shape(folder: Path, end: str) -> list[int] | None:
+    """Shape of the first tensor whose name ends with `end`, from the headers of the weight files;
+    None if there is none, or if the checkpoint has no weights yet."""
+    for path in _weight_files(folder):
+        for kind in _kinds(path):
+            name, _, shape = kind.partition(" ")
+            if name.endswith(end):
+                return [int(size) for size in json.loads(shape.partition(" ")[2])]
+    return None
+
+
+def refuse_files(folder: Path) -> None:
+    """Refuses a checkpoint with files that contradict config.json.
+
+    Raises:
+        ValueError: there is such a file; the message says what to do.
+    """
+    for name, reason in _REFUSED_FILES.items():
+        if (folder / name).is_file():
+            raise ValueError(f"{folder} holds {name}, so {reason}")
+
+
+def block_hash_salt(folder: Path, *, weights: bool = True) -> str:
+    """A digest that identifies the checkpoint, by its configuration and all bytes of its weights,
+    so that no two fine-tunes share block hashes. The same on all machines.
+
+    Without `weights` the digest is that of a model with dummy weights.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for name in QUANTIZATION_FILES:
+        if (path := folder / name).is_file():
+            digest.update(name.encode() + path.read_bytes())
+    if not weights:
+        digest.update(b"without weights")
+        return digest.hexdigest()[:16]
+    files = weight_files(folder)
+    for path, content in zip(files, digests(files), strict=True):
+        digest.update(f"{path.name}:{content};".encode())
+    return digest.hexdigest()[:16]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        Unavailable: it cannot be read.
+        ValueError: it holds no JSON object; the message names the file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        kind = Unavailable if may_heal(error) else ValueError
+        raise kind(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def positive_integer(raw: Mapping[str, Any], key: str, within: str = "") -> int:
+    """The value of a key that has to be a positive integer.
+
+    Args:
+        raw: config.json, or an object in it.
+        key: the key.
+        within: path of that object, for messages, such as "rope_scaling.".
+
+    Raises:
+        ValueError: it is something else; the message names the key.
+    """
+    value = raw.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"{within}{key} in config.json must be a positive integer, got {value!r}: repair it"
+        )
+    return value
+
+
+def _kinds(path: Path) -> list[str]:
+    """Name, dtype and shape of each tensor in a safetensors file, as one string each; the file's
+    name alone if its header is malformed, which the loader reports."""
+    file_size = path.stat().st_size
+    with path.open("rb") as file:
+        data = 8 + int.from_bytes(file.read(8), "little")
+        header = file.read(data - 8) if data <= min(file_size, _MAX_HEADER_BYTES) else b""
+    try:
+        return [
+            f"{name} {tensor['dtype']} {tensor['shape']}"
+            for name, tensor in json.loads(header).items()
+            if name != "__metadata__"
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return [path.name]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.is_file():
+        return [folder / name for name in _indexed_names(index)]
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    return sorted(p for p in folder.glob("*.safetensors") if "consolidated" not in p.name)
+
+
+def _indexed_names(index: Path) -> list[str]:
+    """Names of the weight files in an index, which must be files beside it.
+
+    HAZARD: a checkpoint is untrusted input; it must not make other files of this machine be read.
+    """
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index} holds no weight_map: download it again")
+    for name in weight_map.values():
+        if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
+            raise ValueError(
+                f"{index} names the weight file {name!r:.200}, but weights are *.safetensors files "
+                "beside it: this checkpoint is broken or forged, get it from elsewhere"
+            )
+    return sorted(set(weight_map.values()))
+
+
+def _lacking_weights(folder: Path) -> str:
+    """Message on missing weight files, and what to do about them; empty if none is missing."""
+    files = _weight_files(folder)
+    if not files:
+        return (
+            f"{folder} holds no *.safetensors file: save the checkpoint again with transformers' "
+            "save_pretrained, which writes safetensors"
+        )
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        return f"{folder} lacks the weight files {', '.join(missing)}: download it again"
+    return ""

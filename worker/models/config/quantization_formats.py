@@ -1,0 +1,372 @@
+"""Parsers of quantization formats: fp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ and
+gpt-oss' mxfp4. Imports no torch.
+
+A key that is not read is refused by name, unless it has no effect on weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.models.config.checkpoint import QUANTIZATION_FILES, read_json
+from worker.models.config.family import words
+from worker.models.config.quantization import (
+    Fp4Config,
+    GptOssMxfp4Config,
+    GroupedIntConfig,
+    QuantizationConfig,
+    ScaledConfig,
+    WeightConfig,
+)
+
+_PLAIN_MODULES = (
+    *("lm_head", "norm", "embed_tokens", "word_embeddings", "gate", "router", "conv1d"),
+    "e_score_correction_bias",
+)
+"""Suffixes of names of modules that are never quantized here; patterns with them are ignored."""
+_BESIDE_EXPERTS = ("self_attn", "mlp.router", "embed_tokens", "lm_head")
+_NOT_OF_WEIGHTS = (
+    *(".input_scale", ".activation_scale", ".input_scale_ub", ".input_global_scale"),
+    *(".input_zero_point", ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".weight_shape"),
+)
+"""Suffixes of names of tensors that are not needed: scales of activations, keys and values, and
+shapes."""
+_NEUTRAL_VALUES: tuple[object, ...] = (None, False, "", [], {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """An object in a checkpoint's files that describes its quantization."""
+
+    where: str
+    """Name of the object, for messages."""
+    said: Mapping[str, Any]
+    """Content of the object."""
+
+    def unsupported(self, what: str) -> ValueError:
+        """The error for a property of the format that is not supported."""
+        return ValueError(
+            f"{self.where} has {what}, which is not supported: use the checkpoint's unquantized "
+            "version, or one in FP8, INT8, NVFP4, AWQ, GPTQ or compressed-tensors' int4"
+        )
+
+    def check(self, known: frozenset[str], must: Mapping[str, tuple[object, ...]]) -> None:
+        """Checks all keys of the object; null, false and empty values are ignored.
+
+        Args:
+            known: keys with any value.
+            must: keys with the values that are supported.
+
+        Raises:
+            ValueError: a key is in neither, or its value is not supported.
+        """
+        for key, value in self.said.items():
+            if key in must:
+                if value is not None and value not in must[key]:
+                    values = " or ".join(map(repr, must[key]))
+                    raise self.unsupported(f"{key} {value!r:.80} (it must be {values})")
+            elif key not in known and value not in _NEUTRAL_VALUES:
+                raise self.unsupported(f"the key {key}")
+
+    def modules(self, *keys: str) -> tuple[str, ...]:
+        """Patterns of modules in the lists of these keys, without modules that are never
+        quantized."""
+        named = []
+        for key in keys:
+            patterns = self.said.get(key) or []
+            if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
+                raise self.unsupported(f"{key} {patterns!r:.80} (it must be a list of names)")
+            named += patterns
+        return tuple(one for one in named if not one.endswith(_PLAIN_MODULES))
+
+    def sizes(self, key: str, value: object) -> tuple[int, int]:
+        """Shape of a block: two positive integers. Raises ValueError for anything else."""
+        if isinstance(value, list) and len(value) == 2:
+            first, second = value
+            if type(first) is int and type(second) is int and min(first, second) > 0:
+                return first, second
+        raise self.unsupported(f"{key} {value!r:.80} (it must be two positive integers)")
+
+    def group_size(self, value: object) -> int:
+        """Number of input features per group; 0 for all. Raises ValueError for anything else."""
+        if value in (None, -1):
+            return 0
+        if type(value) is not int or value < 1:
+            raise self.unsupported(f"group_size {value!r:.80} (it must be a positive integer)")
+        return value
+
+
+def read_quantization(
+    raw: Mapping[str, Any], folder: Path, *, mxfp4: bool = False
+) -> QuantizationConfig | None:
+    """Quantization of a checkpoint; None if its weights are not quantized.
+
+    Args:
+        raw: the content of config.json.
+        folder: folder of the checkpoint, in which another file may describe the format.
+        mxfp4: whether the family's experts may be MXFP4 in gpt-oss' layout.
+
+    Raises:
+        ValueError: a format, or a property of it, is not supported; the message names it.
+    """
+    found = _find(raw, folder)
+    if found is None:
+        return None
+    source, method = found
+    if mxfp4 and method == "mxfp4":
+        return _parse_gpt_oss(source)
+    parse = _PARSERS.get(method) if isinstance(method, str) else None
+    if parse is None:
+        raise source.unsupported(f"quant_method {method!r:.80}")
+    return parse(source)
+
+
+def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None:
+    """The object that describes the format, and its `quant_method`; None without any."""
+    for key in ("quantization_config", "compression_config"):
+        if said := raw.get(key):
+            source = _Source(where=f"{key} in config.json", said=said)
+            default = "modelopt" if "quant_algo" in said else None
+            return source, said.get("quant_method", default)
+    for name, method in QUANTIZATION_FILES.items():
+        path = folder / name
+        if path.is_file():
+            said = read_json(path)
+            nested = said.get("quantization", said)
+            if not isinstance(nested, dict):
+                raise ValueError(f"{name} must hold an object, got {nested!r:.80}: repair it")
+            return _Source(where=name, said=nested), nested.get("quant_method", method)
+    return None
+
+
+def _parse_fp8(source: _Source) -> QuantizationConfig:
+    """FP8 of DeepSeek and transformers, with a scale per block or per tensor."""
+    source.check(
+        words("quant_method weight_block_size modules_to_not_convert ignored_layers")
+        | words("kv_cache_scheme"),
+        {
+            "fmt": ("e4m3", "float8_e4m3fn"),
+            "activation_scheme": ("dynamic", "static"),
+            "dequantize": (False,),
+            # ue8m0: scales are powers of two, but stored as FP32, so nothing changes.
+            "scale_fmt": ("ue8m0", "float"),
+        },
+    )
+    block, weights = source.said.get("weight_block_size"), ScaledConfig(block_shape=(0, 0))
+    if block is not None:
+        shape = source.sizes("weight_block_size", block)
+        weights = ScaledConfig(block_shape=shape, scale="weight_scale_inv")
+    return QuantizationConfig(
+        weights=weights,
+        left_out=source.modules("modules_to_not_convert", "ignored_layers"),
+        renamed_ends=() if block is not None else ((".weight_scale_inv", ".weight_scale"),),
+        skipped_ends=_NOT_OF_WEIGHTS,
+    )
+
+
+def _parse_fbgemm(source: _Source) -> QuantizationConfig:
+    """FP8 of Meta's FBGEMM, with a scale per output feature."""
+    source.check(words("quant_method modules_to_not_convert activation_scale_ub"), {})
+    return QuantizationConfig(
+        weights=ScaledConfig(block_shape=(1, 0)),
+        left_out=source.modules("modules_to_not_convert"),
+        skipped_ends=_NOT_OF_WEIGHTS,
+    )
+
+
+def _parse_modelopt(source: _Source) -> QuantizationConfig:
+    """FP8 and NVFP4 of NVIDIA's ModelOpt, or a mixture of both."""
+    source.check(
+        words("quant_method quant_algo producer config_groups ignore exclude_modules")
+        | words("kv_cache_scheme kv_cache_quant_algo quantized_layers"),
+        {"group_size": (16,)},
+    )
+    is_mixed = source.said.get("quant_algo") == "MIXED_PRECISION"
+    return QuantizationConfig(
+        weights=None if is_mixed else _modelopt_weights(source),
+        by_module=_parse_layers(source) if is_mixed else {},
+        left_out=source.modules("ignore", "exclude_modules"),
+        skipped_ends=_NOT_OF_WEIGHTS,
+    )
+
+
+def _modelopt_weights(source: _Source) -> WeightConfig:
+    """Format of the weights by ModelOpt's `quant_algo`."""
+    formats: dict[object, WeightConfig] = {
+        "FP8": ScaledConfig(block_shape=(0, 0)),
+        "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
+        "NVFP4": Fp4Config(layout="modelopt"),
+    }
+    algorithm = source.said.get("quant_algo")
+    if not isinstance(algorithm, str) or algorithm not in formats:
+        raise source.unsupported(f"quant_algo {algorithm!r:.80}")
+    return formats[algorithm]
+
+
+def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
+    """Formats by module in ModelOpt's `quantized_layers`; other modules are not quantized."""
+    layers = source.said.get("quantized_layers")
+    if not isinstance(layers, dict) or not layers:
+        raise source.unsupported("quant_algo 'MIXED_PRECISION' without quantized_layers")
+    formats = {}
+    for name, said in layers.items():
+        own = _Source(where=f"quantized_layers of {source.where}", said=said)
+        if not isinstance(said, dict):
+            raise own.unsupported(f"{said!r:.80} of {name!r:.80} (it must be an object)")
+        own.check(words("quant_algo"), {"group_size": (16,)})
+        formats[name] = _modelopt_weights(own)
+    return formats
+
+
+def _parse_compressed(source: _Source) -> QuantizationConfig:
+    """compressed-tensors, with one group of modules that have the same format."""
+    source.check(
+        words("quant_method config_groups format ignore kv_cache_scheme quantization_status")
+        | words("global_compression_ratio version"),
+        {},
+    )
+    groups = source.said.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise source.unsupported(f"config_groups {groups!r:.80} (it must be one group)")
+    (group,) = groups.values()
+    if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+        raise source.unsupported(f"config_groups {groups!r:.80} (it must say how weights are)")
+    own = _Source(where=source.where, said=group)
+    own.check(words("targets weights input_activations format"), {})
+    kind = group.get("format") or source.said.get("format")
+    targets = own.modules("targets")
+    return QuantizationConfig(
+        weights=_compressed_weights(_Source(where=source.where, said=group["weights"]), kind),
+        left_out=source.modules("ignore"),
+        targets=() if "Linear" in targets else targets,
+        skipped_ends=_NOT_OF_WEIGHTS,
+    )
+
+
+def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
+    """Format of the weights of a group in compressed-tensors.
+
+    Args:
+        source: the group's `weights` object.
+        kind: the group's `format`, which tells how codes are packed.
+    """
+    source.check(
+        words("num_bits type strategy group_size symmetric block_structure observer")
+        | words("observer_kwargs scale_dtype zp_dtype"),
+        {"dynamic": (False,), "actorder": ("static", "weight")},
+    )
+    said = source.said
+    number, bits, strategy = said.get("type"), said.get("num_bits"), said.get("strategy")
+    group_size, is_symmetric = source.group_size(said.get("group_size")), said.get("symmetric")
+    described = f"format {kind!r:.40} of {bits!r:.10}-bit {number!r:.20} by {strategy!r:.20}"
+    match kind, number, bits:
+        case ("float-quantized" | "naive-quantized", "float", 8) if is_symmetric is not False:
+            shapes = {"tensor": (0, 0), "channel": (1, 0)}
+            if strategy == "block":
+                shape = source.sizes("block_structure", said.get("block_structure"))
+                return ScaledConfig(block_shape=shape)
+            if strategy in shapes:
+                return ScaledConfig(block_shape=shapes[strategy])
+        case ("int-quantized" | "naive-quantized", "int", 8) if is_symmetric is not False:
+            shapes = {"tensor": (0, 0), "channel": (1, 0)}
+            if strategy in shapes:
+                return ScaledConfig(code="int8", block_shape=shapes[strategy])
+        case ("pack-quantized", "int", 4 | 8) if strategy in ("group", "channel"):
+            return GroupedIntConfig(
+                layout="compressed-tensors",
+                bits=int(bits),
+                group_size=group_size,
+                has_zeros=is_symmetric is False,
+            )
+        case ("nvfp4-pack-quantized", "float", 4) if group_size == 16:
+            return Fp4Config(layout="nvfp4")
+        case ("mxfp4-pack-quantized", "float", 4) if group_size == 32:
+            return Fp4Config(layout="mxfp4")
+    raise source.unsupported(described)
+
+
+def _parse_awq(source: _Source) -> QuantizationConfig:
+    """AutoAWQ's GEMM layout."""
+    said = {_AWQ_NAMES.get(key, key): value for key, value in source.said.items()}
+    source = _Source(where=source.where, said=said)
+    source.check(
+        words("quant_method group_size modules_to_not_convert backend exllama_config do_fuse")
+        | words("fuse_max_seq_len modules_to_fuse"),
+        {"bits": (4,), "version": ("gemm", "GEMM"), "zero_point": (True,)},
+    )
+    if said.get("bits") is None:
+        raise source.unsupported("no bits (it must be 4)")
+    group_size = source.group_size(said.get("group_size"))
+    return QuantizationConfig(
+        weights=GroupedIntConfig(layout="awq", group_size=group_size),
+        left_out=source.modules("modules_to_not_convert"),
+    )
+
+
+def _parse_gptq(source: _Source) -> QuantizationConfig:
+    """AutoGPTQ's and GPTQModel's layout; groups are of consecutive features unless `desc_act` is
+    set."""
+    source.check(
+        _GPTQ_HARMLESS | words("quant_method bits group_size modules_in_block_to_quantize"),
+        {
+            "bits": (4, 8),
+            "desc_act": (True, False),
+            "checkpoint_format": ("gptq", "gptq_v2"),
+            "pack_dtype": ("int32",),
+        },
+    )
+    said, bits = source.said, source.said.get("bits")
+    if type(bits) is not int:
+        raise source.unsupported(f"bits {bits!r:.80} (it must be 4 or 8)")
+    named = said.get("modules_in_block_to_quantize") or []
+    flat = [one for part in named for one in (part if isinstance(part, list) else [part])]
+    return QuantizationConfig(
+        weights=GroupedIntConfig(
+            layout="gptq",
+            bits=bits,
+            group_size=source.group_size(said.get("group_size")),
+            zeros_less_one=said.get("checkpoint_format") != "gptq_v2",
+            has_index=said.get("desc_act") is True,
+        ),
+        targets=_Source(where=source.where, said={"modules": flat}).modules("modules"),
+    )
+
+
+def _parse_gpt_oss(source: _Source) -> QuantizationConfig:
+    """MXFP4 of gpt-oss; all modules except the experts must be left out."""
+    modules = source.said.get("modules_to_not_convert")
+    names = [str(name) for name in modules] if isinstance(modules, list) else []
+    for plain in _BESIDE_EXPERTS:
+        if not any(name.endswith(plain) for name in names):
+            raise source.unsupported(f"modules_to_not_convert without {plain}")
+    others = [name for name in names if not name.endswith(_BESIDE_EXPERTS)]
+    others += [key for key in source.said if key not in ("quant_method", "modules_to_not_convert")]
+    if others:
+        raise source.unsupported(f"the key or module {others[0]}")
+    return QuantizationConfig(weights=GptOssMxfp4Config())
+
+
+_PARSERS: Mapping[str, Callable[[_Source], QuantizationConfig]] = {
+    "fp8": _parse_fp8,
+    "fbgemm_fp8": _parse_fbgemm,
+    "compressed-tensors": _parse_compressed,
+    "modelopt": _parse_modelopt,
+    "modelopt_fp4": _parse_modelopt,
+    "awq": _parse_awq,
+    "gptq": _parse_gptq,
+}
+"""Parsers by `quant_method`."""
+_AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
+"""Keys of quant_config.json that have another name in config.json."""
+_GPTQ_HARMLESS = words(
+    """
+    batch_size block_name_to_quantize cache_block_outputs damp_percent damp_auto_increment dataset
+    exllama_config max_input_length meta model_file_base_name model_name_or_path model_seqlen
+    module_name_preceding_first_block pad_token_id static_groups sym tokenizer true_sequential
+    use_cuda_fp16 use_exllama quantizer mse
+    """
+)
+"""Keys about the process of quantization, without effect on the weights' format."""

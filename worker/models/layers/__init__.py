@@ -1,0 +1,1 @@
+"""Layers that architectures are built of, with their tensor parallelism."""

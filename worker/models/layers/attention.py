@@ -1,0 +1,528 @@
+"""Attention and MLP blocks that most families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from kernels import HeadNorms, qk_norm_rope_store, rms_norm_pair, rowwise, silu_and_mul
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.context import ForwardContext, KVCache
+from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
+from worker.models.layers.linear import (
+    ColumnParallelLinear,
+    ColumnPart,
+    RowParallelLinear,
+    divided_part,
+)
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+from worker.models.layers.norms import RMSNorm
+from worker.models.layers.sharing import divide, local_heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionNames:
+    """Names of the parts of an attention block in a checkpoint."""
+
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    output: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    is_fused: bool = False
+    """Whether q, k and v are one tensor, with their rows in this order."""
+    is_grouped: bool = False
+    """Whether q, k and v are one tensor that has, for each KV head in turn, the rows of its query
+    heads, its key and its value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttentionTraits:
+    """Differences of an attention block from Llama's."""
+
+    names: AttentionNames = AttentionNames()
+    """Names of the block's parts in a checkpoint."""
+    scale: float | None = None
+    """Factor of attention scores; None for head_dim ** -0.5."""
+    rotates: bool = True
+    """Whether queries and keys have rotary embedding."""
+    is_interleaved: bool = False
+    """Whether rotary embedding rotates neighbouring dimensions, and not those of two halves."""
+    query_scale: torch.Tensor | None = None
+    """Factors of queries by position, fp32 [positions]; None for no factors."""
+    has_wide_norms: bool = False
+    """Whether QK norm is over all heads together, and not over each head."""
+    has_sinks: bool = False
+    """Whether each head has an attention sink."""
+    norm_offset: float = 0.0
+    """Number that is added to a checkpoint's weights of QK norm."""
+    rotates_first: bool = False
+    """Whether QK norm comes after rotary embedding, and not before."""
+    has_gate: bool = False
+    """Whether the attention output is gated, by further output features of the query projection."""
+    has_unit_heads: bool = False
+    """Whether each head of q and k is normalised without a weight, after rotary embedding."""
+    values_are_keys: bool = False
+    """Whether values are the keys before QK norm and rotary embedding, and have no projection."""
+    has_value_norm: bool = False
+    """Whether each head of the values is normalised, without a weight."""
+
+
+class WideQueryKeyNorm:
+    """QK norm over all heads together, of queries and of keys.
+
+    Each rank holds the weights of its heads; the ranks' sums of squares, of both, are added in one
+    all-reduce.
+
+    Args:
+        config: the model's configuration.
+        options: options of the model's layers.
+        names: names of the norms in a checkpoint.
+    """
+
+    def __init__(self, config: ModelConfig, options: LayerOptions, names: AttentionNames) -> None:
+        group = options.group
+        heads, kv_heads = local_heads(config, group.world_size)
+        first_kv_head = group.rank * config.num_kv_heads // group.world_size
+        self._names = (names.q_norm, names.k_norm)
+        self._full = [config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim]
+        self._starts = [group.rank * heads * config.head_dim, first_kv_head * config.head_dim]
+        self._weights = tuple(
+            torch.empty(count * config.head_dim, dtype=options.dtype, device=options.device)
+            for count in (heads, kv_heads)
+        )
+        copies = max(1, group.world_size // config.num_kv_heads)
+        self._factors = torch.tensor(
+            [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
+        )
+        """Factors from the ranks' sums of squares to means; in the sums, each key head counts as
+        often as ranks hold copies of it."""
+        self._eps = config.rms_norm_eps
+        self._options = options
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of this rank's heads of both weights; `prefix` ends with a dot."""
+        for name, weight, full, start in zip(
+            self._names, self._weights, self._full, self._starts, strict=True
+        ):
+            yield WeightSlot(
+                name=f"{prefix}{name}.weight", destination=weight, full_shape=(full,), start=start
+            )
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalises queries and keys, [T, heads, head_dim] each."""
+        if self._options.group.world_size == 1:
+            weights = self._weights[0], self._weights[1]
+            first, second = rms_norm_pair(q.flatten(1), k.flatten(1), weights, self._eps)
+            return first.view(q.shape), second.view(k.shape)
+        squares = torch.stack([x.flatten(1).float().square().sum(-1) for x in (q, k)], dim=1)
+        total = self._options.group.all_reduce(squares, fixed_order=self._options.batch_invariant)
+        scales = (total * self._factors + self._eps).rsqrt()[:, :, None, None].unbind(1)
+        first, second = (
+            (x.float() * scale).to(x.dtype) * weight.view(x.shape[1:])
+            for x, scale, weight in zip((q, k), scales, self._weights, strict=True)
+        )
+        return first, second
+
+
+class Attention:
+    """Grouped-query attention with a paged KV cache and rotary embedding.
+
+    Each rank computes its share of the query heads. If there are more ranks than KV heads,
+    neighbouring ranks hold copies of the same KV head.
+
+    Args:
+        config: the layer's configuration (`ModelConfig.for_layer`).
+        options: options of the model's layers.
+        layer_index: index of the layer, from 0.
+        cos_sin: rotary table [positions, rotary_dim].
+        window: sliding window: number of positions that a query attends to, its own included; 0 for
+            full attention.
+        traits: differences from Llama's attention.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        *,
+        layer_index: int,
+        cos_sin: torch.Tensor,
+        window: int = 0,
+        traits: AttentionTraits,
+    ) -> None:
+        head_dim = config.head_dim
+        num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.kv_cache_spec: KVCacheSpec | StateSpec = KVCacheSpec(
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=options.dtype,
+            window=window,
+            is_chunked=bool(window and config.has_chunks),
+        )
+        """Specification of the layer's KV cache."""
+        self._query_parts = 1 + traits.has_gate
+        assert traits.has_value_norm or not traits.values_are_keys, "keys rotate where they are"
+        kept = 1 if traits.values_are_keys else 2
+        self._split = [self._query_parts * num_heads, *[num_kv_heads] * kept]
+        self._head_dim = head_dim
+        self._scale = head_dim**-0.5 if traits.scale is None else traits.scale
+        self._traits = traits
+        self._rotary_dim = config.rotary_dim
+        self._layer_index = layer_index
+        self._cos_sin = cos_sin
+        self._names = traits.names
+        self.qkv = ColumnParallelLinear(
+            config.hidden_size,
+            _qkv_parts(config, options, self._names, self._query_parts, has_values=kept == 2),
+            bias=config.qkv_bias,
+            options=options,
+        )
+        self.output = RowParallelLinear(
+            config.num_heads * head_dim,
+            config.hidden_size,
+            bias=config.output_bias,
+            options=options,
+        )
+        self._sinks: torch.Tensor | None = None
+        if traits.has_sinks:
+            self._sinks = torch.empty(num_heads, dtype=torch.float32, device=options.device)
+            self._first_head, self._all_heads = options.group.rank * num_heads, config.num_heads
+        self._create_norms(config, options, traits)
+
+    def _create_norms(
+        self, config: ModelConfig, options: LayerOptions, traits: AttentionTraits
+    ) -> None:
+        """Builds the norms of queries and keys, if the family has any."""
+        assert config.qk_norm or not traits.has_value_norm, "values are normalised beside keys"
+        self._unit_norm: RMSNorm | None = None
+        if traits.has_unit_heads:
+            self._unit_norm = _weightless_norm(config, options)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        self.wide_norm: WideQueryKeyNorm | None = None
+        if traits.has_wide_norms:
+            self.wide_norm = WideQueryKeyNorm(config, options, traits.names)
+        elif config.qk_norm:
+            assert not traits.is_interleaved, "weights of the norms would be in another order"
+            self.q_norm, self.k_norm = (
+                RMSNorm(self._head_dim, config.rms_norm_eps, options, traits.norm_offset)
+                for _ in range(2)
+            )
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all projections, norms and sinks; `prefix` ends with a dot."""
+        yield from self.qkv.weight_slots(prefix)
+        yield from self.output.weight_slots(f"{prefix}{self._names.output}")
+        if self.q_norm is not None and self.k_norm is not None:
+            yield from self.q_norm.weight_slots(f"{prefix}{self._names.q_norm}")
+            yield from self.k_norm.weight_slots(f"{prefix}{self._names.k_norm}")
+        if self._sinks is not None:
+            yield WeightSlot(
+                name=f"{prefix}sinks",
+                destination=self._sinks,
+                full_shape=(self._all_heads,),
+                start=self._first_head,
+            )
+        if self.wide_norm is not None:
+            yield from self.wide_norm.weight_slots(prefix)
+
+    def pack(self) -> None:
+        """Packs the projections after loading; those with interleaved rotary dimensions are
+        reordered."""
+        if self._traits.is_interleaved:
+            self.qkv.reorder(self._halves_first())
+        self.qkv.pack()
+        self.output.pack()
+
+    def drop(self) -> None:
+        """Drops the loaded projections, which the compiled CPU library holds now."""
+        self.qkv.drop()
+        self.output.drop()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the keys and
+        values of all tokens to the cache."""
+        qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
+        q, k, *rest = torch.split(qkv, self._split, dim=1)
+        v = rest[0] if rest else k
+        gate: torch.Tensor | None = None
+        if self._traits.has_gate:
+            q, gate = q.unflatten(1, (self.num_heads, 2)).unbind(2)
+        if self.wide_norm is not None:
+            q, k = self.wide_norm.forward(q, k)
+        cache = ctx.kv_caches[self._layer_index]
+        q = qk_norm_rope_store(
+            *(q, k, v, (cache.k, cache.v), ctx.attention[self._layer_index].slot_mapping),
+            positions=positions,
+            cos_sin_cache=self._cos_sin if self._traits.rotates else None,
+            norms=self._head_norms(),
+            query_scale=self._traits.query_scale,
+        )
+        if read is not None and not len(read):
+            return hidden[:0]
+        attended = attend(
+            q, cache, ctx, self._layer_index, scale=self._scale, sinks=self._sinks
+        ).reshape(hidden.shape[0], -1)
+        if gate is not None:
+            attended = gated(attended, gate.flatten(1))
+        return self.output.forward(attended if read is None else attended.index_select(0, read))
+
+    def _head_norms(self) -> HeadNorms | None:
+        """The norms over each head of q, k and v; None without any."""
+        if self._unit_norm is not None:
+            weight = self._unit_norm.weight
+            return HeadNorms(weight, weight, self._unit_norm.eps, after_rotation=True)
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        weights, traits = (self.q_norm.weight, self.k_norm.weight), self._traits
+        return HeadNorms(
+            *(*weights, self.q_norm.eps), traits.rotates_first, of_values=traits.has_value_norm
+        )
+
+    def _halves_first(self) -> torch.Tensor:
+        """Order of the rows of q, k and v by which pairs of rotary dimensions are split into two
+        halves instead of interleaved. Scores stay the same, since q and k are reordered alike."""
+        width = self._rotary_dim
+        head = torch.arange(self._head_dim)
+        head[:width] = torch.arange(width).view(-1, 2).T.flatten()
+        rotating = sum(self._split[:2])
+        rows = torch.arange(sum(self._split) * self._head_dim).view(-1, self._head_dim)
+        rows[:rotating] = rows[:rotating, head]
+        return rows.flatten()
+
+
+def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
+    """A norm over a head with all weights 1, which no checkpoint holds."""
+    norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
+    norm.weight.fill_(1.0)
+    return norm
+
+
+def attend(
+    q: torch.Tensor,
+    cache: KVCache,
+    ctx: ForwardContext,
+    layer_index: int,
+    *,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of a step's rows over one layer's KV cache: queries [T, heads, head_dim] to [T,
+    heads, value_dim]."""
+    inputs = ctx.attention[layer_index]
+    decode, extend = inputs.decode, inputs.extend
+    if extend is None:
+        assert decode is not None, "a step has rows"
+        return decode.forward(q, cache.k, cache.v, scale=scale, sinks=sinks)
+    if decode is None:
+        return extend.forward(q, cache.k, cache.v, scale=scale, sinks=sinks)
+    border = ctx.num_decode_tokens
+    return torch.cat(
+        (
+            decode.forward(q[:border], cache.k, cache.v, scale=scale, sinks=sinks),
+            extend.forward(q[border:], cache.k, cache.v, scale=scale, sinks=sinks),
+        )
+    )
+
+
+def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Output x [T, N] times the sigmoid of its gate [T, N]."""
+    return x * rowwise.sigmoid(gate)
+
+
+class MLP:
+    """MLP without a gate: down(activate(up(x))).
+
+    Args:
+        config: the model's configuration.
+        options: options of the model's layers.
+        activate: activation, [T, size] to [T, size].
+        up_name: name of the first projection in a checkpoint.
+        down_name: name of the second projection in a checkpoint.
+    """
+
+    reads_wide: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        activate: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        up_name: str = "up_proj",
+        down_name: str = "down_proj",
+    ) -> None:
+        self._activate = activate
+        self._down_name = down_name
+        size, bias = config.intermediate_size, config.mlp_bias
+        divide(size, options.group.world_size, "the intermediate size")
+        self._up = ColumnParallelLinear(
+            config.hidden_size, [divided_part(up_name, size, options)], bias=bias, options=options
+        )
+        self._down = RowParallelLinear(size, config.hidden_size, bias=bias, options=options)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of both projections; `prefix` ends with a dot."""
+        yield from self._up.weight_slots(prefix)
+        yield from self._down.weight_slots(f"{prefix}{self._down_name}")
+
+    def pack(self) -> None:
+        """Packs the projections after loading."""
+        self._up.pack()
+        self._down.pack()
+
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        return self._down.forward(self._activate(self._up.forward(hidden)))
+
+
+class GatedMLP:
+    """Gated MLP: down(silu(gate(x)) * up(x)), or with another activation of the gate.
+
+    Args:
+        config: the model's configuration.
+        options: options of the model's layers.
+        size: intermediate size; 0 for the configuration's.
+        is_fused: whether gate and up are one tensor of the checkpoint, "gate_up_proj".
+        activate: gated activation, [T, 2 * size] of gate and up to [T, size].
+        names: names of gate, up and down in a checkpoint.
+    """
+
+    reads_wide: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        size: int = 0,
+        *,
+        is_fused: bool = False,
+        activate: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        self._activate = activate
+        *gate_and_up, self._down_name = names
+        bias = config.mlp_bias
+        size = size or config.intermediate_size
+        self.size = divide(size, options.group.world_size, "the intermediate size")
+        """Intermediate size on this rank."""
+        self.gate_up = ColumnParallelLinear(
+            config.hidden_size,
+            _gate_up_parts(size, options, is_fused, gate_and_up),
+            bias=bias,
+            options=options,
+        )
+        self.down = RowParallelLinear(size, config.hidden_size, bias=bias, options=options)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all projections; `prefix` ends with a dot."""
+        yield from self.gate_up.weight_slots(prefix)
+        yield from self.down.weight_slots(f"{prefix}{self._down_name}")
+
+    def pack(self) -> None:
+        """Packs the projections after loading."""
+        self.gate_up.pack()
+        self.down.pack()
+
+    def drop(self) -> None:
+        """Drops the loaded projections, which the compiled CPU library holds now."""
+        self.gate_up.drop()
+        self.down.drop()
+
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        return self.down.forward(self._activate(self.gate_up.forward(hidden)))
+
+    def forward_share(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to this rank's summand of the output, [T, hidden]; the caller sums over
+        ranks."""
+        return self.down.forward_share(self._activate(self.gate_up.forward(hidden)))
+
+
+def _gate_up_parts(
+    size: int, options: LayerOptions, is_fused: bool, names: Sequence[str]
+) -> list[ColumnPart]:
+    """This rank's output features of gate and up."""
+    parts = [divided_part(name, size, options) for name in names]
+    if not is_fused:
+        return parts
+    return [
+        ColumnPart(
+            name="gate_up_proj",
+            full_size=2 * size,
+            local_size=part.local_size,
+            start=index * size + part.start,
+        )
+        for index, part in enumerate(parts)
+    ]
+
+
+def _qkv_parts(
+    config: ModelConfig,
+    options: LayerOptions,
+    names: AttentionNames,
+    query_parts: int,
+    *,
+    has_values: bool,
+) -> list[ColumnPart]:
+    """This rank's heads of q, k and, with `has_values`, v. Each head of q has `query_parts` times
+    as many features: with a gate two."""
+    if names.is_grouped:
+        assert query_parts == 1, "a gate has no place in a group"
+        assert has_values, "a group has rows of its value"
+        return _grouped_parts(config, options, names.q)
+    head_dim = config.head_dim
+    num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+    first_kv_head = options.group.rank * config.num_kv_heads // options.group.world_size
+    num_rows, num_kv_rows = query_parts * num_heads * head_dim, num_kv_heads * head_dim
+    full_kv_rows = config.num_kv_heads * head_dim
+    sizes = [query_parts * config.num_heads * head_dim, full_kv_rows, full_kv_rows]
+    starts = [options.group.rank * num_rows, *[first_kv_head * head_dim] * 2]
+    local = [num_rows, num_kv_rows, num_kv_rows]
+    if names.is_fused:
+        starts = [start + sum(sizes[:index]) for index, start in enumerate(starts)]
+        sizes = [sum(sizes)] * 3
+    parts = [
+        ColumnPart(name=name, full_size=size, local_size=own, start=start)
+        for name, size, own, start in zip(
+            (names.q, names.k, names.v), sizes, local, starts, strict=True
+        )
+    ]
+    return parts if has_values else parts[:2]
+
+
+def _grouped_parts(config: ModelConfig, options: LayerOptions, name: str) -> list[ColumnPart]:
+    """This rank's heads of a tensor in which the rows of each KV head are together
+    (`AttentionNames.is_grouped`)."""
+    num_heads, num_kv_heads = local_heads(config, options.group.world_size)
+    first_head = options.group.rank * num_heads
+    per_group, count = config.num_heads // config.num_kv_heads, num_heads // num_kv_heads
+
+    def heads(start: int, size: int) -> ColumnPart:
+        return ColumnPart(
+            name=name,
+            full_size=(config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+            local_size=size * config.head_dim,
+            start=start * config.head_dim,
+        )
+
+    firsts = range(first_head, first_head + num_heads, count)
+    groups = [first // per_group for first in firsts]
+    starts = [group * (per_group + 2) for group in groups]
+    queries = [
+        heads(start + first % per_group, count) for start, first in zip(starts, firsts, strict=True)
+    ]
+    keys = [heads(start + per_group, 1) for start in starts]
+    return queries + keys + [heads(start + per_group + 1, 1) for start in starts]

@@ -1,0 +1,177 @@
+"""KV cache layout: what each layer caches per token or request, and how layers share pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from worker.protocol.page_groups import PageGroups
+
+_MOST_PADDING = 1.25
+"""Groups have as many layers as the most frequent kind, if that is less than so many times the
+least frequent one; the smaller groups' pages then have unused memory, but requests have fewer page
+tables."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheSpec:
+    """KV cache of one layer on one rank, per token."""
+
+    num_kv_heads: int
+    """Number of KV heads on this rank."""
+    head_dim: int
+    dtype: torch.dtype
+    window: int = 0
+    """Sliding window: number of positions that a query attends to, its own included; 0 for full
+    attention. Positions before the windows of all later queries are not kept."""
+    is_chunked: bool = False
+    """Whether attention is chunked: a query attends to its chunk of `window` positions, up to
+    itself. The cache keeps as much as for a sliding window."""
+    value_dim: int = 0
+    """Number of leading dimensions of keys that are the values (MLA); 0 if values have a plane of
+    their own."""
+
+    @property
+    def num_planes(self) -> int:
+        """Number of cache tensors: two for keys and values, one for latents."""
+        return 1 if self.value_dim else 2
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of the layer's part of a page with `page_size` tokens."""
+        values = self.num_kv_heads * self.head_dim * page_size
+        return self.num_planes * values * self.dtype.itemsize
+
+    def page_shape(self, page_size: int) -> tuple[int, int, int]:
+        """Shape of one plane of a page: [tokens, heads, head_dim]."""
+        return page_size, self.num_kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpec:
+    """State of one linear-attention layer on one rank, per request, whatever its length."""
+
+    conv_shape: tuple[int, int]
+    """Shape of the last inputs of the convolution: [positions, channels]."""
+    recurrent_shape: tuple[int, int, int]
+    """Shape of the recurrent state, fp32: [heads, key dim, value dim]."""
+    dtype: torch.dtype
+    """Data type of the convolution's inputs."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the state of one request."""
+        return prod(self.conv_shape) * self.dtype.itemsize + prod(self.recurrent_shape) * 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheGroup:
+    """Layers with the same spec that share page ids.
+
+    Layers at the same index in different groups share a tensor, and use different pages of it.
+    Several layers that cache less per token than others may share a tensor within a group:
+
+        tensor i   page 0                page 1
+        a group    layer i               layer i
+        another    layer 2i, layer 2i+1  layer 2i, layer 2i+1      layers_per_page 2
+    """
+
+    layers: tuple[int, ...]
+    """Indices of the layers, ascending."""
+    spec: KVCacheSpec
+    """Specification of each layer in the group."""
+    layers_per_page: int = 1
+    """Number of layers that share a page of one tensor."""
+
+    @property
+    def window(self) -> int:
+        """Sliding window of the group's layers, as in KVCacheSpec; 0 for full attention."""
+        return self.spec.window
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors per plane that the group's layers need."""
+        return -(-len(self.layers) // self.layers_per_page)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheLayout:
+    """Groups of a model's layers: layers of a group have equal specs, and pages of all groups have
+    the same size."""
+
+    groups: tuple[KVCacheGroup, ...]
+    """Groups of layers, full-attention ones first."""
+    spec: KVCacheSpec
+    """Specification of the layer that caches most bytes per token."""
+    states: Mapping[int, StateSpec] = field(default_factory=dict)
+    """States of linear-attention layers, which are in no group, by layer."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one request's state in all linear-attention layers."""
+        return sum(spec.num_bytes for spec in self.states.values())
+
+    def snapshot_pages(self, page_size: int) -> int:
+        """Number of pages that take as much memory as one request's state; 0 without states."""
+        return -(-self.state_bytes // self.page_bytes(page_size))
+
+    @property
+    def group_size(self) -> int:
+        """Number of tensors per plane: as many as the largest group needs."""
+        return max(group.num_tensors for group in self.groups)
+
+    @property
+    def page_groups(self) -> PageGroups:
+        """The layout's page groups in the form that the scheduler takes."""
+        windows = [group.window for group in self.groups if group.window]
+        return PageGroups(
+            num_full=len(self.groups) - len(windows),
+            num_window=len(windows),
+            window=max(windows, default=0),
+        )
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of one page, in all tensors and planes."""
+        return self.group_size * self.spec.page_bytes(page_size)
+
+
+def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
+    """Groups the layers of a model by their specs; linear-attention layers are in no group.
+
+    If there are more layers of one spec than of another, they form several groups. The last of
+    these may have fewer layers, whose pages are then partly unused.
+
+    Raises:
+        ValueError: page sizes of two specs are not multiples of each other, or types or planes
+            differ; or a model with linear-attention layers has sliding windows, or no
+            full-attention layer.
+    """
+    states = {layer: spec for layer, spec in enumerate(specs) if isinstance(spec, StateSpec)}
+    paged = [(layer, spec) for layer, spec in enumerate(specs) if isinstance(spec, KVCacheSpec)]
+    if states and (not paged or any(spec.window for _, spec in paged)):
+        raise ValueError("layers that keep a state need others beside them that see all positions")
+    most_layer, most = max(paged, key=lambda entry: entry[1].page_bytes(1))
+    kinds: dict[KVCacheSpec, list[int]] = {}
+    for layer, spec in paged:
+        is_like = (spec.dtype, spec.num_planes) == (most.dtype, most.num_planes)
+        if not is_like or most.page_bytes(1) % spec.page_bytes(1):
+            raise ValueError(
+                f"layer {layer} keeps {spec} of a token, layer {most_layer} {most}: their pages "
+                "have to be equally large, or the one's a whole part of the other's"
+            )
+        kinds.setdefault(spec, []).append(layer)
+    shares = {spec: most.page_bytes(1) // spec.page_bytes(1) for spec in kinds}
+    counts = [-(-len(layers) // shares[spec]) for spec, layers in kinds.items()]
+    size = max(counts) if max(counts) < _MOST_PADDING * min(counts) else min(counts)
+    groups = [
+        KVCacheGroup(
+            layers=tuple(layers[start : start + size * shares[spec]]),
+            spec=spec,
+            layers_per_page=shares[spec],
+        )
+        for spec, layers in sorted(kinds.items(), key=lambda kind: (kind[0].window, kind[1][0]))
+        for start in range(0, len(layers), size * shares[spec])
+    ]
+    return KVCacheLayout(groups=tuple(groups), spec=most, states=states)

@@ -1,0 +1,322 @@
+"""Linear layers and embeddings with tensor parallelism: each rank holds a slice of the weights.
+
+Layers are plain objects with an explicit `forward`: a step on CPU runs hundreds of them, and the
+hooks of `torch.nn.Module` would take longer than some of the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels import PackedLinear, linear, pack_linear_weight
+from worker.models.layers.linear_method import (
+    LayerOptions,
+    LinearWeight,
+    UnquantizedMethod,
+    WeightPart,
+    WeightSlot,
+)
+from worker.models.layers.sharing import divide
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnPart:
+    """One weight of a checkpoint in a column-parallel layer, which may fuse several."""
+
+    name: str
+    """Name in the checkpoint, within the layer's block."""
+    full_size: int
+    """Number of output features in the checkpoint."""
+    local_size: int
+    """Number of output features on this rank."""
+    start: int
+    """First output feature on this rank."""
+
+
+def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
+    """A part whose output features are divided evenly among the ranks.
+
+    Raises:
+        ValueError: the size is no multiple of the number of ranks.
+    """
+    local = divide(size, options.group.world_size, f"the output size of {name}")
+    return ColumnPart(name=name, full_size=size, local_size=local, start=options.group.rank * local)
+
+
+class _Linear:
+    """Weight [out, in] of a linear layer on one rank, in any format, and bias [out]."""
+
+    def __init__(
+        self, in_features: int, parts: Sequence[WeightPart], bias: bool, options: LayerOptions
+    ) -> None:
+        out_features = parts[-1].rows.stop
+        self._shape = (out_features, in_features)
+        self._dtype = options.dtype
+        self._group = options.group
+        self._batch_invariant = options.batch_invariant
+        self._weight: LinearWeight | None = options.linear_method.allocate(
+            (out_features, in_features), parts, options
+        )
+        self.bias: torch.Tensor | None = None
+        if bias:
+            self.bias = torch.empty(out_features, dtype=options.dtype, device=options.device)
+        self._packed: PackedLinear
+
+    @property
+    def weight(self) -> LinearWeight:
+        """The weight until it is packed."""
+        assert self._weight is not None, "packed already"
+        return self._weight
+
+    def shape_of_weight(self) -> torch.Tensor:
+        """A tensor with shape and type of the dense weight [out, in], without storage."""
+        return torch.empty(self._shape, dtype=self._dtype, device="meta")
+
+    def pack(self) -> None:
+        """Converts the loaded weight to the form in which it is multiplied, and drops the
+        original."""
+        self._packed = self.weight.pack()
+        self._weight = None
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Reorders the loaded output features to those with the indices `rows` [out]."""
+        self.weight.reorder(rows)
+        if self.bias is not None:
+            self.bias = self.bias[rows.to(self.bias.device)]
+
+    def drop(self) -> None:
+        """Drops the loaded weight without packing it."""
+        self._weight = None
+
+
+class ColumnParallelLinear(_Linear):
+    """Linear layer whose output features are divided among the ranks. Several projections of the
+    same input may be fused.
+
+    Args:
+        in_features: number of input features.
+        parts: the projections, side by side.
+        bias: whether the projections have biases.
+        options: options of the model's layers.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Sequence[ColumnPart],
+        *,
+        bias: bool,
+        options: LayerOptions,
+    ) -> None:
+        own: list[WeightPart] = []
+        for part in parts:
+            first = own[-1].rows.stop if own else 0
+            own.append(
+                WeightPart(
+                    name=part.name,
+                    full_shape=(part.full_size, in_features),
+                    rows=slice(first, first + part.local_size),
+                    dim=0,
+                    start=part.start,
+                )
+            )
+        super().__init__(in_features, own, bias, options)
+        self._parts = own
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all parts and their biases; `prefix` ends with a dot."""
+        yield from self.weight.slots(prefix)
+        if self.bias is None:
+            return
+        for part in self._parts:
+            yield WeightSlot(
+                name=f"{prefix}{part.name}.bias",
+                destination=self.bias[part.rows],
+                full_shape=part.full_shape[:1],
+                start=part.start,
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, sum of the parts' local sizes], the parts side by side."""
+        return linear(x, self._packed, self.bias)
+
+
+def build_router(
+    hidden_size: int, scores: Mapping[str, int], options: LayerOptions, *, bias: bool = False
+) -> ColumnParallelLinear:
+    """A router of a mixture of experts: computes their scores, whole on every rank.
+
+    Its weights and input are fp32, so that the choice of experts does not depend on how activations
+    are rounded.
+
+    Args:
+        hidden_size: size of the input.
+        scores: number of scores by name of the weight in a checkpoint.
+        options: options of the model's layers.
+        bias: whether the weights have biases.
+    """
+    options = replace(options, dtype=torch.float32, linear_method=UnquantizedMethod())
+    parts = [
+        ColumnPart(name=name, full_size=count, local_size=count, start=0)
+        for name, count in scores.items()
+    ]
+    return ColumnParallelLinear(hidden_size, parts, bias=bias, options=options)
+
+
+class RowParallelLinear(_Linear):
+    """Linear layer whose input features are divided among the ranks; their outputs are summed.
+
+    Args:
+        in_features: number of input features on all ranks together.
+        out_features: number of output features.
+        bias: whether the layer has a bias.
+        options: options of the model's layers.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, options: LayerOptions
+    ) -> None:
+        world_size = options.group.world_size
+        local = divide(in_features, world_size, "the input size of a row-parallel layer")
+        part = WeightPart(
+            name="",
+            full_shape=(out_features, in_features),
+            rows=slice(0, out_features),
+            dim=1,
+            start=options.group.rank * local,
+        )
+        super().__init__(local, (part,), bias, options)
+        self._alone = world_size == 1
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """Slots of `name`'s weight and of its bias, which is whole on every rank."""
+        yield from self.weight.slots(name)
+        if self.bias is not None:
+            yield WeightSlot(
+                name=f"{name}.bias",
+                destination=self.bias,
+                full_shape=tuple(self.bias.shape),
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, local in] to [T, out], summed over the ranks."""
+        if self._alone:
+            return linear(x, self._packed, self.bias)
+        total = self._group.all_reduce(linear(x, self._packed), fixed_order=self._batch_invariant)
+        return total if self.bias is None else total + self.bias
+
+    def forward_share(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, local in] to this rank's summand of the output, [T, out]; the caller sums over
+        ranks."""
+        return linear(x, self._packed, self.bias if self._group.rank == 0 else None)
+
+
+class VocabParallelEmbedding:
+    """Embedding whose vocabulary, padded to a multiple of the number of ranks, is divided among
+    them."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, options: LayerOptions) -> None:
+        self._group = options.group
+        self._full_shape = (vocab_size, hidden_size)
+        self.local_size = -(-vocab_size // options.group.world_size)
+        self.start = options.group.rank * self.local_size
+        self._num_rows = max(0, min(self.local_size, vocab_size - self.start))
+        self.weight = torch.empty(
+            self.local_size, hidden_size, dtype=options.dtype, device=options.device
+        )
+        self.weight[self._num_rows :].zero_()  # padding only: untouched pages take no memory
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """The slot of `name`.weight, which is empty on a rank with padding alone."""
+        yield WeightSlot(
+            name=f"{name}.weight",
+            destination=self.weight[: self._num_rows],
+            full_shape=self._full_shape,
+            start=min(self.start, self._full_shape[0]),
+        )
+
+    def drop(self) -> None:
+        """Drops the loaded weight, which the compiled CPU library holds now."""
+        self.weight = self.weight.new_empty(0, self.weight.shape[1])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [T] to embeddings [T, hidden]. Each rank looks up tokens of its part of the
+        vocabulary, with zeros for others, and the ranks' results are summed."""
+        if self._group.world_size == 1:
+            return self.weight.index_select(0, input_ids)
+        local = input_ids - self.start
+        foreign = (local < 0) | (local >= self.local_size)
+        rows = self.weight.index_select(0, local.masked_fill(foreign, 0))
+        return self._group.all_reduce(rows.masked_fill_(foreign.unsqueeze(1), 0))
+
+
+class ParallelLMHead:
+    """LM head whose vocabulary is divided among the ranks.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: size of hidden states.
+        options: options of the model's layers.
+        tied: whether the weight is the embedding's.
+        has_bias: whether logits have a bias.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        options: LayerOptions,
+        *,
+        tied: bool,
+        has_bias: bool = False,
+    ) -> None:
+        self._group = options.group
+        self._vocab_size = vocab_size
+        self._batch_invariant = options.batch_invariant
+        self._own = None if tied else VocabParallelEmbedding(vocab_size, hidden_size, options)
+        self._bias: torch.Tensor | None = None
+        if has_bias:
+            local = -(-vocab_size // options.group.world_size)
+            self._bias = torch.zeros(local, dtype=options.dtype, device=options.device)
+        self._packed: PackedLinear
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """Slots of `name`.weight, unless it is the embedding's, and of `name`.bias."""
+        if self._own is not None:
+            yield from self._own.weight_slots(name)
+        if self._bias is not None:
+            start = min(self._group.rank * len(self._bias), self._vocab_size)
+            yield WeightSlot(
+                name=f"{name}.bias",
+                destination=self._bias[: self._vocab_size - start],
+                full_shape=(self._vocab_size,),
+                start=start,
+            )
+
+    def pack(self, embedding: VocabParallelEmbedding) -> None:
+        """Packs the loaded weight, or the embedding's if the two are tied."""
+        weight = self.source(embedding).weight
+        self._packed = pack_linear_weight(weight, batch_invariant=self._batch_invariant)
+        self._own = None
+
+    def drop(self) -> None:
+        """Drops the loaded weight without packing it."""
+        self._own = None
+
+    def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
+        """The embedding object that holds the head's loaded weight: the head's own, or the model's
+        if the two are tied."""
+        return embedding if self._own is None else self._own
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, hidden] to fp32 logits [R, vocab_size]."""
+        return self.gather(linear(hidden, self._packed, self._bias))
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """Gathers the ranks' logits [R, local vocabulary] to fp32 [R, vocab_size]."""
+        if self._group.world_size > 1:
+            local = self._group.all_gather_last_dim(local)[:, : self._vocab_size]
+        return local.float()

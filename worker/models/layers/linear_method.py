@@ -1,0 +1,192 @@
+"""Linear methods: formats in which linear layers hold their weights, as values or quantized.
+
+    LinearMethod.allocate ──> LinearWeight ──slots──> (the loader fills them)
+                                   ├──pack──> PackedLinear, for `linear`
+                                   ├──pack_experts──> ExpertWeights, for `fused_moe`
+                                   └──dense──> the weight for the compiled CPU library
+
+A layer says which part of which tensor it needs, and does not depend on the format. A mixture of
+experts has one weight with the parts of all experts, one after another. Quantized weights are in
+`quantized_linear.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels import ExpertWeights, PackedLinear, pack_linear_weight
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+
+VALUE_TYPES = ("F64", "F32", "F16", "BF16")
+"""Data types of unquantized tensors, as safetensors names them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSlot:
+    """Slot for one tensor of the checkpoint: its destination, and the slice that this rank
+    needs."""
+
+    name: str
+    """Name in the checkpoint."""
+    destination: torch.Tensor
+    """View of the layer's tensor, with the shape of the slice."""
+    full_shape: tuple[int, ...]
+    """Shape in the checkpoint."""
+    dim: int = 0
+    """Dimension that is sliced."""
+    start: int = 0
+    """First index of the slice; its length is the destination's."""
+    source_types: tuple[str, ...] = VALUE_TYPES
+    """Data types that the checkpoint's tensor may have."""
+    offset: float = 0.0
+    """Number that is added to the checkpoint's values."""
+    read_shape: tuple[int, ...] | None = None
+    """Shape of the slice in the file, if the destination has more dimensions; else None."""
+    may_lack_ones: bool = False
+    """Whether the checkpoint's tensor may lack last dimensions of size 1."""
+    draw: Callable[[torch.Tensor], object] | None = None
+    """Fills the destination with dummy weights; None for the loader's default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightPart:
+    """Part of a layer's weight [out, in] on one rank that one weight of the checkpoint fills."""
+
+    name: str
+    """Name in the checkpoint, relative to the layer and without ".weight"."""
+    full_shape: tuple[int, int]
+    """Shape in the checkpoint."""
+    rows: slice
+    """Rows of the rank's weight that the part fills."""
+    dim: int
+    """Dimension of the checkpoint's weight that is divided among ranks: 0 output, 1 input
+    features."""
+    start: int
+    """First index of this rank's slice of that dimension."""
+
+
+class LinearWeight(ABC):
+    """Weight of one layer on one rank, from allocation until it is packed."""
+
+    @abstractmethod
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the tensors that the checkpoint must hold; `prefix` precedes the parts'
+        names."""
+
+    @abstractmethod
+    def dense(self) -> torch.Tensor:
+        """The loaded weight [out, in], dequantized, in the model's data type."""
+
+    @abstractmethod
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Reorders the loaded rows to those with the indices `rows` [out], on the host."""
+
+    @abstractmethod
+    def pack(self) -> PackedLinear:
+        """Converts the loaded weight to the form in which `linear` multiplies it."""
+
+    @abstractmethod
+    def pack_experts(self, num_experts: int) -> ExpertWeights:
+        """Converts the loaded weight [num_experts * out, in] to the form that `fused_moe`
+        reads."""
+
+
+class LinearMethod(ABC):
+    """A format of linear weights."""
+
+    @abstractmethod
+    def allocate(
+        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
+    ) -> LinearWeight:
+        """Allocates a weight [out, in] for the loader to fill.
+
+        Args:
+            shape: shape of the rank's weight.
+            parts: parts of the weight, from its first row to its last.
+            options: options of the model's layers.
+        """
+
+
+class UnquantizedMethod(LinearMethod):
+    """Unquantized weights, in the model's data type."""
+
+    def allocate(
+        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
+    ) -> LinearWeight:
+        """Allocates one tensor for all parts."""
+        return _UnquantizedWeight(shape, parts, options)
+
+
+class _UnquantizedWeight(LinearWeight):
+    def __init__(
+        self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
+    ) -> None:
+        self._parts = parts
+        self._options = options
+        self._values = torch.empty(shape, dtype=options.dtype, device=options.device)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part in self._parts:
+            yield WeightSlot(
+                name=f"{prefix}{part.name}.weight",
+                destination=self._values[part.rows],
+                full_shape=part.full_shape,
+                dim=part.dim,
+                start=part.start,
+            )
+
+    def dense(self) -> torch.Tensor:
+        return self._values
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        self._values = self._values[rows.to(self._values.device)]
+
+    def pack(self) -> PackedLinear:
+        return pack_linear_weight(self._values, batch_invariant=self._options.batch_invariant)
+
+    def pack_experts(self, num_experts: int) -> ExpertWeights:
+        return ExpertWeights(self._values.view(num_experts, -1, self._values.shape[1]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerOptions:
+    """Options that all layers of a model on one rank share."""
+
+    group: TensorParallelGroup
+    dtype: torch.dtype
+    """Data type of activations, and of weights that are not quantized."""
+    device: torch.device
+    batch_invariant: bool
+    """Whether a token's result must be bitwise the same whatever else the step computes."""
+    expert_parallel: bool = False
+    """Whether each rank holds some experts whole, and not columns of all."""
+    linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
+    """Format of linear weights."""
+
+
+def check_words(
+    name: str, start: int, count: int, full: int, size: int, options: LayerOptions
+) -> None:
+    """Checks that a rank's features are whole words of packed codes.
+
+    Args:
+        name: name of the weight, for the message.
+        start: first feature on this rank.
+        count: number of features on this rank.
+        full: number of features in the checkpoint.
+        size: number of codes per word.
+        options: options of the model's layers.
+
+    Raises:
+        ValueError: ranks would divide the weight within a word.
+    """
+    if start % size or count % size or full % size:
+        raise ValueError(
+            f"--tensor-parallel-size {options.group.world_size} leaves a rank {count} of {full} "
+            f"features of {name or 'a projection'}, not whole words of {size} codes: choose a "
+            "smaller one, or an unquantized checkpoint"
+        )

@@ -1,0 +1,396 @@
+"""Mixture of experts (MoE) of a layer: experts, and the router that chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from kernels import (
+    SILU,
+    Activation,
+    Beside,
+    ExpertChoice,
+    Experts,
+    Routing,
+    choose_experts,
+    fused_moe,
+    registry,
+)
+from worker.models.config.checkpoint import find_shape
+from worker.models.config.model_config import ModelConfig
+from worker.models.config.moe_config import MoeConfig
+from worker.models.layers.attention import GatedMLP
+from worker.models.layers.expert_share import ExpertShare, share_experts
+from worker.models.layers.linear import build_router
+from worker.models.layers.linear_method import LayerOptions, LinearWeight, WeightPart, WeightSlot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackedNames:
+    """Names in a checkpoint of two tensors with all of a layer's experts, unquantized."""
+
+    gate_up: str = "experts.gate_up_proj"
+    """Name of the gate and up projections [experts, 2 * size, hidden]."""
+    down: str = "experts.down_proj"
+    """Name of the down projections [experts, hidden, size]."""
+    is_transposed: bool = False
+    """Whether the last two dimensions are transposed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoeNames:
+    """Names of the parts of a mixture of experts in a checkpoint."""
+
+    router: str = "gate"
+    bias: str = "gate.expert_bias"
+    """Name of the router's bias per expert."""
+    bias_is_matrix: bool = False
+    """Whether the bias is [1, experts] in a checkpoint."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "shared_experts"
+    """Name of the shared expert."""
+    shared_gate: str = ""
+    """Name of the gate whose sigmoid multiplies the shared expert's output; empty for none."""
+    stacked: StackedNames | None = None
+    """Names of tensors with all experts; None if each expert has tensors of its own."""
+
+
+def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
+    """The names for a checkpoint that may stack its experts in one tensor, as the headers of its
+    files tell."""
+    assert config.moe is not None, "the architecture has experts"
+    stacked = StackedNames()
+    shape = find_shape(config.folder, f".{stacked.gate_up}")
+    if shape is None or config.quantization is not None:
+        return names
+    plain = [2 * config.moe.intermediate_size, config.hidden_size]
+    return replace(names, stacked=replace(stacked, is_transposed=shape[1:] != plain))
+
+
+class RoutedExperts:
+    """Routed experts: gated MLPs, of which each token uses some. Each rank holds columns of every
+    expert, or some experts whole (`ExpertShare`).
+
+    Args:
+        config: the model's configuration.
+        moe: the layer's experts.
+        options: options of the model's layers.
+        names: names of the parts in a checkpoint.
+        num_shared: number of further experts into which the shared expert is split and that every
+            token uses; 0 if there is none or it is computed apart.
+        activation: gated activation.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        moe: MoeConfig,
+        options: LayerOptions,
+        names: MoeNames,
+        *,
+        num_shared: int = 0,
+        activation: Activation = SILU,
+    ) -> None:
+        self._moe, self._names, self._options = moe, names, options
+        self._activation = activation
+        self._hidden_size = config.hidden_size
+        hidden_size = config.hidden_size
+        self._share = share = share_experts(moe, options)
+        self._num_shared = num_shared
+        count = share.count + num_shared
+        method = options.linear_method
+        full = moe.intermediate_size, hidden_size
+        here = range(share.first, share.first + share.count)
+        up_parts, down_parts = _expert_parts(full, share, names, here, (share.size, hidden_size))
+        self._gate_up: LinearWeight | None = method.allocate(
+            (2 * count * share.size, hidden_size), up_parts, options
+        )
+        self._down: LinearWeight | None = method.allocate(
+            (count * hidden_size, share.size), down_parts, options
+        )
+        # Slots of other ranks' experts have no rows; with them, headers of all tensors are checked.
+        elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
+        others = _expert_parts(full, share, names, elsewhere, (0, 0))
+        self._elsewhere = [
+            method.allocate((0, size), parts, options)
+            for size, parts in zip((hidden_size, share.size), others, strict=True)
+            if parts
+        ]
+        self._experts: Experts
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of all experts; `prefix` is the block's and ends with a dot."""
+        assert self._gate_up is not None, "slots exist until the weights are packed"
+        assert self._down is not None, "slots exist until the weights are packed"
+        if self._names.stacked is not None:
+            yield from self._stacked_slots(prefix, self._names.stacked)
+        else:
+            yield from self._gate_up.slots(f"{prefix}experts.")
+            yield from self._down.slots(f"{prefix}experts.")
+            for weight in self._elsewhere:
+                yield from weight.slots(f"{prefix}experts.")
+        if self._num_shared:
+            yield from self._shared_slots(f"{prefix}{self._names.shared}.")
+
+    def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the shared expert, split into experts of the routed experts' size."""
+        assert self._gate_up is not None, "slots exist until the weights are packed"
+        assert self._down is not None, "slots exist until the weights are packed"
+        names, share, hidden = self._names, self._share, self._hidden_size
+        ups = self._gate_up.dense().view(-1, 2, share.size, hidden)[share.count :]
+        downs = self._down.dense().view(-1, hidden, share.size)[share.count :]
+        full = self._num_shared * self._moe.intermediate_size
+        for index, (both, down) in enumerate(zip(ups, downs, strict=True)):
+            start = index * self._moe.intermediate_size + share.start
+            for name, part in zip((names.gate, names.up), both, strict=True):
+                yield WeightSlot(
+                    name=f"{prefix}{name}.weight",
+                    destination=part,
+                    full_shape=(full, hidden),
+                    start=start,
+                )
+            yield WeightSlot(
+                name=f"{prefix}{names.down}.weight",
+                destination=down,
+                full_shape=(hidden, full),
+                dim=1,
+                start=start,
+            )
+
+    def _stacked_slots(self, prefix: str, names: StackedNames) -> Iterator[WeightSlot]:
+        """Slots of a checkpoint with all experts in two tensors."""
+        assert self._gate_up is not None, "slots exist until the weights are packed"
+        assert self._down is not None, "slots exist until the weights are packed"
+        full_size, hidden, share = self._moe.intermediate_size, self._hidden_size, self._share
+        both = self._gate_up.dense().view(-1, 2 * share.size, hidden)[: share.count]
+        down = self._down.dense().view(-1, hidden, share.size)[: share.count]
+
+        def slot(name: str, part: torch.Tensor, dim: int, length: int, start: int) -> WeightSlot:
+            full = [self._moe.num_experts, hidden, hidden]
+            full[dim] = length
+            if names.is_transposed:
+                part, dim, full = part.transpose(1, 2), 3 - dim, [full[0], *full[:0:-1]]
+            dim, start = share.cut(dim, start)
+            return WeightSlot(
+                name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
+            )
+
+        # A rank's columns of gate and of up are not contiguous in the checkpoint's tensor.
+        for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
+            yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
+        yield slot(names.down, down, 2, full_size, share.start)
+
+    def pack(self) -> None:
+        """Packs the experts after loading."""
+        assert self._gate_up is not None, "packed twice"
+        assert self._down is not None, "packed twice"
+        count = self._share.count + self._num_shared
+        self._experts = Experts(self._gate_up.pack_experts(count), self._down.pack_experts(count))
+        self._gate_up = self._down = None
+        self._elsewhere.clear()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        choice: ExpertChoice,
+        *,
+        beside: Beside = Beside(),  # noqa: B008  # a tuple
+        weighs_inputs: bool = False,
+    ) -> torch.Tensor:
+        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
+
+        Args:
+            hidden: [T, hidden]: input of the experts.
+            choice: experts of each token, and their weights.
+            beside: further summands of the output, of which each rank has its part.
+            weighs_inputs: whether weights multiply the experts' inputs, and not their outputs.
+        """
+        group = self._options.group
+        if group.rank:
+            beside = beside._replace(first_idle=None)  # idle experts count once, on rank 0
+        out = fused_moe(
+            *(hidden, self._experts, choice),
+            beside=beside,
+            activation=self._activation,
+            first_expert=self._share.first,
+            weighs_inputs=weighs_inputs,
+            batch_invariant=self._options.batch_invariant,
+        )
+        if group.world_size > 1:
+            out = group.all_reduce(out, fixed_order=self._options.batch_invariant)
+        return out
+
+
+class MoeMLP:
+    """Feed-forward block with a router, routed experts, and perhaps a shared expert.
+
+    Args:
+        config: configuration of a model with experts.
+        options: options of the model's layers.
+        names: names of the parts in a checkpoint.
+    """
+
+    reads_wide: ClassVar[bool] = True
+    weighs_inputs: ClassVar[bool] = False
+    """Whether the router's weights multiply the experts' inputs, and not their outputs."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: LayerOptions,
+        names: MoeNames = MoeNames(),  # frozen
+    ) -> None:
+        moe = config.moe
+        assert moe is not None, "the architecture has experts"
+        self._moe = moe
+        self._names = names
+        self._options = options
+        num_shared = num_joined(config, moe, options)
+        self._experts = RoutedExperts(config, moe, options, names, num_shared=num_shared)
+        self._routing = replace(routing_of(moe), num_always=num_shared)
+        scores = {names.router: moe.num_scored}
+        if names.shared_gate:
+            scores[names.shared_gate] = 1
+        self._router = build_router(config.hidden_size, scores, options)
+        self._bias = None
+        if moe.has_bias:
+            self._bias = torch.zeros(moe.num_scored, dtype=torch.float32, device=options.device)
+        self._shared: GatedMLP | None = None
+        if moe.shared_size and not num_shared:
+            self._shared = GatedMLP(config, options, moe.shared_size)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Slots of the router and all experts; `prefix` ends with a dot."""
+        yield from self._router.weight_slots(prefix)
+        if self._bias is not None:
+            bias = self._bias.view(1, -1) if self._names.bias_is_matrix else self._bias
+            yield WeightSlot(
+                name=f"{prefix}{self._names.bias}", destination=bias, full_shape=tuple(bias.shape)
+            )
+        yield from self._experts.weight_slots(prefix)
+        if self._shared is not None:
+            yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
+
+    def pack(self) -> None:
+        """Packs the router and the experts after loading."""
+        self._router.pack()
+        self._experts.pack()
+        if self._shared is not None:
+            self._shared.pack()
+
+    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `wide`, the same input in fp32."""
+        choice, gate = self._choose(hidden, wide)
+        if self._shared is None:
+            return self.run(hidden, choice)
+        return self.run(hidden, choice, self._shared.forward_share(hidden), gate)
+
+    def choose(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> ExpertChoice:
+        """Experts of each token of [T, hidden], and their weights; the router reads `wide`, the
+        same input in fp32."""
+        return self._choose(hidden, wide)[0]
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        choice: ExpertChoice,
+        shared: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
+
+        Args:
+            hidden: [T, hidden]: input of the experts.
+            choice: experts of each token, and their weights.
+            shared: [T, hidden]: this rank's summand of the shared expert's output; None for none.
+            gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
+        """
+        first_idle = self._moe.num_experts if self._moe.num_idle else None
+        beside = Beside(shared=shared, gate=gate, first_idle=first_idle)
+        return self._experts.forward(
+            hidden, choice, beside=beside, weighs_inputs=self.weighs_inputs
+        )
+
+    def _choose(
+        self, hidden: torch.Tensor, wide: torch.Tensor | None
+    ) -> tuple[ExpertChoice, torch.Tensor | None]:
+        """Experts of each token with their weights, and the shared expert's gate [T, 1], if
+        any."""
+        scores = self._router.forward(hidden.float() if wide is None else wide)
+        count = self._moe.num_scored
+        gate = scores[:, count:] if self._names.shared_gate else None
+        return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate
+
+
+def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
+    """Number of routed experts' sizes into which the shared expert is split to be computed with
+    them, which saves the launches of an MLP on CUDA. 0 if it is computed apart, since its size,
+    format or division among ranks differs."""
+    if (
+        not registry.uses_triton(options.device)
+        or config.quantization is not None
+        or options.expert_parallel
+        or config.mlp_bias
+        or moe.num_idle
+        or moe.shared_size % moe.intermediate_size
+    ):
+        return 0
+    return moe.shared_size // moe.intermediate_size
+
+
+def _expert_parts(
+    full: tuple[int, int],
+    share: ExpertShare,
+    names: MoeNames,
+    experts: Sequence[int],
+    local: tuple[int, int],
+) -> tuple[list[WeightPart], list[WeightPart]]:
+    """Parts of a rank's weights: of gate and up projections, and of down projections.
+
+    Args:
+        full: shape of an expert's gate projection in the checkpoint, [size, hidden].
+        share: the rank's expert share.
+        names: names of the parts in a checkpoint.
+        experts: the experts whose parts are listed.
+        local: numbers of rows of each gate and of each down projection on this rank.
+    """
+    up_parts, down_parts = [], []
+    for place, expert in enumerate(experts):
+        for index, name in enumerate((names.gate, names.up), start=2 * place):
+            up_parts.append(
+                WeightPart(
+                    name=f"{expert}.{name}",
+                    full_shape=full,
+                    rows=slice(index * local[0], (index + 1) * local[0]),
+                    dim=0,
+                    start=share.start,
+                )
+            )
+        down_parts.append(
+            WeightPart(
+                name=f"{expert}.{names.down}",
+                full_shape=full[::-1],
+                rows=slice(place * local[1], (place + 1) * local[1]),
+                dim=0 if share.is_whole else 1,
+                start=share.start,
+            )
+        )
+    return up_parts, down_parts
+
+
+def routing_of(moe: MoeConfig) -> Routing:
+    """Routing of a layer's experts for `choose_experts`."""
+    return Routing(
+        num_chosen=moe.num_chosen,
+        scoring="sigmoid" if moe.sigmoid else "softmax",
+        normalize=moe.normalize,
+        num_groups=moe.num_groups,
+        num_chosen_groups=moe.num_chosen_groups,
+        num_summed=moe.num_summed,
+        scale=moe.scale,
+    )

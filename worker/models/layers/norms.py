@@ -1,0 +1,163 @@
+"""Norms of hidden states and of attention heads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+
+from kernels import Norm, fused_add_norm, rms_norm
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+
+
+class HiddenNorm(ABC):
+    """A norm over the last dimension, of one tensor or of the sum of a block's output and the
+    residual.
+
+    Args:
+        weight: [size], unset.
+        eps: number that is added to the mean square, or to the variance.
+        offset: number that is added to the checkpoint's weight.
+        block_scale: factor of a block's output where it is added to the residual.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, eps: float, offset: float = 0.0, block_scale: float = 1.0
+    ) -> None:
+        self.weight = weight
+        self.eps = eps
+        """Number that is added to the mean square, or to the variance."""
+        self._offset, self._block_scale = offset, block_scale
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """The slot of `name`.weight, whole on every rank."""
+        yield WeightSlot(
+            name=f"{name}.weight",
+            destination=self.weight,
+            full_shape=tuple(self.weight.shape),
+            offset=self._offset,
+        )
+
+    @abstractmethod
+    def norm(self, *, is_wide: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+        input."""
+
+    @abstractmethod
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] to [..., size]."""
+
+    def forward_add(
+        self, x: torch.Tensor, residual: torch.Tensor, after_block: HiddenNorm | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of the sum, sum) of a block's output x and the residual, [T, size] each. With
+        `after_block`, x is normalised by it before it is added."""
+        (normed,), total = self._add(x, residual, (self.norm(),), after_block)
+        return normed, total
+
+    def forward_add_wide(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(norm of the sum, sum, norm of the sum in fp32) of a block's output x and the residual,
+        [T, size] each; routers read the last one."""
+        if x.dtype == torch.float32:
+            normed, total = self.forward_add(x, residual)
+            return normed, total, normed
+        (normed, wide), total = self._add(x, residual, (self.norm(), self.norm(is_wide=True)))
+        return normed, total, wide
+
+    def _add(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norms: tuple[Norm, ...],
+        after_block: HiddenNorm | None = None,
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        assert not isinstance(after_block, LayerNorm), "sums are of root-mean-square norms"
+        weight = None if after_block is None else after_block.weight
+        scale = self._block_scale
+        return fused_add_norm(x, residual, norms, self.eps, x_weight=weight, x_scale=scale)
+
+
+class RMSNorm(HiddenNorm):
+    """Normalisation by the root mean square.
+
+    Args:
+        size: size of the last dimension.
+        eps: number that is added to the mean square.
+        options: options of the model's layers.
+        offset: number that is added to the checkpoint's weight; the sum is kept in fp32.
+        block_scale: factor of a block's output where it is added to the residual.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        options: LayerOptions,
+        offset: float = 0.0,
+        *,
+        block_scale: float = 1.0,
+    ) -> None:
+        dtype = torch.float32 if offset else options.dtype
+        weight = torch.empty(size, dtype=dtype, device=options.device)
+        super().__init__(weight, eps, offset, block_scale)
+
+    def multiply(self, factor: torch.Tensor) -> None:
+        """Multiplies the loaded weight by a loaded factor [1]."""
+        self.weight = self.weight.float() * factor.float()
+
+    def norm(self, *, is_wide: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+        input."""
+        return Norm(self.weight, is_wide=is_wide)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] to [..., size]."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + norm of x, both [T, size]."""
+        return fused_add_norm(x, residual, (), self.eps, x_weight=self.weight)[1]
+
+
+class LayerNorm(HiddenNorm):
+    """Normalisation by mean and variance.
+
+    Args:
+        size: size of the last dimension.
+        eps: number that is added to the variance.
+        options: options of the model's layers.
+        has_bias: whether the norm has a bias.
+        offset: number that is added to the checkpoint's weight.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        options: LayerOptions,
+        *,
+        has_bias: bool = False,
+        offset: float = 0.0,
+    ) -> None:
+        weight = torch.empty(size, dtype=torch.float32, device=options.device)
+        super().__init__(weight, eps, offset)
+        self.bias = torch.empty_like(weight) if has_bias else None
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        """Slots of `name`.weight and `name`.bias, whole on every rank."""
+        yield from super().weight_slots(name)
+        if self.bias is not None:
+            shape = tuple(self.bias.shape)
+            yield WeightSlot(name=f"{name}.bias", destination=self.bias, full_shape=shape)
+
+    def norm(self, *, is_wide: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+        input."""
+        return Norm(self.weight, self.bias, subtracts_mean=True, is_wide=is_wide)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, size] to [T, size]; computed in fp32."""
+        return fused_add_norm(x, None, (self.norm(),), self.eps)[0][0]

@@ -1,0 +1,109 @@
+"""Sharing of a model among the ranks of tensor parallelism: what each rank gets. Imports no
+torch."""
+
+from __future__ import annotations
+
+from worker.models.config.model_config import ModelConfig
+from worker.models.config.moe_config import MoeConfig
+
+_MOST_RANKS = 64
+"""Maximum number of ranks that is suggested: two racks of GPUs with a common NVLink hold 72."""
+
+
+def divide(size: int, world_size: int, what: str) -> int:
+    """size / world_size.
+
+    Raises:
+        ValueError: that is no integer; the message has the numbers, and names `what` is divided.
+    """
+    if size % world_size:
+        raise ValueError(
+            f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
+            "choose a size that does"
+        )
+    return size // world_size
+
+
+def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
+    """Numbers of query heads and KV heads on one rank.
+
+    Raises:
+        ValueError: the ranks cannot share the heads evenly; the message has the numbers.
+    """
+    num_heads = divide(config.num_heads, world_size, "the number of attention heads")
+    if config.num_kv_heads >= world_size:
+        return num_heads, divide(config.num_kv_heads, world_size, "the number of key-value heads")
+    if world_size % config.num_kv_heads:
+        raise ValueError(
+            f"--tensor-parallel-size {world_size} is no multiple of the number of key-value heads "
+            f"({config.num_kv_heads}), so ranks cannot hold copies of them: choose a multiple"
+        )
+    return num_heads, 1
+
+
+def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) -> tuple[int, int]:
+    """Number of experts, and of each one's columns, on one rank.
+
+    Raises:
+        ValueError: the ranks cannot share experts, or their columns, evenly.
+    """
+    if not expert_parallel:
+        return moe.num_experts, divide(moe.intermediate_size, world_size, "the size of an expert")
+    if moe.num_experts % world_size:
+        raise ValueError(
+            f"--tensor-parallel-size {world_size} does not divide the number of experts "
+            f"({moe.num_experts}): choose a size that does"
+        )
+    return moe.num_experts // world_size, moe.intermediate_size
+
+
+def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
+    """Checks, before anything is started, that ranks can share a model evenly.
+
+    Layers check this again when they are built; weights that are quantized in groups may exclude
+    further sizes then.
+
+    Raises:
+        ValueError: they cannot. The second line of the message lists sizes that they can.
+    """
+    if expert_parallel and config.moe is None:
+        raise ValueError(
+            f"--enable-expert-parallel needs experts, and {config.architecture} has none with this "
+            "config.json: leave it out"
+        )
+    try:
+        _share(config, world_size, expert_parallel)
+    except ValueError as error:
+        possible = [
+            n for n in range(1, _MOST_RANKS + 1) if _is_possible(config, n, expert_parallel)
+        ]
+        remedy = f"set --tensor-parallel-size to one of {', '.join(map(str, possible))}"
+        if expert_parallel:
+            remedy = f"leave out --enable-expert-parallel, or {remedy}"
+        raise ValueError(f"{str(error).rpartition(': ')[0]}\n{remedy}") from error
+
+
+def _is_possible(config: ModelConfig, world_size: int, expert_parallel: bool) -> bool:
+    try:
+        _share(config, world_size, expert_parallel)
+    except ValueError:
+        return False
+    return True
+
+
+def _share(config: ModelConfig, world_size: int, expert_parallel: bool) -> None:
+    if config.mla is not None:
+        divide(config.num_heads, world_size, "the number of attention heads")
+    else:
+        for heads in (config, config.for_full_layers()):
+            local_heads(heads, world_size)
+    if config.linear_layers:
+        own = config.own or {}
+        divide(own["linear_num_key_heads"], world_size, "the number of linear key heads")
+    moe = config.moe
+    if moe is None or moe.dense_layers:
+        divide(config.intermediate_size, world_size, "the intermediate size")
+    if moe is not None:
+        if moe.shared_size:
+            divide(moe.shared_size, world_size, "the intermediate size")
+        divide_experts(moe, world_size, expert_parallel=expert_parallel)

@@ -1,0 +1,1 @@
+"""Weights: reading, slicing per rank, and packing them."""

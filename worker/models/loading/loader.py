@@ -1,0 +1,279 @@
+"""Loader: builds a model and reads its weights from safetensors files, on each rank only its slice.
+
+Names, shapes and types are checked in the files' headers before any weight is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import DownloadColumn, TransferSpeedColumn
+from safetensors import safe_open
+
+from worker.memory import release_freed_memory
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.config.checkpoint import weight_files
+from worker.models.config.families import FAMILIES
+from worker.models.config.model_config import ModelConfig
+from worker.models.layers.linear_method import LayerOptions, WeightSlot
+from worker.models.layers.quantized_linear import create_linear_method
+from worker.models.layers.sharing import check_sharing
+from worker.models.layers.tensor_parallel import TensorParallelGroup
+from worker.models.loading.native import NativeOptions, pack_weights, weight_memory
+from worker.models.loading.tensor_reader import Block, TensorFile, read_blocks
+from worker.progress import Advance, progress
+
+logger = logging.getLogger(__name__)
+
+_NAMES_SHOWN = 8
+_TIED_NAME = "lm_head.weight"
+_SEED = 0
+_SPREAD = 0.02
+"""Standard deviation of dummy weights, with which models are commonly initialised."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Contents:
+    """Tensors of a checkpoint that the model needs."""
+
+    by_file: Mapping[Path, Sequence[tuple[str, str]]]
+    """Tensors by file, each with its name in the file and the family's name for it. They are in the
+    order of the file, so that reading is sequential."""
+    tied_file: Path | None
+    """File with an LM head that must equal the embedding, since the two are tied; else None."""
+    tied_name: str
+    """Name of the LM head's weight in that file."""
+
+
+def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) -> DecoderModel:
+    """Builds a model, with unset weights.
+
+    Raises:
+        ValueError: the ranks cannot share the model evenly, or expert parallelism is on and it has
+            no experts.
+    """
+    check_sharing(config, options.group.world_size, expert_parallel=options.expert_parallel)
+    module, name = FAMILIES[config.architecture].implementation.split(":")
+    implementation = getattr(importlib.import_module(f"worker.models.architectures.{module}"), name)
+    method = create_linear_method(config.quantization, config.tensors)
+    options = replace(options, linear_method=method)
+    model = implementation(config, options, max_model_len)
+    assert isinstance(model, DecoderModel)
+    return model
+
+
+def check_weights(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
+    """Checks a checkpoint as a rank does when it loads it, but reads only headers of weight files
+    and takes no memory for weights.
+
+    Args:
+        config: the model's configuration.
+        world_size: number of ranks.
+        expert_parallel: whether ranks hold some experts whole.
+
+    Raises:
+        ValueError: the ranks cannot share the model evenly, or tensors are missing, unexpected, or
+            of another shape or type.
+    """
+    device = torch.device("meta")
+    group = TensorParallelGroup(rank=0, world_size=world_size, device=device, process_group=None)
+    options = LayerOptions(
+        group=group,
+        dtype=torch.bfloat16,  # headers are checked alike for all types
+        device=device,
+        batch_invariant=False,
+        expert_parallel=expert_parallel,
+    )
+    # One block: the tables of the rotary embedding are made on the CPU, for each position.
+    model = build_model(config, options, max_model_len=config.block_size)
+    _check_headers(_slots_by_name(model), config)
+
+
+def load_weights(
+    model: DecoderModel,
+    config: ModelConfig,
+    *,
+    show_progress: bool,
+    native: NativeOptions | None = None,
+) -> None:
+    """Reads all slots of the model from the checkpoint, then packs the weights. If the compiled
+    library has them packed in a file, nothing is read.
+
+    Memory never holds more than the model and some blocks that are being read.
+
+    Args:
+        model: the model to load.
+        config: the model's configuration.
+        show_progress: whether to show a progress bar.
+        native: options for the compiled CPU library; None packs the weights for torch.
+
+    Raises:
+        ValueError: tensors are missing, unexpected, or of another shape or type; the message names
+            them.
+    """
+    with torch.inference_mode(), weight_memory(model, native) as memory:
+        if not memory.is_filled:
+            _read(model, config, show_progress)
+        pack_weights(model, native, memory)
+    release_freed_memory()
+
+
+def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None:
+    """Fills all slots of a model. No slot outlives this call: slots reference memory that packing
+    frees."""
+    slots = _slots_by_name(model)
+    contents = _check_headers(slots, config)
+    start = time.perf_counter()
+    blocks = list(_blocks(contents, slots))
+    num_bytes = sum(block.num_bytes for block in blocks)
+    with _progress(num_bytes, show_progress) as advance:
+        read_blocks(blocks, advance)
+    seconds = time.perf_counter() - start
+    amount = f"{num_bytes / 1e6:.1f} MB of weights in {seconds:.1f} s"
+    logger.info("read %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
+    if contents.tied_file is not None:
+        embedding = slots[f"{model.embedding_name}.weight"][0]
+        _check_tied(contents.tied_file, contents.tied_name, embedding)
+
+
+def _slots_by_name(model: DecoderModel) -> dict[str, list[WeightSlot]]:
+    slots: dict[str, list[WeightSlot]] = {}
+    for slot in model.weight_slots():
+        slots.setdefault(slot.name, []).append(slot)
+    return slots
+
+
+def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
+    """Fills all slots with dummy (random) weights on their device, for measurements of speed, then
+    packs the weights as `load_weights` does."""
+    generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
+    with torch.inference_mode():
+        for slot in model.weight_slots():
+            if slot.draw is not None:
+                slot.draw(slot.destination)
+            elif len(slot.full_shape) > 1:
+                _draw(slot.destination, generator)
+            else:  # norms, and biases
+                slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
+        pack_weights(model, native)
+
+
+def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
+    """Draws normally distributed values, for FP8 by way of bfloat16; random bits for integers."""
+    if not destination.is_floating_point():
+        limits = torch.iinfo(destination.dtype)
+        destination.random_(limits.min, limits.max, generator=generator)
+        return
+    is_fp8 = destination.dtype.itemsize == 1
+    drawn = destination.to(torch.bfloat16) if is_fp8 else destination
+    destination.copy_(drawn.normal_(0.0, _SPREAD, generator=generator))
+
+
+def _blocks(contents: _Contents, slots: Mapping[str, Sequence[WeightSlot]]) -> Iterator[Block]:
+    """Blocks to read, file by file in the order of the file."""
+    for path, names in contents.by_file.items():
+        file = TensorFile(path)
+        for name, own_name in names:
+            for slot in slots[own_name]:
+                yield from file.blocks(name, slot)
+
+
+def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfig) -> _Contents:
+    """Compares names, shapes and types of a checkpoint's tensors with the slots.
+
+    Raises:
+        ValueError: they differ; the message names the tensors.
+    """
+    missing, tied_file = dict(slots), None
+    unexpected, twice = list[str](), list[str]()
+    by_file: dict[Path, list[tuple[str, str]]] = {}
+    tied_name = _TIED_NAME
+    for path in weight_files(config.folder):
+        with safe_open(path, framework="pt", device="cpu") as file:
+            by_file[path] = []
+            for name in file.offset_keys():
+                own_name = name if config.tensors is None else config.tensors.own_name(name)
+                if own_name is None:
+                    continue
+                if missing.pop(own_name, None) is not None:
+                    by_file[path].append((name, own_name))
+                    _check_tensor(file.get_slice(name), slots[own_name][0], path)
+                elif own_name == _TIED_NAME and config.tie_word_embeddings:
+                    tied_file, tied_name = path, name
+                elif own_name in slots:
+                    twice.append(name)
+                elif not name.endswith("rotary_emb.inv_freq"):
+                    unexpected.append(name)
+    problems = []
+    if missing:
+        problems.append(f"lacks {_shorten(sorted(missing))}")
+    if unexpected:
+        problems.append(f"holds {_shorten(sorted(unexpected))}, which {config.architecture} lacks")
+    if twice:
+        problems.append(f"holds {_shorten(sorted(twice))} twice")
+    if problems:
+        raise ValueError(
+            f"the checkpoint {config.folder} {' and '.join(problems)}: its config.json and weights "
+            "do not belong together, or are incomplete"
+        )
+    return _Contents(by_file=by_file, tied_file=tied_file, tied_name=tied_name)
+
+
+def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
+    shape = tuple(source.get_shape())
+    is_right = shape == slot.full_shape
+    if slot.may_lack_ones:
+        rest = slot.full_shape[len(shape) :]
+        is_right = (*shape, *rest) == slot.full_shape and set(rest) <= {1}
+    if not is_right:
+        raise ValueError(
+            f"{slot.name} in {path.name} has shape {list(shape)}, but config.json asks for "
+            f"{list(slot.full_shape)}: the checkpoint's files do not belong together"
+        )
+    if source.get_dtype() not in slot.source_types:
+        raise ValueError(
+            f"{slot.name} in {path.name} is of type {source.get_dtype()}, but config.json speaks "
+            f"of {' or '.join(slot.source_types)}: use the checkpoint's unquantized version"
+        )
+
+
+def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
+    """Checks that the LM head of a checkpoint with tied embeddings equals the embedding, since
+    transformers would use it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    with safe_open(path, framework="pt", device="cpu") as file:
+        is_alike = tuple(file.get_slice(name).get_shape()) == embedding.full_shape
+    blocks = TensorFile(path).blocks(name, embedding) if is_alike else ()
+    if not is_alike or not all(block.equals(block.read_copy()) for block in blocks):
+        raise ValueError(
+            f"tie_word_embeddings is true in config.json, but {path.name} holds another "
+            f"{name} than the embedding: set it to false to use that"
+        )
+
+
+def _shorten(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    rest = len(names) - _NAMES_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _progress(num_bytes: int, show: bool) -> AbstractContextManager[Advance]:
+    return progress(
+        "loading weights",
+        num_bytes,
+        amount=f"{num_bytes / 1e6:.1f} MB",
+        columns=(DownloadColumn(), TransferSpeedColumn()),
+        are_bytes=True,
+        show=show,
+    )

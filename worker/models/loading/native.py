@@ -1,0 +1,220 @@
+"""Handover of a loaded model to the compiled CPU library, if the library can run it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import kernels
+from kernels.native import (
+    LayerTensors,
+    LinearTensors,
+    ModelTensors,
+    NativeDecoder,
+    NativeUnavailable,
+    WeightMemory,
+    build_library,
+    cached_memory,
+    packed_bytes,
+)
+from worker.memory import release_freed_memory
+from worker.models.architectures.decoder import DecoderLayer, DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.config.checkpoint import block_hash_salt
+from worker.models.layers.attention import GatedMLP
+from worker.models.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker.models.layers.linear_method import LayerOptions
+
+logger = logging.getLogger(__name__)
+
+
+_PACKING_SOURCES = (
+    Path(__file__).parent,
+    *(Path(kernels.__path__[0]) / name for name in ("linear", "native")),
+)
+"""Folders with the code that packs weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeOptions:
+    """Options of the compiled CPU library for a model."""
+
+    page_size: int
+    num_threads: int
+    required: bool
+    """Whether a model that the library cannot run is an error, instead of run by torch."""
+    weight_cache: bool = False
+    """Whether packed weights are mapped from a file in the cache folder."""
+
+
+def weight_memory(
+    model: DecoderModel, options: NativeOptions | None
+) -> AbstractContextManager[WeightMemory]:
+    """Memory for the packed weights of a model that is not loaded yet. If the cache folder has them
+    in a file, it is filled already, and no weights need be read; else it becomes such a file when
+    the context ends.
+
+    Args:
+        model: the model, of which only shapes and types matter.
+        options: options of the compiled library; None if torch runs the model.
+    """
+    if options is None or not options.weight_cache or _problem(model, options):
+        return nullcontext(WeightMemory())
+    group = model.options.group
+    content = (
+        f"{block_hash_salt(model.config.folder)} rank {group.rank} of {group.world_size} "
+        f"{model.options.dtype} {_packing_digest()}"
+    )
+    return cached_memory(content, packed_bytes(_model_tensors(model), options.page_size))
+
+
+def pack_weights(
+    model: DecoderModel, options: NativeOptions | None, memory: WeightMemory | None = None
+) -> None:
+    """Converts the weights of a loaded model to the form in which they are used.
+
+    Args:
+        model: a model whose weights are loaded, or in `memory`.
+        options: options of the compiled library, which takes the weights if it can run the model;
+            None if torch runs it.
+        memory: memory for the library's packed weights; None for memory of this process.
+
+    Raises:
+        ValueError: the library is required but cannot run the model.
+    """
+    if options is not None:
+        model.native = build_native(model, options, memory or WeightMemory())
+    model.pack()
+
+
+def build_native(
+    model: DecoderModel, options: NativeOptions, memory: WeightMemory
+) -> NativeDecoder | None:
+    """The model in the library's form; None if the library cannot run it, and the reason is logged.
+
+    Raises:
+        ValueError: the library is required but cannot run the model.
+    """
+    group = model.options.group
+    problem = _problem(model, options)
+    if not problem:
+        return NativeDecoder(
+            _model_tensors(model, memory),
+            page_size=options.page_size,
+            num_threads=options.num_threads,
+            memory=memory,
+            all_reduce=None if group.world_size == 1 else _all_reduce(model.options),
+        )
+    if options.required:
+        raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
+    if group.rank == 0:
+        logger.warning("steps run through torch, several times slower: %s", problem)
+    return None
+
+
+def _problem(model: DecoderModel, options: NativeOptions) -> str:
+    """Reason why the library cannot run a model; empty if it can."""
+    if any(model.windows):
+        return (
+            f"layers see {max(model.windows)} positions at a time: --max-model-len "
+            f"{min(filter(None, model.windows))} would do without that"
+        )
+    if not vars(type(model)).get("runs_natively", False):
+        return f"{type(model).__name__} is none of the families that it computes"
+    try:
+        build_library()
+    except NativeUnavailable as error:
+        return str(error)
+    return _model_tensors(model).unsupported(options.page_size) or ""
+
+
+@cache
+def _packing_digest() -> str:
+    """Digest of the code that packs weights, so that files of other versions are not used."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for folder in _PACKING_SOURCES:
+        for source in sorted(folder.glob("*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _all_reduce(options: LayerOptions) -> Callable[[torch.Tensor], None]:
+    """A function that sums a buffer over the ranks, in place."""
+
+    def reduce(values: torch.Tensor) -> None:
+        total = options.group.all_reduce(values, fixed_order=options.batch_invariant)
+        if total is not values:
+            values.copy_(total)
+
+    return reduce
+
+
+def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> ModelTensors:
+    """The model's tensors for the library. With `memory`, packing them also drops the layers'
+    weights; None for shapes and types alone."""
+    first = _llama_layer(model.layers[0])
+    return ModelTensors(
+        num_heads=first.attention.num_heads,
+        num_kv_heads=first.attention.num_kv_heads,
+        head_dim=model.config.head_dim,
+        eps=model.config.rms_norm_eps,
+        scale=model.config.head_dim**-0.5,
+        cos_sin=model.cos_sin,
+        embedding=model.embed_tokens.weight,
+        vocab_start=model.embed_tokens.start,
+        lm_head=model.lm_head.source(model.embed_tokens).weight,
+        final_norm=model.norm.weight,
+        num_layers=len(model.layers),
+        block_size=model.config.block_size,
+        intermediate_size=_gated_mlp(first).size,
+        layers=_layers(model, memory),
+    )
+
+
+def _layers(model: DecoderModel, memory: WeightMemory | None) -> Iterator[LayerTensors]:
+    """Yields each layer's tensors, and drops its weights once the library has packed them, so that
+    memory never holds the model twice."""
+    is_loaded = memory is not None and not memory.is_filled
+    for layer in map(_llama_layer, model.layers):
+        yield _layer_tensors(layer, model.options.group.rank, is_loaded)
+        if memory is not None:
+            layer.attention.drop()
+            _gated_mlp(layer).drop()
+            release_freed_memory()
+
+
+def _layer_tensors(layer: LlamaLayer, rank: int, is_loaded: bool) -> LayerTensors:
+    attention, mlp = layer.attention, _gated_mlp(layer)
+
+    def tensors(linear: ColumnParallelLinear | RowParallelLinear, has_bias: bool) -> LinearTensors:
+        weight = linear.weight.dense() if is_loaded else linear.shape_of_weight()
+        return LinearTensors(weight=weight, bias=linear.bias if has_bias else None)
+
+    return LayerTensors(
+        qkv=tensors(attention.qkv, True),
+        # Outputs of row-parallel layers are summed over ranks, so only rank 0 adds the bias.
+        output=tensors(attention.output, rank == 0),
+        gate_up=tensors(mlp.gate_up, True),
+        down=tensors(mlp.down, rank == 0),
+        input_norm=layer.norms[0].weight,
+        post_attention_norm=layer.norms[1].weight,
+        q_norm=None if attention.q_norm is None else attention.q_norm.weight,
+        k_norm=None if attention.k_norm is None else attention.k_norm.weight,
+    )
+
+
+def _llama_layer(layer: DecoderLayer) -> LlamaLayer:
+    assert isinstance(layer, LlamaLayer), "a family that runs natively has Llama's layers"
+    return layer
+
+
+def _gated_mlp(layer: LlamaLayer) -> GatedMLP:
+    assert isinstance(layer.mlp, GatedMLP), "a family that runs natively is dense"
+    return layer.mlp

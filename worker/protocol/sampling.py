@@ -1,0 +1,264 @@
+"""Sampling parameters of one request, as they travel from the gateway to the worker."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from worker.protocol.diffusion import DiffusionParams
+from worker.protocol.structured import StructuredOutputsParams, ThoughtTokens
+
+if TYPE_CHECKING:
+    from worker.protocol.text.tokenizer import Tokenizer
+
+MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
+"""Largest value that counts or names tokens: ranks keep such values in columns of int32."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives reported per token. As many are always looked up, so that the choice among
+equally likely ones is the same whatever other requests ask for."""
+MAX_LOGIT_BIASES = 1024
+"""Maximum number of biased tokens of a request: ranks reserve memory for them in every slot, 8
+bytes each. OpenAI's clients send up to 300."""
+MAX_BAD_WORDS_TOKENS = 4096
+"""Maximum number of tokens of all bad words of a request together, for which ranks reserve 6 bytes
+each in every slot. 256 words of 8 tokens have as many, since a word counts at the start of a text
+and after a space."""
+MAX_LOGIT_BIAS = 100.0
+"""Bound to which biases are clamped."""
+
+
+class InvalidParameter(ValueError):
+    """A sampling parameter that is out of range.
+
+    Args:
+        param: name of the field of SamplingParams.
+        message: message with the value and the range.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(param, message)  # both: exceptions are pickled as their arguments
+        self.param = param
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request. Names and defaults follow vLLM.
+
+    Stop strings are matched on text by the process that detokenizes (the gateway, or `LLM`);
+    the worker applies everything else, on tokens.
+
+    Raises:
+        InvalidParameter: a value is out of range; the message names the field and the range.
+    """
+
+    n: int = 1
+    """Number of completions of the prompt; each becomes a request of its own."""
+    temperature: float = 1.0
+    """Temperature, by which logits are divided before the draw; 0 is greedy."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this times the likeliest; 0 drops none."""
+    seed: int | None = None
+    """Key of the request's random draws; None has the gateway (or `LLM`) choose one at random."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None means up to the model's maximum length."""
+    min_tokens: int = 0
+    """Least tokens to generate: before, end tokens and stop tokens are not drawn."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time that it was generated."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that was generated."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of all tokens of prompt and output."""
+    logit_bias: dict[int, float] | None = None
+    """Biases added to logits, by token; clamped to [-100, 100]."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose last token is not drawn where it would complete them."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """`bad_words` as tokens, filled in by `with_bad_words`."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Tokens that may be drawn; None allows all."""
+    logprobs: int | None = None
+    """Number of likeliest tokens to report beside each generated one, with log-probabilities; None
+    reports none. They are the model's own, before temperature, penalties and all else."""
+    prompt_logprobs: int | None = None
+    """Number of likeliest tokens to report for each prompt token but the first; None reports
+    none."""
+    stop: tuple[str, ...] = ()
+    """Stop strings, which end the request where they appear in the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Stop tokens, which end the request as the model's own end tokens do."""
+    include_stop_str_in_output: bool = False
+    """Whether the text keeps the stop string that ended it."""
+    ignore_eos: bool = False
+    """Whether to go on after an end token (benchmarks)."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """Structured output: the form that the text must have; None for free text."""
+    thought: ThoughtTokens | None = None
+    """Tokens around reasoning that may precede the structured output; None for no reasoning."""
+    diffusion: DiffusionParams | None = None
+    """Parameters of block diffusion; None takes the server's."""
+
+    def __post_init__(self) -> None:
+        self._normalize()
+        self._check_draws()
+        self._check_end()
+        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    def amended(self, **changes: object) -> SamplingParams:
+        """Copy with other values, which are not checked.
+
+        `msgspec.structs.replace` would check all fields again: they may hold a whole vocabulary,
+        and a request has many completions.
+        """
+        amended = copy.copy(self)
+        for name, value in changes.items():
+            msgspec.structs.force_setattr(amended, name, value)
+        return amended
+
+    @property
+    def num_entries(self) -> int:
+        """Number of texts and tokens in it, which every completion has to keep track of."""
+        return (
+            len(self.stop)
+            + len(self.stop_token_ids)
+            + len(self.logit_bias or ())
+            + len(self.bad_words)
+            + sum(map(len, self.bad_words_token_ids))
+            + len(self.allowed_token_ids or ())
+        )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether any penalty applies, so that draws depend on earlier tokens."""
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    def _normalize(self) -> None:
+        """Makes tuples of what callers in Python may write as stop="a" or stop=["a", "b"]."""
+        changed: dict[str, object] = {"stop_token_ids": tuple(self.stop_token_ids)}
+        for name in ("stop", "bad_words"):
+            words: Iterable[str] | str = getattr(self, name)
+            changed[name] = (words,) if isinstance(words, str) else tuple(words)
+        if self.bad_words_token_ids:
+            changed["bad_words_token_ids"] = tuple(tuple(ids) for ids in self.bad_words_token_ids)
+        if self.allowed_token_ids is not None:
+            changed["allowed_token_ids"] = tuple(dict.fromkeys(self.allowed_token_ids))
+        if self.logit_bias is not None:
+            changed["logit_bias"] = _clamped(self.logit_bias) or None
+        for name, value in changed.items():
+            msgspec.structs.force_setattr(self, name, value)
+
+    def _check_draws(self) -> None:
+        if self.n < 1:
+            raise InvalidParameter("n", f"n must be at least 1, got {self.n}")
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidParameter("top_p", f"top_p must be in (0, 1], got {self.top_p}")
+        if not -1 <= self.top_k <= _INT32_MAX:
+            raise InvalidParameter(
+                "top_k", f"top_k must be -1 or 0 (off) or in [1, {_INT32_MAX}], got {self.top_k}"
+            )
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise InvalidParameter("seed", f"seed must fit 64 bits, got {self.seed}")
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise InvalidParameter(
+                "repetition_penalty",
+                f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}",
+            )
+        _check_tokens("logit_bias", self.logit_bias or ())
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameter(
+                "allowed_token_ids",
+                "allowed_token_ids must not be empty: leave it out to allow all",
+            )
+        _check_tokens("allowed_token_ids", self.allowed_token_ids or ())
+        if not all(self.bad_words) or not all(self.bad_words_token_ids):
+            raise InvalidParameter("bad_words", "bad_words must not hold empty texts")
+        for token_ids in self.bad_words_token_ids:
+            _check_tokens("bad_words_token_ids", token_ids)
+
+    def _check_end(self) -> None:
+        _check_range("max_tokens", self.max_tokens, 1, _INT32_MAX)
+        _check_range("min_tokens", self.min_tokens, 0, _INT32_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens",
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+            )
+        if any(not s for s in self.stop):
+            raise InvalidParameter("stop", "stop strings must not be empty")
+        _check_tokens("stop_token_ids", self.stop_token_ids)
+
+
+def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        raise InvalidParameter(
+            name, f"{name} must be in [{_say(least)}, {_say(most)}], got {value}"
+        )
+
+
+def _say(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def _check_tokens(name: str, token_ids: Iterable[int]) -> None:
+    ids = tuple(token_ids)
+    for token_id in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token_id <= _INT32_MAX:
+            raise InvalidParameter(name, f"{name} must be in [0, {_INT32_MAX}], got {token_id}")
+
+
+def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
+    biases = {}
+    for token_id, bias in logit_bias.items():
+        if math.isnan(bias):
+            raise InvalidParameter(
+                "logit_bias", f"logit_bias must be numbers, got {bias} for token {token_id}"
+            )
+        biases[int(token_id)] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(bias)))
+    return biases
+
+
+def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """Sampling parameters with `bad_words` spelled in tokens, as the worker needs them.
+
+    A word counts at the start of a text and, where that only changes its first token, behind a
+    space too, as with vLLM.
+
+    Raises:
+        ValueError: a word has no tokens.
+    """
+    if not sampling.bad_words:
+        return sampling
+    found = [*sampling.bad_words_token_ids]
+    for word in sampling.bad_words:
+        text = word.lstrip() or word
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        if not plain:
+            raise ValueError(f"bad_words holds {word!r}, which has no tokens")
+        found.append(tuple(plain))
+        spaced = tokenizer.encode(" " + text, add_special_tokens=False)
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            found.append(tuple(spaced))
+    return sampling.amended(bad_words=(), bad_words_token_ids=tuple(found))

@@ -1,0 +1,121 @@
+"""Sampler: draws tokens, by argmax for greedy rows and by keyed Gumbel noise for the others.
+
+HAZARD(invariance): a row's draw must not depend on other rows. All operations are elementwise,
+compare, or sum integers; floating-point sums are avoided, as another number of rows may split them
+in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from kernels import SamplingParameters, sample_tokens
+from kernels.native import sample_native
+from worker.plan.plan import StepResult
+from worker.protocol.messages import TokenLogprobs
+from worker.rank.batch import SamplingBatch
+from worker.rank.sampling.logprobs import Scores, score
+from worker.rank.sampling.masks import MaskRows
+from worker.rank.tables import DeviceTables
+from worker.rank.transfer import to_device
+from worker.rank.verification import Acceptance, HostAcceptance, HostRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerOutput:
+    """Tokens and scores of a launched step, on the device or being copied to the host."""
+
+    tokens: torch.Tensor | None
+    """[S] int64: drawn tokens; None where no row samples."""
+    acceptance: Acceptance | None = None
+    """Number of draws that count per speculative row; None without such rows."""
+    scores: Scores | None = None
+    """Scores of the drawn tokens in `scored_rows`; None without any."""
+    scored_rows: Sequence[int] = ()
+    """Indices of the draws whose requests ask for log-probabilities."""
+    prompt_scores: dict[int, list[Scores]] | None = None
+    """Scores of prompt tokens, by row of the Plan."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether any request asks for log-probabilities."""
+        return self.scores is not None or self.prompt_scores is not None
+
+    def add_logprobs(self, result: StepResult) -> StepResult:
+        """Adds the log-probabilities that requests ask for to a result; waits for the device."""
+        if self.scores is not None:
+            logprobs: list[TokenLogprobs | None] = [None] * len(result.token_ids)
+            for row, scored in zip(self.scored_rows, self.scores.to_host(), strict=True):
+                logprobs[row] = scored
+            result = msgspec.structs.replace(result, logprobs=logprobs)
+        if self.prompt_scores is not None:
+            prompts = {
+                index: [scored for block in blocks for scored in block.to_host()]
+                for index, blocks in self.prompt_scores.items()
+            }
+            result = msgspec.structs.replace(result, prompt_logprobs=prompts)
+        return result
+
+
+def sample(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    tables: DeviceTables,
+    masks: MaskRows | None = None,
+) -> SamplerOutput:
+    """Draws tokens [S] from fp32 logits [S, vocab], and writes them to the token pool, from which
+    the next step reads. Edits the logits in place.
+
+    The order is vLLM's: grammar, logits processors, then temperature and filters. Scores are those
+    of the raw logits.
+    """
+    processed, raw = batch.processed, None
+    if processed is not None and processed.logprobs is not None:
+        raw = logits.index_select(0, processed.logprobs.rows)
+    if masks is not None:
+        masks.apply(logits, native=tables.native_draws)
+    if processed is not None:
+        tables.sampling.process(logits, processed, tables.token_pool)
+    tokens = draw_tokens(logits, batch.parameters(), native=tables.native_draws)
+    acceptance, accepted = None, None
+    if batch.speculative is not None:
+        acceptance = batch.speculative.accept(tokens)
+    if processed is not None:
+        # Speculative rows that the device has placed have no processors, and of other rows all
+        # draws count.
+        if isinstance(acceptance, HostAcceptance):
+            assert isinstance(batch.speculative, HostRows), "the host accepts what it has placed"
+            accepted = batch.speculative.accepted_draws(acceptance, len(tokens))
+            accepted = to_device(accepted, tokens.device)
+        tables.sampling.count(tokens, processed, accepted)
+    tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
+    if processed is None or processed.logprobs is None or raw is None:
+        return SamplerOutput(tokens=tokens, acceptance=acceptance)
+    own = tokens.index_select(0, processed.logprobs.rows)
+    return SamplerOutput(
+        tokens=tokens,
+        acceptance=acceptance,
+        scores=score(raw, own, processed.logprobs.num_top),
+        scored_rows=processed.logprobs.rows_host,
+    )
+
+
+def draw_tokens(
+    logits: torch.Tensor, parameters: SamplingParameters | None, *, native: bool = False
+) -> torch.Tensor:
+    """Draws one token per row of the fp32 logits [S, vocab]: int64 [S].
+
+    Args:
+        logits: logits after all edits.
+        parameters: sampling parameters of the rows; None where all are greedy.
+        native: whether the compiled CPU library draws.
+    """
+    if native:
+        return sample_native(logits, parameters)
+    if parameters is None:
+        return logits.argmax(dim=-1)
+    return sample_tokens(logits, parameters)

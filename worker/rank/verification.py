@@ -1,0 +1,201 @@
+"""Verification of drafts: a row's draws count up to the first that differs from its draft.
+
+This decides for results and for penalties: on the host for rows that it has placed, else on the
+device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import torch
+
+from worker.plan.plan import DraftRow, Row, StepResult
+from worker.rank.placement import Placement
+from worker.rank.streams import StepSlot
+from worker.rank.transfer import IntArray
+
+NO_ROW = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostRows:
+    """F speculative rows of a step that the host has placed: each begins with its newest token."""
+
+    first_draws: Sequence[int]
+    """[F]: index of each row's first draw among the step's draws."""
+    drafts: Sequence[Sequence[int]]
+    """[F]: drafts of each row."""
+    placement: None = None
+
+    def accept(self, tokens: torch.Tensor) -> HostAcceptance:
+        """Compares a step's drawn tokens, int64 [S], with the drafts; waits for the device if there
+        are any."""
+        if not any(self.drafts):
+            return HostAcceptance(counts=[1] * len(self.drafts))
+        drawn: list[int] = tokens.tolist()
+        return HostAcceptance(
+            counts=[
+                1 + count_equal(draft, drawn[first : first + len(draft)])
+                for first, draft in zip(self.first_draws, self.drafts, strict=True)
+            ]
+        )
+
+    def accepted_draws(self, acceptance: HostAcceptance, num_draws: int) -> torch.Tensor:
+        """Mask of the step's draws that count, bool [S]; all draws of other rows do."""
+        accepted = torch.ones(num_draws, dtype=torch.bool)
+        rows = zip(self.first_draws, self.drafts, acceptance.counts, strict=True)
+        for first, draft, count in rows:
+            accepted[first + count : first + 1 + len(draft)] = False
+        return accepted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceRows:
+    """F speculative rows of a step, of at most M positions, that the device has placed."""
+
+    draws: torch.Tensor
+    """[F, M] int64: index of each position's draw among the step's draws; shorter rows are padded
+    with their last draw."""
+    expected: torch.Tensor
+    """[F, M] int64: the token after each position: a known one or a draft; NO_TOKEN at the row's
+    last position and behind it."""
+    placement: Placement
+
+    def accept(self, tokens: torch.Tensor) -> DeviceAcceptance:
+        """Compares a step's drawn tokens, int64 [S], with the drafts; does not wait for the
+        device."""
+        offsets = self.placement.newest - self.placement.firsts
+        columns = torch.arange(self.draws.shape[1], device=tokens.device)
+        # Tokens up to the newest one are known: draws in their place count as equal.
+        drawn = torch.where(columns < offsets[:, None], self.expected, tokens[self.draws])
+        counts = (drawn == self.expected).cumprod(1).sum(1) + 1 - offsets
+        counts = torch.where(offsets < self.placement.lengths, counts, 0)
+        return DeviceAcceptance(counts=counts, offsets=offsets)
+
+
+SpeculativeRows = HostRows | DeviceRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostAcceptance:
+    """Number of leading draws that count, per speculative row that the host has placed."""
+
+    counts: Sequence[int]
+    """[F]: number of draws that count."""
+
+    def fetch(self, slot: StepSlot) -> HostAcceptance:
+        """This acceptance, which needs no copy to the host."""
+        return self
+
+    def to_host(self) -> Iterable[tuple[int, int]]:
+        """Offset of the first draw that counts, and number of draws that count, per row."""
+        return zip(itertools.repeat(0), self.counts, strict=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceAcceptance:
+    """First draw that counts, and number of draws that count, per speculative row that the device
+    has placed."""
+
+    counts: torch.Tensor
+    """[F] int64: number of draws that count."""
+    offsets: torch.Tensor
+    """[F] int64: index within the row of the first draw that counts."""
+
+    def fetch(self, slot: StepSlot) -> DeviceAcceptance:
+        """Launches the copy to the host; returns tensors that hold the values once the slot's step
+        has completed."""
+        # HAZARD(stream): nothing may be launched here, after the slot's last launch.
+        return DeviceAcceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
+
+    def to_host(self) -> Iterable[tuple[int, int]]:
+        """Offset of the first draw that counts, and number of draws that count, per row; waits for
+        the device."""
+        return zip(self.offsets.tolist(), self.counts.tolist(), strict=True)
+
+
+Acceptance = HostAcceptance | DeviceAcceptance
+
+
+def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
+    """Number of leading guesses that equal the tokens."""
+    count = 0
+    for guess, token in zip(guesses, tokens, strict=False):
+        if guess != token:
+            break
+        count += 1
+    return count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptedTokens:
+    """Selection of a step's drawn tokens that count."""
+
+    rows: Sequence[Row]
+    """Rows of the placed Plan."""
+    row_of: Sequence[int]
+    """Rows of the placed Plan, by row of the source Plan; NO_ROW for those left out."""
+    acceptance: Acceptance | None
+    """Acceptance of the speculative rows; None without any."""
+
+    def fetch(self, slot: StepSlot) -> AcceptedTokens:
+        """Launches the copy to the host; the returned selection may be used once the slot's step
+        has completed."""
+        if self.acceptance is None:
+            return self
+        return replace(self, acceptance=self.acceptance.fetch(slot))
+
+    def select(self, result: StepResult) -> StepResult:
+        """Reduces a result of all draws to the tokens that count."""
+        found = iter(() if self.acceptance is None else self.acceptance.to_host())
+        kept: list[int] = []
+        drafted: list[int] = []
+        accepted: list[int] = []
+        draw = 0
+        for number in self.row_of:
+            if number == NO_ROW:
+                drafted.append(0)
+                accepted.append(0)
+                continue
+            row = self.rows[number]
+            offset, count = 0, row.num_draws
+            if isinstance(row, DraftRow):
+                offset, count = next(found)
+                drafted.append(max(0, row.length - 1 - offset))
+                accepted.append(count)
+            kept += range(draw + offset, draw + offset + count)
+            draw += row.num_draws
+        logprobs, prompts = result.logprobs, result.prompt_logprobs
+        if prompts is not None:
+            planned = {number: row for row, number in enumerate(self.row_of)}
+            prompts = {planned[number]: scored for number, scored in prompts.items()}
+        return msgspec.structs.replace(
+            result,
+            token_ids=[result.token_ids[draw] for draw in kept],
+            logprobs=None if logprobs is None else [logprobs[draw] for draw in kept],
+            prompt_logprobs=prompts,
+            drafted=drafted,
+            drawn=accepted,
+        )
+
+
+def draws_of_rows(rows: Sequence[Row]) -> IntArray:
+    """[F, M]: indices of the draws of a step's F speculative rows, as in DeviceRows.
+
+    Args:
+        rows: all rows of the step.
+    """
+    longest = max(row.length for row in rows if isinstance(row, DraftRow))
+    draws: list[list[int]] = []
+    draw = 0
+    for row in rows:
+        if isinstance(row, DraftRow):
+            last = draw + row.length - 1
+            draws.append([*range(draw, last), *[last] * (longest - row.length + 1)])
+        draw += row.num_draws
+    return np.array(draws, dtype=np.int64)
