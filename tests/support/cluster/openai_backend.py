@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,3 +109,28 @@ class Backend:
 
 def _chunk(choice: dict[str, Any]) -> bytes:
     return json.dumps({"choices": [{"index": 0, **choice}], "usage": None}).encode()
+
+
+@contextmanager
+def running_backend() -> Iterator[Backend]:
+    """A running Backend on a free port of 127.0.0.1."""
+    backend = Backend()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> web.AppRunner:
+        runner = web.AppRunner(backend.app())
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        backend.url = f"http://{host}:{port}"
+        return runner
+
+    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
+    yield backend
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(120)
+    loop.close()
