@@ -31,8 +31,8 @@ MAX_RATIO = 2.0 * GROWTH
 MAX_SLICE_S = 0.05
 """Longest CPU time between two looks of the event loop at its sockets: a stream pauses so long."""
 REFERENCE_S = 0.03
-"""CPU time of `reference()` on an idle core (Xeon with AMX, Python 3.11): how much longer it takes is
-how much longer everything takes, on slower cores and beside other processes."""
+"""CPU time of `reference()` on an idle core (Xeon with AMX, Python 3.11). What it takes longer,
+everything does: on slower cores, and beside other processes."""
 FLOOR_S = 0.02
 """CPU time below which a ratio is noise."""
 TRIES = 3
