@@ -17,6 +17,7 @@ from starlette.routing import Route
 from tokenizers import Tokenizer as Backend
 
 from router.tokens.pool import SMALL_BODY
+from tests.support.effort import IS_LONG
 from tests.support.router.bodies import ANY, NO_BODY, ROUTES, Shape
 from tests.support.router.rig import Rig, build_checkpoint
 from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
@@ -45,8 +46,14 @@ TEMPLATE = (
     "{%- for tool in tools or () %}{{ tool.function.name }}{%- endfor %}"
 )
 """Has harmony's parsers, which take each call apart, and drops reasoning from history."""
-CASES = [
+ALL_CASES = [
     (path, kind, shape) for path, own in ROUTES.items() for kind, shape in {**ANY, **own}.items()
+]
+CASES = [
+    (path, kind, shape)
+    for path, kind, shape in ALL_CASES
+    # All routes decode bodies alike: the shapes for any of them go round the routes.
+    if IS_LONG or kind not in ANY or list(ANY).index(kind) == list(ROUTES).index(path) % len(ANY)
 ]
 
 
@@ -164,6 +171,7 @@ def test_every_route_that_reads_a_body_has_cases(harmony: Rig) -> None:
     assert routes == set(ROUTES) | set(NO_BODY)
 
 
+@pytest.mark.randomized  # with more cases
 @pytest.mark.parametrize(("path", "kind", "shape"), CASES, ids=[f"{p}-{k}" for p, k, _ in CASES])
 async def test_time_is_linear_in_the_body_and_short_on_the_loop(
     harmony: Rig, path: str, kind: str, shape: Shape
