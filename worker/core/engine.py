@@ -14,7 +14,7 @@ from worker.core.grammar.store import GrammarStore
 from worker.core.scheduler import Clock, Scheduler, SchedulerConfig
 from worker.core.scheduler.speculation_gate import create_gate
 from worker.core.timeline import Timeline
-from worker.plan.plan import Plan, StepResult
+from worker.plan.plan import Plan
 from worker.protocol.messages import Abort, EngineInfo, StepReport, StepShape, Submit, SubmitBatch
 
 
@@ -68,14 +68,16 @@ class EngineCore:
         self._on_launch = on_launch
         self._executor = executor
         self._overlap_depth = min(config.overlap_depth, executor.max_overlap_depth)
-        self._has_blocks = info.block_size > 1
+        self._follows_prompts = info.block_size > 1 or executor.overlaps_prompts
+        self._launches_before_report = info.block_size > 1 and self._overlap_depth > 0
         self._in_flight: deque[AwaitResult] = deque()
         self._prompt_launched = False
         """Whether the step launched last computes part of a prompt, so that none is to follow."""
         self._masks_due: Plan | None = None
         """The Plan launched last, while it waits for masks; else None."""
         self.grammars = GrammarStore(info)
-        self._guided = GuidedRequests(self.grammars.advance, info.vocab_size)
+        self._guided: GuidedRequests | None = None
+        """Requests under a grammar; None before the first one."""
         self.timeline = Timeline(clock)
         self.scheduler = Scheduler(
             SchedulerConfig.of(config, info), clock, create_gate(config, on_cuda=uses_cuda(config))
@@ -114,6 +116,8 @@ class EngineCore:
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
         elif self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar)):
+            if self._guided is None:
+                self._guided = GuidedRequests(self.grammars.advance, self.info.vocab_size)
             self._guided.add(request_id, attempt, grammar)
 
     def close(self) -> None:
@@ -134,66 +138,79 @@ class EngineCore:
         Raises:
             RankFailure: a rank ended.
         """
-        now = self.timeline.enter()
-        self.take_grammars()
-        launched = not (self._in_flight and self._prompt_launched) and self._launch(now)
-        result: StepResult | None = None
+        self.timeline.enter()
+        if self.grammars.num_due:
+            self.take_grammars()
+        may_launch = not (self._in_flight and self._prompt_launched)
+        launched = may_launch and self._launch()
         if self._in_flight and (not launched or len(self._in_flight) > self._overlap_depth):
-            awaited = self.timeline.now()
-            await_result = self._in_flight.popleft()
-            result = await_result()
-            collected = self.timeline.now()
-            drawn = self.scheduler.drawn_under_grammar(result)
-            self.scheduler.apply(result, self._guided.follow(drawn))
-            self._send_masks()
-            if self._has_blocks and self._overlap_depth and not self._in_flight:
-                self.timeline.completed(result, awaited, collected)
-                if self._launch_before_report(take_in):
-                    return self.report()
-                result = None  # the timeline has it
-        report = self.report()
-        if result is not None:
-            self.timeline.completed(result, awaited, collected)
-        report.load.step_times = self.timeline.totals()
+            self._collect()
+            if self._launches_before_report and self._launch_before_report(take_in):
+                return self.report()
+        report = self._take_report()
         self.timeline.leave(idle=not self.has_work())
+        report.load.step_times = self.timeline.totals()
         return report
 
+    def report(self) -> StepReport:
+        """Report of all since the last one, with the present load; takes no step."""
+        report = self._take_report()
+        report.load.step_times = self.timeline.totals()
+        return report
+
+    def _launch(self) -> bool:
+        """Launches the next step; False if there is nothing to do before a result is in."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        step = self.scheduler.launched
+        if self._on_launch is not None:
+            self._on_launch(plan, step.shape)
+        scheduled = self.timeline.now()
+        self._in_flight.append(self._executor.launch(plan))
+        self.timeline.launched(step.num_tokens, scheduled)
+        self._prompt_launched = step.has_chunks and not self._follows_prompts
+        if plan.masked:
+            self._masks_due = plan
+            self._send_masks(plan)
+        return True
+
+    def _collect(self) -> None:
+        """Waits for the oldest step's result and applies it."""
+        awaited = self.timeline.now()
+        result = self._in_flight.popleft()()
+        self.timeline.collected(result, awaited)
+        if self._guided is None:
+            self.scheduler.apply(result)
+        else:
+            drawn = self.scheduler.drawn_under_grammar(result)
+            self.scheduler.apply(result, self._guided.follow(drawn))
+        if self._masks_due is not None:
+            self._send_masks(self._masks_due)
+
     def _launch_before_report(self, take_in: Callable[[], object] | None) -> bool:
+        """Block diffusion without a step in flight: launches the next step before the report."""
+        if self._in_flight:
+            return False
         self.timeline.leave(idle=False)
         if take_in is not None:
             take_in()
-        launched = self._launch(self.timeline.enter())
+        self.timeline.enter()
+        launched = self._launch()
         if launched:
             self.timeline.leave(idle=False)  # to report is part of delivering
         return launched
 
-    def report(self) -> StepReport:
-        """Report of all since the last one, with the present load; takes no step."""
-        self._guided.drop(self.scheduler.take_ended())
-        report = self.scheduler.take_report()
-        report.load.step_times = self.timeline.totals()
-        return report
-
-    def _launch(self, scheduling: float) -> bool:
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return False
-        if self._on_launch is not None:
-            self._on_launch(plan, self.scheduler.launched_shape)
-        scheduled = self.timeline.now()
-        self._in_flight.append(self._executor.launch(plan))
-        self.timeline.launched(plan.num_tokens, scheduling, scheduled)
-        follows_prompts = self._has_blocks or self._executor.overlaps_prompts
-        self._prompt_launched = plan.has_prompts and not follows_prompts
-        self._masks_due = plan if plan.masked else None
-        self._send_masks()
-        return True
-
-    def _send_masks(self) -> None:
-        """Sends the masks that the newest step waits for, unless an earlier step is in flight."""
-        plan = self._masks_due
-        if plan is None or len(self._in_flight) > 1:
+    def _send_masks(self, plan: Plan) -> None:
+        """Sends the masks of the newest step, unless an earlier step is in flight."""
+        if len(self._in_flight) > 1:
             return
+        assert self._guided is not None, "a Plan with masked rows, and no request under a grammar"
         drafts = self._executor.drafts(plan.seq) if plan.drafts_under_grammar else []
         self._executor.sample(plan.seq, self._guided.masks(self.scheduler.masked_rows(), drafts))
         self._masks_due = None
+
+    def _take_report(self) -> StepReport:
+        if self._guided is not None:
+            self._guided.drop(self.scheduler.take_ended())
+        return self.scheduler.take_report()

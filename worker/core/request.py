@@ -229,8 +229,6 @@ class Request:
     @property
     def finish_reason(self) -> FinishReason | None:
         """Finish reason in the API's words; None while the request has not ended."""
-        if self.state is RequestState.RUNNING:
-            return None  # by far the most frequent case, and hashing an enum is slow
         return _FINISH_REASONS.get(self.state)
 
     @property

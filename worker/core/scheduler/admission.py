@@ -71,7 +71,7 @@ class Admission:
     """
 
     def __init__(
-        self, state: SchedulerState, lifecycle: Lifecycle, host_loads: HostLoadPolicy
+        self, state: SchedulerState, lifecycle: Lifecycle, host_loads: HostLoadPolicy | None
     ) -> None:
         self.options = state.config.admission
         """Rules of admission; they may be changed between steps."""
@@ -241,7 +241,7 @@ class Admission:
         # A running block is computed in any case, and may hold no known token at all.
         num_left = 1 if request.block_size == 1 else 0
         match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
-        return self._host_loads.choose(match)
+        return match if self._host_loads is None else self._host_loads.choose(match)
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
         """Decides where a request gets a slot and pages: free ones, or less urgent requests'."""
@@ -284,7 +284,7 @@ class Admission:
 
     def _start(self, request: Request, match: Match) -> Lease:
         self._count(request, match)
-        if request.preemption.count:
+        if self._host_loads is not None and request.preemption.count:
             self._host_loads.note_resumed(request, match)
         lease = self._lifecycle.start(request, match)
         if self._reserve is not None:

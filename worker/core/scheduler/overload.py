@@ -33,9 +33,12 @@ class DrainRate:
         self._new_tokens = 0
         self._at_s = 0.0
         self._has_backlog = False
+        self.is_due = False
+        """Whether the next step is to call `tick` even if no request waits."""
 
     def note(self, num_tokens: int) -> None:
         """Notes that a request with `num_tokens` has left the queue to run."""
+        self.is_due = True
         self._new_requests += 1
         self._new_tokens += num_tokens
 
@@ -54,7 +57,7 @@ class DrainRate:
             self._span_s = self._span_s * factor + _MEMORY_S * (1.0 - factor)
         self._new_requests = self._new_tokens = 0
         self._at_s = now
-        self._has_backlog = is_waiting
+        self._has_backlog = self.is_due = is_waiting
 
     def end_backlog(self) -> None:
         """Notes that the queue is empty when a request arrives, as after aborts."""

@@ -37,7 +37,7 @@ class WaitingQueue:
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
         self._len = 0
-        self._alarms: list[tuple[float, int, int, Request]] = []
+        self.alarms: list[tuple[float, int, int, Request]] = []
         """Heap of (time, arrival, generation, request): when a request's level is to be determined
         again; entries of an older generation are void."""
 
@@ -64,7 +64,7 @@ class WaitingQueue:
 
     def tick(self, now: float) -> None:
         """Moves requests whose deadline has come near, or can no longer be met, to their level."""
-        alarms = self._alarms
+        alarms = self.alarms
         while alarms and alarms[0][0] <= now:
             _, _, generation, request = heappop(alarms)
             if generation == request.queue_entry.generation:
@@ -72,10 +72,8 @@ class WaitingQueue:
                 self.remove(request)
                 self._enter(request, now, resumed=resumed)
         if len(alarms) > 2 * self._len + 64:
-            self._alarms = [
-                entry for entry in alarms if entry[2] == entry[3].queue_entry.generation
-            ]
-            heapify(self._alarms)
+            self.alarms = [entry for entry in alarms if entry[2] == entry[3].queue_entry.generation]
+            heapify(self.alarms)
 
     def window(self, count: int) -> list[Request]:
         """The first `count` requests in order."""
@@ -116,7 +114,7 @@ class WaitingQueue:
         request.level, entry.deadline_s = standing.level, standing.deadline_s
         if standing.until_s < inf:
             alarm = (standing.until_s, request.arrival, entry.generation, request)
-            heappush(self._alarms, alarm)
+            heappush(self.alarms, alarm)
         self._levels[request.level].add(request, resumed=resumed)
         self._len += 1
         self.num_tokens += len(request.token_ids)

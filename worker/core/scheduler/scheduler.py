@@ -20,10 +20,9 @@ from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.state import Clock, SchedulerState
 from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.scheduler.token_steps import TokenSteps
-from worker.core.step_forecast import StepForecast
 from worker.plan.plan import BlockRow, Plan, SampleDigest, StepResult
 from worker.protocol.admission import AdmissionChange
-from worker.protocol.messages import StepReport, StepShape, Submit
+from worker.protocol.messages import StepReport, Submit
 from worker.protocol.queue_limits import QueueLimits
 
 logger = logging.getLogger(__name__)
@@ -61,9 +60,13 @@ class Scheduler:
         """The requests and what they hold; only the parts of the scheduler change it."""
         self.lifecycle = Lifecycle(state)
         """Moves requests between queue and running set."""
-        self._host_loads = HostLoadPolicy(
-            config.host_cache_policy, config.page_size, state.cache.host, state.forecast
-        )
+        self.forecast = state.forecast
+        """Forecast of step times; the engine loop asks it, too."""
+        host, size = state.cache.host, config.page_size
+        self._host_loads: HostLoadPolicy | None = None
+        """Policy for pages in host memory; None without that tier."""
+        if host is not None:
+            self._host_loads = HostLoadPolicy(config.host_cache_policy, size, host, state.forecast)
         self.admission = Admission(state, self.lifecycle, self._host_loads)
         """Admits waiting requests to steps."""
         self.steps: TokenSteps | BlockSteps
@@ -76,23 +79,15 @@ class Scheduler:
         limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
         self._shedder = LoadShedder(limits, state.queue, state.cache, state.drain)
         self._in_flight: deque[StepInFlight] = deque()
+        self.launched: StepInFlight
+        """The step that was launched last."""
         self._digest = SampleDigest()
         self._num_arrivals = 0
         self._has_uncharged = False
         """Whether tokens came in since an arrival has last charged tenants for them."""
         self._num_reports = 0
-        self._launched = 0
+        self._num_launched = 0
         self._completed = 0
-
-    @property
-    def forecast(self) -> StepForecast:
-        """Forecast of step times; the engine loop asks it, too."""
-        return self.state.forecast
-
-    @property
-    def launched_shape(self) -> StepShape:
-        """Shape of the newest step in flight."""
-        return self._in_flight[-1].shape
 
     def add(self, submit: Submit) -> bool:
         """Queues a request that the frontend has found to fit.
@@ -199,27 +194,34 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """Decides the next step; None if there is nothing to do before a result comes in."""
-        builder = StepBuilder(self._launched + 1)
-        now = self._clock()
-        self.state.queue.tick(now)
+        state, now = self.state, self._clock()
+        seq = self._num_launched + 1
+        builder = StepBuilder(seq)
+        if state.queue.alarms:
+            state.queue.tick(now)
         self.steps.build(builder, now, self._in_flight)
-        if not (builder.num_tokens or len(self.state.running)) and len(self.state.queue):
+        is_waiting = len(state.queue) > 0
+        if is_waiting and not (builder.num_tokens or state.running):
             # The only running request was preempted; it is admitted again with its cached pages.
             self.steps.build(builder, now, self._in_flight)
-        self.state.drain.tick(now, is_waiting=len(self.state.queue) > 0)
+            is_waiting = len(state.queue) > 0
+        if is_waiting or state.drain.is_due:
+            state.drain.tick(now, is_waiting=is_waiting)
         if not builder.num_tokens:
-            assert self._in_flight or len(self.state.requests) == len(self.state.held), (
+            assert self._in_flight or len(state.requests) == len(state.held), (
                 "requests wait, but nothing can run"
             )
             return None
-        self._launched = builder.seq
-        builder.copy_pages(*self.state.cache.take_copies(builder.seq))
-        if self.state.cache.keeps_states:
-            builder.copy_states(self.state.cache)
-        self._in_flight.append(builder.in_flight())
-        if builder.seq % DIGEST_INTERVAL:
-            return builder.plan(0, 0)
-        return builder.plan(self._completed, self._digest.value(self._completed))
+        self._num_launched = seq
+        if state.cache.host is not None:
+            builder.copy_pages(*state.cache.take_copies(seq))
+        if state.cache.keeps_states:
+            builder.copy_states(state.cache)
+        digest_seq = 0 if seq % DIGEST_INTERVAL else self._completed
+        digest = self._digest.value(digest_seq) if digest_seq else 0
+        plan, self.launched = builder.finish(digest_seq, digest)
+        self._in_flight.append(self.launched)
+        return plan
 
     def drawn_under_grammar(self, result: StepResult) -> list[DrawnTokens]:
         """Tokens that the oldest step in flight drew for requests under a grammar, in row order.
@@ -267,7 +269,8 @@ class Scheduler:
         self._digest.update(step.seq, result.token_ids)
         self.state.stats.observe(step, result)
         self.forecast.observe(self.state.stats.step_shape, self.state.stats.step_ms / 1e3)
-        self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
+        if self._host_loads is not None:
+            self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
         self.steps.take(step, result, counts, iter(followed))
         self._has_uncharged = True
 
@@ -286,16 +289,18 @@ class Scheduler:
     def take_report(self) -> StepReport:
         """Report of all since the last one, with the present load."""
         self._num_reports += 1
-        gate = self.steps.speculation
+        gate, new_prompt_share = self.steps.speculation, 0.0
+        if self.config.enable_chunked_prefill:
+            new_prompt_share = 1.0 - self.admission.options.max_prefill_share
         return StepReport(
             seq=self._num_reports,
             deltas=self.state.outputs.take(),
             block_events=self.state.cache.take_events(),
             load=snapshot(
                 self.state,
-                retry_after_s=self._shedder.retry_after_s(),
+                retry_after_s=self._shedder.retry_after_s() if len(self.state.queue) else 0,
                 speculation=None if gate is None else gate.totals,
-                new_prompt_share=self._new_prompt_share,
+                new_prompt_share=new_prompt_share,
             ),
         )
 
@@ -332,10 +337,3 @@ class Scheduler:
             self.lifecycle.end(loser, RequestState.FINISHED_ERROR)
         self.state.outputs.put(loser)
         return loser is arrival
-
-    @property
-    def _new_prompt_share(self) -> float:
-        """Part of a step's prompt tokens that prompts under way leave to those that wait."""
-        if not self.config.enable_chunked_prefill:
-            return 0.0
-        return 1.0 - self.admission.options.max_prefill_share

@@ -52,7 +52,9 @@ class SchedulerStats:
         """Takes a completed step; one that had nothing to compute does not count."""
         if not result.num_forwards:
             return
-        self.step_shape, self.step_ms = step.measured(result)
+        self.step_shape, self.step_ms = step.shape, result.compute_ms
+        if result.drafted is not None or result.blocks is not None:
+            self.step_shape, self.step_ms = step.measured(result)
         self.num_step_tokens = step.num_tokens
 
 

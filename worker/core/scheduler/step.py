@@ -255,17 +255,18 @@ class StepBuilder:
         row = BlockRow(lease.slot, start, end - start, is_window=True)
         self._speculative.append(InFlightRow(row, request, lease))
 
-    def plan(self, digest_seq: int, digest: int) -> Plan:
-        """The finished Plan."""
+    def finish(self, digest_seq: int, digest: int) -> tuple[Plan, StepInFlight]:
+        """The finished Plan, and the step as the scheduler keeps it until the result is in."""
+        rows = self._rows()
         masked: list[int] = []
         if self._any_masked:
-            grammars = [one.request.grammar for one in self._rows() if one.row.num_draws]
+            grammars = [one.request.grammar for one in rows if one.row.num_draws]
             masked = [number for number, grammar in enumerate(grammars) if grammar is not None]
-        return Plan(
+        plan = Plan(
             seq=self.seq,
             admits=self._admits,
             page_writes=self._page_writes,
-            rows=[one.row for one in self._rows()],
+            rows=[one.row for one in rows],
             digest_seq=digest_seq,
             digest=digest,
             masked=masked,
@@ -277,14 +278,11 @@ class StepBuilder:
             state_loads=self._state_loads,
             state_stores=self._state_stores,
         )
-
-    def in_flight(self) -> StepInFlight:
-        """The step as the scheduler keeps it until the result is in."""
         speculative = [one for one in self._speculative if isinstance(one.row, DraftRow)]
         num_decodes = len(self._decodes) + len(speculative)
-        return StepInFlight(
+        step = StepInFlight(
             seq=self.seq,
-            rows=self._rows(),
+            rows=rows,
             num_tokens=self.num_tokens,
             shape=StepShape(
                 seq=self.seq,
@@ -300,6 +298,7 @@ class StepBuilder:
             is_guided=self._any_masked,
             num_loads=0 if self._loads is None else len(self._loads.pages),
         )
+        return plan, step
 
     def _rows(self) -> list[InFlightRow]:
         return self._decodes + self._speculative + self._chunks
