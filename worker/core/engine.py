@@ -147,14 +147,16 @@ class EngineCore:
             self._collect()
             if self._launches_before_report and self._launch_before_report(take_in):
                 return self.report()
-        report = self._take_report()
+        report = self.report()
         self.timeline.leave(idle=not self.has_work())
         report.load.step_times = self.timeline.totals()
         return report
 
     def report(self) -> StepReport:
         """Report of all since the last one, with the present load; takes no step."""
-        report = self._take_report()
+        if self._guided is not None:
+            self._guided.drop(self.scheduler.take_ended())
+        report = self.scheduler.take_report()
         report.load.step_times = self.timeline.totals()
         return report
 
@@ -209,8 +211,3 @@ class EngineCore:
         drafts = self._executor.drafts(plan.seq) if plan.drafts_under_grammar else []
         self._executor.sample(plan.seq, self._guided.masks(self.scheduler.masked_rows(), drafts))
         self._masks_due = None
-
-    def _take_report(self) -> StepReport:
-        if self._guided is not None:
-            self._guided.drop(self.scheduler.take_ended())
-        return self.scheduler.take_report()

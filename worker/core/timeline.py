@@ -103,19 +103,15 @@ class Timeline:
         processed; `idle` if there is no work left."""
         now = self.now()
         if self._collected is not None:
-            self._complete(*self._collected, now)
+            self._add(*self._collected, now)
             self._collected = None
+        self._left = None if idle else now
         if idle:
-            self._left = None
             self._rank_finished = None
-        else:
-            self._left = now
 
-    def _complete(
-        self, result: StepResult, awaited: float, collected: float, processed: float
-    ) -> None:
-        launch = self._launches.popleft()
-        rank = result.times
+    def _add(self, result: StepResult, awaited: float, collected: float, processed: float) -> None:
+        """Adds the oldest step to the totals and records, if its rank has measured it."""
+        launch, rank = self._launches.popleft(), result.times
         if rank is None:
             return
         sent = launch.launched

@@ -101,7 +101,7 @@ class Admission:
     @property
     def max_requests(self) -> int:
         """Most requests that a round may admit."""
-        return self.options.prefill_max_batch_size or len(self._queue)
+        return self.options.prefill_max_batch_size or self._queue.num_requests
 
     def round(
         self, headroom: StepHeadroom, now: float, *, running_level: int = -1, is_shared: bool
@@ -196,7 +196,7 @@ class Admission:
         """The requests that the round tries, in the order of the queue."""
         options = self.options
         order = ORDERS[options.schedule_policy]
-        if order is not None and len(self._queue) > order.max_queue:
+        if order is not None and self._queue.num_requests > order.max_queue:
             order = None
         if order is not None or not policy.stops:
             count = options.prefill_admission_lookahead

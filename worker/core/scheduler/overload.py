@@ -109,21 +109,21 @@ class LoadShedder:
         return queue_full(
             request.request_id,
             request.attempt,
-            num_waiting=len(self._queue),
+            num_waiting=self._queue.num_requests,
             num_tokens=self._queue.num_tokens,
             retry_after_s=self.retry_after_s(),
         )
 
     def retry_after_s(self) -> int:
         """Seconds in which the present queue should have drained; 0 where it is empty."""
-        num_requests = len(self._queue)
+        num_requests = self._queue.num_requests
         if not num_requests:
             return 0
         return self._drain.retry_after_s(num_requests, self._queue.num_tokens)
 
     def _has_room(self, arrival: Request, leaving: Request | None) -> bool:
         return self._limits.has_room(
-            len(self._queue) - (leaving is not None),
+            self._queue.num_requests - (leaving is not None),
             self._queue.num_tokens - (len(leaving.token_ids) if leaving else 0),
             num_free_slots=self._cache.num_free_slots,
             num_new_tokens=len(arrival.token_ids),

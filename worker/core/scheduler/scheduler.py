@@ -112,7 +112,7 @@ class Scheduler:
             self.lifecycle.end(present, RequestState.FINISHED_ABORTED)
         self._num_arrivals += 1
         now = self._clock()
-        if not len(self.state.queue):
+        if not self.state.queue.num_requests:
             self.state.drain.end_backlog()
         request = Request(
             submit,
@@ -200,11 +200,11 @@ class Scheduler:
         if state.queue.alarms:
             state.queue.tick(now)
         self.steps.build(builder, now, self._in_flight)
-        is_waiting = len(state.queue) > 0
+        is_waiting = state.queue.num_requests > 0
         if is_waiting and not (builder.num_tokens or state.running):
             # The only running request was preempted; it is admitted again with its cached pages.
             self.steps.build(builder, now, self._in_flight)
-            is_waiting = len(state.queue) > 0
+            is_waiting = state.queue.num_requests > 0
         if is_waiting or state.drain.is_due:
             state.drain.tick(now, is_waiting=is_waiting)
         if not builder.num_tokens:
@@ -267,8 +267,11 @@ class Scheduler:
         self._completed = step.seq
         self.state.cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
-        self.state.stats.observe(step, result)
-        self.forecast.observe(self.state.stats.step_shape, self.state.stats.step_ms / 1e3)
+        stats = self.state.stats
+        if result.num_forwards:  # else it had nothing to compute
+            stats.step_shape, stats.step_ms = step.measured(result)
+            stats.num_step_tokens = step.num_tokens
+        self.forecast.observe(stats.step_shape, stats.step_ms / 1e3)
         if self._host_loads is not None:
             self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
         self.steps.take(step, result, counts, iter(followed))
@@ -298,7 +301,7 @@ class Scheduler:
             block_events=self.state.cache.take_events(),
             load=snapshot(
                 self.state,
-                retry_after_s=self._shedder.retry_after_s() if len(self.state.queue) else 0,
+                retry_after_s=self._shedder.retry_after_s() if self.state.queue.num_requests else 0,
                 speculation=None if gate is None else gate.totals,
                 new_prompt_share=new_prompt_share,
             ),
@@ -309,7 +312,7 @@ class Scheduler:
         state = self.state
         leases = [request.lease for request in state.running if request.lease is not None]
         assert len(leases) == len(state.running), "a running request without a lease"
-        num_queued = len(state.queue) + len(state.held)
+        num_queued = state.queue.num_requests + len(state.held)
         assert len(state.running) + num_queued == len(state.requests), "a request is lost"
         assert len(leases) <= self.config.max_num_seqs, "more requests run than there are slots"
         for request in state.requests.values():
@@ -320,7 +323,7 @@ class Scheduler:
             if request.state is not RequestState.RUNNING and request.request_id not in state.held
         ]
         assert state.queue.num_tokens == sum(len(r.token_ids) for r in waiting), "queue miscounted"
-        assert len(waiting) == len(state.queue), "a request is queued and running"
+        assert len(waiting) == state.queue.num_requests, "a request is queued and running"
         state.cache.check_invariants(leases)
 
     def _turn_away(self, arrival: Request) -> bool:

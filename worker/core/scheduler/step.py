@@ -59,26 +59,6 @@ class StepInFlight:
     num_loads: int = 0
     """Pages that the Plan copies from host memory."""
 
-    def counts(self, result: StepResult) -> list[int]:
-        """Tokens of the result per row.
-
-        Raises:
-            ValueError: the result has another number of tokens than the rows draw.
-        """
-        if result.drawn is None:
-            counts = [one.row.num_draws for one in self.rows]
-        else:
-            drawn = iter(result.drawn)
-            counts = [
-                next(drawn) if isinstance(one.row, DraftRow) else one.row.num_draws
-                for one in self.rows
-            ]
-        if sum(counts) != len(result.token_ids):
-            raise ValueError(
-                f"step {self.seq} draws {sum(counts)} tokens, got {len(result.token_ids)}"
-            )
-        return counts
-
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
         """Shape of the average forward pass of the step, and its milliseconds.
 
@@ -204,7 +184,7 @@ class StepBuilder:
         """
         start = request.num_computed
         end = start + length
-        is_last = end == request.num_wanted
+        is_last = length == request.num_pending
         request.num_computed = end
         self._any_masked |= is_last and request.grammar is not None
         lease.fence = self.seq

@@ -88,11 +88,13 @@ class TokenSteps:
             builder.draft_threshold = gate.begin_step(len(members), num_decodes, now, costs)
 
         # Who may enter: without anyone and without prompts, decodes are all there is.
-        entrant = state.queue.oldest() if len(state.queue) else None
+        entrant = state.queue.oldest() if state.queue.num_requests else None
         if entrant is not None and not self._admission.can_admit(entrant.level):
             entrant = None
         if entrant is None and not prompts:
-            self._add_decodes_only(members, num_decodes, builder)
+            self._deferral.num_steps = self._claims.num_promised = 0
+            budget = StepBudget(self._config.max_num_batched_tokens, num_decodes)
+            self._add_rows(members, {}, budget, builder)
             return
 
         # Budget: as if the decodes that may be deferred were.
@@ -105,8 +107,7 @@ class TokenSteps:
         admitted = [] if entrant is None else self._admit(entrant, prompts, budget, now)
         prompts = self._prompts_of_step(prompts, admitted)
 
-        # Lengths: by priority, not level. A near deadline has waiting requests admitted first, but
-        # prompts under way, whose level is fixed, keep their share.
+        # Lengths: by priority. A near deadline raises the level, which is for admission only.
         lengths = budget.allot(
             [member.num_pending for member in prompts],
             [one.length for one in admitted],
@@ -125,16 +126,32 @@ class TokenSteps:
         missing = self._add_rows(members, chunks, budget, builder)
         for one, length in entering:
             self._admission.launch(one, length, builder)
-        num_prompt_tokens = sum(lengths) - missing
-        if self._deferral.withdraws(deferrable, num_prompt_tokens, budget.max_prompts):
+        if self._deferral.withdraws(deferrable, sum(lengths) - missing, budget.max_prompts):
             self._claims.num_promised = 0  # launched
             budget.give_back(missing)
             budget.add_decodes(len(left_out))
             self._add_rows(left_out, {}, budget, builder)
 
-    def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """Tokens of the result per row. Raises ValueError if these do not add up."""
-        return step.counts(result)
+    @staticmethod
+    def counts(step: StepInFlight, result: StepResult) -> list[int]:
+        """Tokens of the result per row.
+
+        Raises:
+            ValueError: the result has another number of tokens than the rows draw.
+        """
+        if result.drawn is None:
+            counts = [one.row.num_draws for one in step.rows]
+        else:
+            drawn = iter(result.drawn)
+            counts = [
+                next(drawn) if isinstance(one.row, DraftRow) else one.row.num_draws
+                for one in step.rows
+            ]
+        if sum(counts) != len(result.token_ids):
+            raise ValueError(
+                f"step {step.seq} draws {sum(counts)} tokens, got {len(result.token_ids)}"
+            )
+        return counts
 
     def take(
         self,
@@ -208,15 +225,6 @@ class TokenSteps:
         self._state.stats.num_dropped_tokens += count
         if request.delivery.logprobs:
             del request.delivery.logprobs[-count:]
-
-    def _add_decodes_only(
-        self, members: Sequence[Member], num_decodes: int, builder: StepBuilder
-    ) -> None:
-        """Adds the rows of a step without prompts and new requests."""
-        self._deferral.num_steps = 0
-        self._claims.num_promised = 0
-        budget = StepBudget(self._config.max_num_batched_tokens, num_decodes)
-        self._add_rows(members, {}, budget, builder)
 
     def _admit(
         self, oldest: Request, prompts: Sequence[Member], budget: StepBudget, now: float
