@@ -223,8 +223,6 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     @property
     def drafts_under_grammar(self) -> bool:
         """Whether masked rows may draft: then the masks depend on the drafts."""
-        if not self.masked:
-            return False
         drawing = [row for row in self.rows if row.num_draws]
         return any(drawing[number].num_draws > 1 for number in self.masked)
 

@@ -35,7 +35,7 @@ from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
 from worker.rank.tables import DeviceTables, ragged_ranges
-from worker.rank.transfer import IntArray, StagedArrays, Staging, Uploader, uploader_to
+from worker.rank.transfer import Arrays, IntArray, StagedArrays, Uploader, send, uploader_to
 
 if TYPE_CHECKING:
     from worker.rank.verification import SpeculativeRows
@@ -142,18 +142,19 @@ class BatchBuilder:
             num_tokens: tokens of that graph if its rows are of any lengths; else 0.
             speculative: the Plan's speculative rows; None without any.
         """
-        tables, staging = self._tables, Staging()
+        tables, groups = self._tables, list[Arrays]()
         if not plan.rows:
             tables.apply(plan)
             return None
-        writes = tables.stage(plan)
+        writes = tables.stage(plan) if plan.admits or plan.page_writes else None
         if writes is not None:
-            staging.add(writes)
-        table = plan_table(plan)
+            groups.append(writes)
+        rows = [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows]
+        table = np.array(rows, dtype=np.int64)
         processed = tables.sampling.gather(table)
         graph = _GraphSize(size, num_tokens)
-        batch = _StagedBatch(tables, table, processed, graph, staging, self._is_native)
-        staged = staging.send(uploader or self._uploader)
+        batch = _StagedBatch(tables, table, processed, graph, groups, self._is_native)
+        staged = send(groups, uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
         finished = batch.finish(staged, speculative)
@@ -162,10 +163,10 @@ class BatchBuilder:
     def build_padding(self, size: int, num_tokens: int = 0) -> Batch:
         """A batch of dummy rows alone, on which a graph of `size` rows is captured; `num_tokens` as
         in `build`."""
-        staging, none = Staging(), np.zeros((0, 4), dtype=np.int64)
+        groups, none = list[Arrays](), np.zeros((0, 4), dtype=np.int64)
         graph = _GraphSize(size, num_tokens)
-        batch = _StagedBatch(self._tables, none, None, graph, staging, self._is_native)
-        return batch.finish(staging.send(self._uploader), None)
+        batch = _StagedBatch(self._tables, none, None, graph, groups, self._is_native)
+        return batch.finish(send(groups, self._uploader), None)
 
 
 class _GraphSize(NamedTuple):
@@ -183,7 +184,7 @@ class _StagedBatch:
         table: the Plan's rows [R, 4], as in Batch.
         processed: those of the rows with logits processors or log-probabilities.
         graph: size of the graph that the step runs on.
-        staging: collects the arrays to copy to the device.
+        groups: gets the arrays to copy to the device.
         is_native: whether the compiled CPU library runs the model, which needs no row arrays.
     """
 
@@ -193,7 +194,7 @@ class _StagedBatch:
         table: IntArray,
         processed: ProcessedRows | None,
         graph: _GraphSize,
-        staging: Staging,
+        groups: list[Arrays],
         is_native: bool,
     ) -> None:
         self._tables = tables
@@ -214,13 +215,9 @@ class _StagedBatch:
         self._num_tokens = int(query_ends[-1])
         self._row_group = -1
         if not is_native:
-            self._row_group = staging.add(
-                {
-                    "slots": slots,
-                    "starts": starts,
-                    "query_start": np.append(0, query_ends),
-                }
-            )
+            self._row_group = len(groups)
+            query_start = np.append(0, query_ends)
+            groups.append({"slots": slots, "starts": starts, "query_start": query_start})
         self._drawing: list[int] | None = None
         if self._is_captured:
             (drawing,) = np.nonzero(draws)
@@ -232,11 +229,13 @@ class _StagedBatch:
         else:
             cells = draw_cells(table, query_ends)
         self._num_draws = len(cells[0])
+        self._has_parameters = False
         self._filters: tuple[str, ...] = ()
         self._max_top_k = 0
         self._draw_group = -1
         if self._num_draws:
-            self._draw_group = staging.add(self._draw_arrays(*cells))
+            self._draw_group = len(groups)
+            groups.append(self._draw_arrays(*cells))
 
     def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
         """The batch, given the arrays on the device in the order in which they were staged."""
@@ -281,6 +280,7 @@ class _StagedBatch:
         }
         state = self._tables.sampling
         if self._is_captured or state.any_random(slots):
+            self._has_parameters = True
             arrays |= state.columns(slots, ends)
             self._filters = state.filters(slots)
             self._max_top_k = int(state.top_k[slots].max())
@@ -289,7 +289,7 @@ class _StagedBatch:
     def _sampling(self, staged: StagedArrays, speculative: SpeculativeRows | None) -> SamplingBatch:
         placement = None if speculative is None else speculative.placement
         destinations = staged["destinations"]
-        positions = staged.get("positions")
+        positions = staged["positions"] if self._has_parameters else None
         if placement is not None:
             destinations = placement.destinations(destinations)
             positions = None if positions is None else placement.draw_positions(positions)
@@ -342,6 +342,7 @@ def gather_inputs(
     """
     assert batch.staged is not None, "the compiled library gathers its inputs itself"
     assert batch.starts is not None, "the compiled library gathers its inputs itself"
+    # Rows: on a graph any of them may be as long as the graph's tokens allow.
     lengths = batch.rows[:, 2]
     longest = int(lengths.max())
     if batch.num_tokens:
@@ -355,6 +356,7 @@ def gather_inputs(
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
+    # Attention: rows of one token come first, and are planned apart from longer ones.
     plan = backend.plan
     if batch.size is not None:
         assert isinstance(backend, CapturableBackend), "its steps are launched one by one"
@@ -363,9 +365,9 @@ def gather_inputs(
     if border < len(batch.rows):
         query_start = batch.staged["query_start"][border:]
         query_start = (query_start - border if border else query_start).int()
+    # Groups of layers: tokens and positions are the same for all, pages are not.
     by_layer: dict[int, AttentionInputs] = {}
     for group, page_table in zip(groups, tables.group_tables, strict=True):
-        # Tokens and positions are the same for all groups, pages are not.
         step = gather_step_inputs(tables.token_pool, page_table, rows)
         parts = _attention_rows(batch, step, tables, query_start, group.spec)
         decode, extend = (None if part is None else plan(part) for part in parts)
@@ -416,13 +418,6 @@ def _attention_rows(
             is_chunked=spec.is_chunked,
         )
     return decode, extend
-
-
-def plan_table(plan: Plan) -> IntArray:
-    """The Plan's rows as an array [R, 4], as in Batch."""
-    return np.array(
-        [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows], dtype=np.int64
-    )
 
 
 def count_decodes(lengths: IntArray) -> int:

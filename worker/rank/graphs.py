@@ -132,12 +132,15 @@ class StepGraphs:
         self._compute_logits = compute_logits
         self._tables = tables
         self._backend = backend
+        self._drafts = drafts
+        # Sizes: those that the rows of a step cannot fill, because requests are short, are left
+        # out.
         self._sizes = tuple(sizes)
-        # Sizes that the rows of a step cannot fill, because requests are short, are left out.
         self._token_sizes = [
             size for size in token_sizes if size <= self._num_rows(size) * tables.max_model_len
         ]
         self._row_tokens = tables.block_size
+        # Static buffers: row arrays, draws, hidden states, drawn tokens and masks.
         builder = BatchBuilder(tables)
         largest = builder.build_padding(self._sizes[-1])
         self._rows = _like(largest.staged)
@@ -150,9 +153,9 @@ class StepGraphs:
         self._tokens = torch.zeros(sizes[-1], dtype=torch.int64, device=tables.device)
         words = -(-tables.vocab_size // 32)
         self._masks = torch.full((sizes[-1], words), -1, dtype=torch.int32, device=tables.device)
-        self._drafts = drafts
         if drafts is not None:
             drafts.prepare_capture(self._sizes[-1])
+        # Graphs by size: the largest first, as the others reuse its memory pool.
         self._forward: dict[int, Replay] = {}
         self._ragged: dict[int, Replay] = {}
         """Graphs of steps with rows of any lengths, by size in tokens."""
@@ -166,7 +169,6 @@ class StepGraphs:
             show=show_progress,
         )
         with shown as advance:
-            # The largest first: the others reuse its memory pool.
             for size in reversed(self._token_sizes):
                 padding = builder.build_padding(self._num_rows(size), size)
                 self._ragged[size] = self._captured_forward(padding, capture)

@@ -207,6 +207,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, plan: Plan) -> ForwardStep:
         """Launches a step up to its forward pass, which needs no masks yet."""
+        # Host memory: pages are copied there and back before the step's rows use them.
         started = time.monotonic()
         loads = None if self._host_pages is None else self._host_pages.copy(plan)
         copied = time.monotonic()
@@ -214,6 +215,7 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
+            # Rows: the rank places those of running blocks and drafts.
             blocks = None
             if self._blocks is not None:
                 blocks = self._blocks.prepare(plan)
@@ -221,10 +223,12 @@ class ModelRunner:
             if self._states is not None:
                 self._states.load(plan.state_loads)
             drafted = None if self._drafter is None else self._drafter.place(plan)
+            # Inputs: tables are updated, arrays sent to the device.
             batch = self._build(plan, drafted, slot)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
+            # Forward pass: on a graph if one fits.
             hidden = None
             if batch is not None:
                 hidden = self._run(batch, None if blocks is None else blocks.read)
@@ -253,14 +257,17 @@ class ModelRunner:
         resumed = time.monotonic()
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
+            # Draw: rounds of running blocks, or tokens.
             output = accepted = blocks = None
             if self._blocks is not None and step.blocks is not None:
                 blocks = self._blocks.run(step.blocks, step.hidden, masks)
             elif step.batch is not None and step.hidden is not None:
-                mask_rows = step.mask_rows(masks, self._tables)
+                mask_rows = step.mask_rows(masks, self._tables) if step.plan.masked else None
                 output = self.draw(step.hidden, step.batch, mask_rows)
+            # Drafts: those that the drawn tokens confirm are accepted.
             if self._drafter is not None and step.drafted is not None:
                 accepted = self._drafter.observe(step.drafted, output)
+            # Fetch: copies to the host are launched and not awaited.
             if slot is not None:
                 slot.finish()
                 output = output and fetch_output(output, slot, with_logprobs=is_first)

@@ -51,9 +51,8 @@ class ForwardStep:
         return self.drafted.masked_drafts(self.plan)
 
     def mask_rows(self, masks: bytes, tables: DeviceTables) -> MaskRows | None:
-        """Masked rows of the logits, with `masks` from the Sample message; None without any."""
-        if not self.plan.masked:
-            return None
+        """Masked rows of the logits, with `masks` from the Sample message, if the Plan has any;
+        None if none of them draws."""
         vocab_size, device = tables.vocab_size, tables.token_pool.device
         if self.drafted is None:
             return MaskRows(self.plan.masked, masks, vocab_size, device)
@@ -101,25 +100,27 @@ class SampledStep:
                 self.slot.events, launched=times.started, seen=time.monotonic(), waited=waited
             )
             compute_ms = (times.finished - times.started) * 1e3
-        output = self.output
+        output, token_ids = self.output, list[int]()
+        if output is not None and output.tokens is not None:
+            token_ids = output.tokens.tolist()
+            if self.drawing is not None:
+                token_ids = [token_ids[row] for row in self.drawing]
         result = StepResult(
             seq=self.seq,
-            token_ids=self._token_ids(),
+            token_ids=token_ids,
             compute_ms=compute_ms,
             times=times,
             load_ms=0.0 if self.loads is None else self.loads(),
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)
-        if output is not None and output.is_scored and self.wants_logprobs:
+        if (
+            self.wants_logprobs
+            and output is not None
+            and (output.scores is not None or output.prompt_scores is not None)
+        ):
             result = output.add_logprobs(result)
         return result if self.accepted is None else self.accepted.select(result)
-
-    def _token_ids(self) -> list[int]:
-        if self.output is None or self.output.tokens is None:
-            return []
-        token_ids: list[int] = self.output.tokens.tolist()
-        return token_ids if self.drawing is None else [token_ids[row] for row in self.drawing]
 
 
 _SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_logits")

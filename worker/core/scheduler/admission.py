@@ -115,23 +115,30 @@ class Admission:
                 outrank by the gap waits.
             is_shared: whether prompts under way want some of the step's tokens, too.
         """
+        # Whether there is anyone to admit, and room. An oversize request may go alone though there
+        # is no room for one that shares the step.
         oldest = self._queue.oldest()
         if oldest is None or not self.can_admit(oldest.level):
             return []
-        # An oversize request may go alone though there is no room for one that shares the step.
         if not headroom.is_open and is_shared:
             return []
         self._begin_round()
+
+        # Policy: that of the options, or fifo with the oldest request first if it starves.
         options = self.options
         generation, starves = oldest.queue_entry.generation, self._starvation_guard.is_due(oldest)
         force = options.prefill_force_fifo_every
         forced = starves or (force > 0 and self.num_rounds % force == 0)
         policy = POLICIES["fifo" if forced else options.prefill_admission_policy]
+
+        # Candidates, in the order of the queue.
         requests, items = self._candidates(headroom, policy, oldest if starves else None)
         if not policy.stops and self._is_shared(requests):
             policy = policy._replace(key=None)  # they are arranged
         drop = self._preemption.gap * LEVEL
         floor = running_level * LEVEL - drop + 1 if drop else -1
+
+        # Placements: one by one, each with what those before it have left.
         leases: dict[int, Lease] = {}
         round_ = AdmissionRound(policy, items, headroom, drop, floor)
         while (index := round_.next()) is not None:
@@ -146,6 +153,8 @@ class Admission:
                 leases[index] = lease
                 self._deduplication.add(request)
         self._starvation_guard.count(oldest, generation, [requests[index] for index in leases])
+
+        # Admitted: with the tokens that the round has granted.
         admitted = []
         for index, length in round_.lengths.items():
             request = requests[index]
