@@ -1,4 +1,4 @@
-"""Engine core of one worker group: scheduler, grammars and executor in one step loop."""
+"""Engine core of a worker group: scheduler, grammars and executor in one step loop."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ from worker.protocol.messages import Abort, EngineInfo, StepReport, StepShape, S
 
 
 class EngineCore:
-    """Steps the scheduler and an executor: requests in, one report per step out.
+    """Runs the scheduler and an executor step by step: requests in, one report per step out.
 
-    Depth 0 and depth 1 are one loop: a step is launched, and the oldest result is taken once more
-    than `overlap_depth` steps are in flight.
+    Depth 0 and depth 1 share one loop: a step is launched, and the oldest result is collected once
+    more than `overlap_depth` steps are in flight.
 
         depth 0   schedule 1 │ launch 1 │ result 1 │ apply 1 │ schedule 2 │ launch 2 │ …
         depth 1   schedule 1 │ launch 1 │ schedule 2 │ launch 2 │ result 1 │ apply 1 │ …
 
-    A Plan with draws under a grammar is sent without their masks, since these depend on the step
-    before. Masks follow as soon as no earlier step is in flight; the forward pass runs meanwhile:
+    A Plan that samples under a grammar is sent without masks, which depend on the previous step.
+    They follow as soon as no earlier step is in flight; the forward pass runs in the meantime:
 
         depth 0   launch 1 │ masks 1 │ result 1 │ apply 1 │ launch 2 │ masks 2 │ …
         depth 1   launch 1 │ masks 1 │ launch 2 │ result 1 │ apply 1 │ masks 2 │ launch 3 │ …
 
     On CPU no step is launched behind one that computes part of a prompt, whatever the depth. Such a
-    step takes long beside scheduling, so that hiding the latter gains next to nothing; but a
-    request that arrives while it runs, which is likely, would wait for another whole step. Once the
-    result is in, it joins the very next one. A GPU computes prompts in little more time than the
-    host takes to launch them, and would idle between them: there overlap does not end at prompts
-    (`Executor.overlaps_prompts`).
+    step takes much longer than scheduling, so overlap would gain little, but a request that arrives
+    while it runs would wait for another whole step instead of joining the next one. A GPU computes
+    prompts in little more time than the host takes to launch them and would idle between them, so
+    there steps overlap with prompts, too (`Executor.overlaps_prompts`).
 
-    The step after one of running blocks (block diffusion) depends on which blocks that finishes. At
-    depth 1 it is launched ahead where ranks can correct its rows by themselves; elsewhere it is
-    launched as soon as the result is applied, and the report follows while it runs:
+    In block diffusion, the next step depends on which running blocks this one completes. At depth 1
+    it is launched ahead if ranks can correct its rows themselves; otherwise it is launched as soon
+    as the result is applied, before the report:
 
         ahead     schedule 2 │ launch 2 │ result 1 │ apply 1 │ report 1 │ schedule 3 │ …
-        else      result 1 │ apply 1 │ take in arrivals │ schedule 2 │ launch 2 │ report 1 │ …
+        else      result 1 │ apply 1 │ receive arrivals │ schedule 2 │ launch 2 │ report 1 │ …
 
     Args:
         config: the group's engine configuration.
-        info: what `executor.start` returned.
+        info: the result of `executor.start`.
         executor: a started executor.
-        clock: `time.monotonic`, or a test's own.
+        clock: `time.monotonic`, or a fake clock in tests.
         on_launch: called with the Plan and the shape of each step just before it is launched.
     """
 
@@ -72,9 +71,9 @@ class EngineCore:
         self._launches_before_report = info.block_size > 1 and self._overlap_depth > 0
         self._in_flight: deque[AwaitResult] = deque()
         self._prompt_launched = False
-        """Whether the step launched last computes part of a prompt, so that none is to follow."""
+        """Whether the last launched step computes part of a prompt and must not be overlapped."""
         self._masks_due: Plan | None = None
-        """The Plan launched last, while it waits for masks; else None."""
+        """The last launched Plan while it waits for masks; else None."""
         self.grammars = GrammarStore(info)
         self._guided: GuidedRequests | None = None
         """Requests under a grammar; None before the first one."""
@@ -84,7 +83,7 @@ class EngineCore:
         )
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Takes a batch of the frontend: grammars, submits, aborts, and new rules of admission."""
+        """Handles a batch of the frontend: grammars, submits, aborts, and admission options."""
         self.grammars.receive(batch)
         for submit in batch.submits:
             self.add(submit)
@@ -94,16 +93,16 @@ class EngineCore:
             self.scheduler.set_admission(batch.admission)
 
     def add(self, submit: Submit) -> None:
-        """Queues a request that the frontend has found to fit.
+        """Queues a request that the frontend has validated.
 
-        A request that names a grammar is held, and no other with it, until its matcher is ready.
-        A repeated submit is ignored.
+        A request with a grammar is held until its matcher is ready; others are not delayed. A
+        repeated submit is ignored.
         """
         if self.scheduler.add(submit) and submit.grammar:
             self.grammars.request(submit)
 
     def abort(self, abort: Abort) -> None:
-        """Ends a request wherever it is; unknown ones are ignored."""
+        """Aborts a request in any state; unknown ones are ignored."""
         self.scheduler.abort(abort.request_id, abort.attempt)
 
     def take_grammars(self, *, wait: bool = False) -> None:
@@ -112,7 +111,7 @@ class EngineCore:
             self.guide(request_id, attempt, grammar)
 
     def guide(self, request_id: str, attempt: int, grammar: GrammarState | GrammarProblem) -> None:
-        """Resumes a held request with its matcher, or ends it where there is a problem."""
+        """Resumes a held request with its matcher, or fails it if there is a problem."""
         if isinstance(grammar, GrammarProblem):
             self.scheduler.provide(request_id, attempt, grammar)
         elif self.scheduler.provide(request_id, attempt, GrammarStatus.of(grammar)):
@@ -121,7 +120,7 @@ class EngineCore:
             self._guided.add(request_id, attempt, grammar)
 
     def close(self) -> None:
-        """Ends the grammars' threads. The executor is the caller's to close."""
+        """Ends the grammar threads. The caller closes the executor."""
         self.grammars.close()
 
     def has_work(self) -> bool:
@@ -129,14 +128,14 @@ class EngineCore:
         return bool(self._in_flight) or self.scheduler.has_work()
 
     def step(self, take_in: Callable[[], object] | None = None) -> StepReport:
-        """Launches the next step if there is one and takes the oldest result that is due.
+        """Launches the next step if allowed, collects the oldest result if due, and reports.
 
         Args:
-            take_in: passes what has arrived to `receive`; called before a step that is launched
-                once the result is in.
+            take_in: passes new batches to `receive`; called before a step that is launched between
+                a result and its report (block diffusion).
 
         Raises:
-            RankFailure: a rank ended.
+            RankFailure: a rank failed or exited.
         """
         self.timeline.enter()
         if self.grammars.num_due:
@@ -153,7 +152,7 @@ class EngineCore:
         return report
 
     def report(self) -> StepReport:
-        """Report of all since the last one, with the present load; takes no step."""
+        """Report of everything since the last one, with the current load; runs no step."""
         if self._guided is not None:
             self._guided.drop(self.scheduler.take_ended())
         report = self.scheduler.take_report()
@@ -161,7 +160,7 @@ class EngineCore:
         return report
 
     def _launch(self) -> bool:
-        """Launches the next step; False if there is nothing to do before a result is in."""
+        """Launches the next step; False if there is nothing to do before the next result."""
         plan = self.scheduler.schedule()
         if plan is None:
             return False
@@ -200,7 +199,7 @@ class EngineCore:
         self.timeline.enter()
         launched = self._launch()
         if launched:
-            self.timeline.leave(idle=False)  # to report is part of delivering
+            self.timeline.leave(idle=False)  # the report counts as delivery
         return launched
 
     def _send_masks(self, plan: Plan) -> None:

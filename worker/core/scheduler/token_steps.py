@@ -1,4 +1,4 @@
-"""Steps of autoregressive models: each running request draws its next token, or several."""
+"""Steps of autoregressive models: each running request samples its next token, or several."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""Prompts get at least one in so many tokens of the step's budget, however long that makes decodes
-wait: a prompt is spread over at most so many times as many steps."""
+"""Prompts get at least this fraction (1/16) of the step's token budget, whatever `prefill_max_ms`
+says: a prompt takes at most 16 times as many steps."""
 
 
 class Member(NamedTuple):
@@ -41,9 +41,9 @@ class TokenSteps:
         rows         running requests claim pages in order, then new requests get theirs;
                      drafts take the tokens that are left
 
-    A prompt that another one of the step outranks by the preemption gap is left out of it: it would
-    only make the step longer for the other. So are decodes, for some steps in a row, where they
-    would take a good part of each, in tokens or in time (`DecodeDeferral`).
+    A prompt that is outranked by the preemption gap is left out of the step, which it would only
+    make longer for the more urgent one. So are decodes, for a limited number of steps in a row, if
+    they would take a large part of each step's tokens or time (`DecodeDeferral`).
 
     Args:
         state: the scheduler's state.
@@ -76,7 +76,7 @@ class TokenSteps:
         Args:
             builder: gets rows for running requests, and for those that are admitted.
             now: the scheduler's clock, in seconds.
-            in_flight: steps whose results are not in yet, oldest first; not used here.
+            in_flight: steps in flight, oldest first; unused here.
         """
         # Running: decodes, drafts, prompts. A copy: admission adds members and preempts some.
         state = self._state
@@ -160,7 +160,7 @@ class TokenSteps:
         counts: Sequence[int],
         followed: Iterator[Followed],
     ) -> None:
-        """Gives requests what a step drew for them, and ends those that this ends.
+        """Appends a step's sampled tokens to its requests, and finishes those that end.
 
         Args:
             step: the oldest step in flight.
@@ -176,7 +176,7 @@ class TokenSteps:
         next_token = 0
         for one, count in zip(step.rows, counts, strict=True):
             first_token, next_token = next_token, next_token + count
-            if one.request.lease is not one.lease:  # stale; a property costs what the rest does
+            if one.request.lease is not one.lease:  # stale, inlined for speed
                 self._state.stats.num_dropped_tokens += count
                 continue
             any_finished |= self._take_row(one, result.token_ids[first_token:next_token], followed)
@@ -186,7 +186,7 @@ class TokenSteps:
     def _take_row(
         self, one: InFlightRow, token_ids: list[int], followed: Iterator[Followed]
     ) -> bool:
-        """Gives a request its tokens of the step; whether they end it."""
+        """Appends the step's tokens to a request; returns whether they end it."""
         row, request, lease = one
         count = len(token_ids)
         if isinstance(row, DraftRow):
@@ -220,7 +220,7 @@ class TokenSteps:
         return False
 
     def _drop(self, request: Request, count: int) -> None:
-        """Drops tokens, and their log-probabilities, drawn after one that ends or holds a
+        """Drops tokens, and their log-probabilities, sampled after one that ends or holds a
         request."""
         self._state.stats.num_dropped_tokens += count
         if request.delivery.logprobs:
@@ -229,7 +229,7 @@ class TokenSteps:
     def _admit(
         self, oldest: Request, prompts: Sequence[Member], budget: StepBudget, now: float
     ) -> list[Admitted]:
-        """Makes an admission round beside the prompts under way."""
+        """Runs an admission round beside the prompts under way."""
         needs, above = self._needs(prompts, oldest.level, oldest.priority)
         return self._admission.round(
             budget.headroom(needs, self._admission.max_requests, above),
@@ -239,8 +239,8 @@ class TokenSteps:
         )
 
     def _needs(self, prompts: Sequence[Member], level: int, priority: int) -> tuple[list[int], int]:
-        """Pending tokens of the prompts under way that `level` does not outrank: of each of this
-        priority, and the sum of those of higher ones. Without chunked prefill of each, and 0."""
+        """Pending tokens of the prompts under way that `level` does not outrank: of each with this
+        priority, and the sum over higher priorities. Without chunked prefill: of each, and 0."""
         stay = [m for m in prompts if not self._deferral.is_outranked(m.request, level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0
@@ -250,7 +250,7 @@ class TokenSteps:
     def _prompts_of_step(
         self, prompts: Sequence[Member], admitted: Sequence[Admitted]
     ) -> list[Member]:
-        """Prompts under way that were not preempted, and that no prompt of the step outranks."""
+        """Prompts under way that were not preempted and are not outranked by another prompt."""
         deferred = self._lifecycle.deferred
         left = [
             member
@@ -267,10 +267,10 @@ class TokenSteps:
         prompts: Sequence[Member],
         oldest: Request | None,
     ) -> int:
-        """Most prompt tokens of a step that has decodes, by `prefill_max_ms`; 0 for no bound.
+        """Maximum prompt tokens of a step that has decodes, by `prefill_max_ms`; 0 for no limit.
 
-        It is computed for the prompt with most tokens before it, which attend to most, and as if
-        log-probabilities of all tokens were asked for where any are.
+        Computed for the prompt with the longest prefix, whose attention takes longest, and as if
+        log-probabilities of all tokens were requested if those of any are.
         """
         options, most = self._admission.options, self._config.max_num_batched_tokens
         is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
@@ -306,7 +306,7 @@ class TokenSteps:
         budget: StepBudget,
         builder: StepBuilder,
     ) -> int:
-        """Adds the rows of requests that ran before this step.
+        """Adds the rows of requests that were running before this step.
 
         Args:
             members: running requests, in the order in which they may claim pages.
@@ -338,14 +338,14 @@ class TokenSteps:
         return missing
 
     def _num_drafts(self, request: Request, budget: StepBudget) -> int:
-        # Drafts follow a drawn token, and the last token of a prompt is none.
+        # Drafts follow a sampled token, not the last token of a prompt.
         if self.speculation is None or request.num_computed < request.num_prefill:
             return 0
         return budget.take_drafts(self.speculation.num_drafts(request))
 
 
 def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]) -> None:
-    """Notes a result's log-probabilities in its requests; stale ones are dropped.
+    """Adds a result's log-probabilities to its requests; those of stale rows are dropped.
 
     Args:
         step: the step as it was planned.
@@ -362,7 +362,7 @@ def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]
             continue
         delivery.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
         if delivery.prompt_logprobs is not None and index in prompts:
-            # A prefill that was preempted computes its first chunks again.
+            # A preempted prefill recomputes its first chunks.
             new = prompts[index][delivery.num_prompt_scored - one.row.start :]
             delivery.prompt_logprobs += new
             delivery.num_prompt_scored += len(new)
