@@ -48,6 +48,9 @@ STEP_ENTRIES = {
 }
 """Function by room with which each of its steps begins."""
 MAX_FILES, MAX_FUNCTIONS, MAX_CORE_FUNCTIONS = 45, 120, 60
+_WARM_UP_LEN = 400
+"""Tokens decoded before the request: the engine sends a StepLimit with each of the first 320 steps,
+before step times are predicted."""
 _TIMEOUT_S = 300.0
 _WORKER_ID = "w0"
 
@@ -281,15 +284,16 @@ async def _request(options: TraceOptions, socket: str, recorders: dict[str, Reco
             body = {
                 "model": "demo",
                 "messages": [{"role": "user", "content": "Tell me a story."}],
-                "max_tokens": options.output_len,
                 "ignore_eos": True,
                 "stream": True,
             }
-            for is_recorded in (False, True):
+            for max_tokens, is_recorded in ((_WARM_UP_LEN, False), (options.output_len, True)):
                 for recorder in recorders.values():
                     recorder.is_on = is_recorded
                 async with asyncio.timeout(_TIMEOUT_S):
-                    response = await client.post("/v1/chat/completions", json=body)
+                    response = await client.post(
+                        "/v1/chat/completions", json={**body, "max_tokens": max_tokens}
+                    )
                 response.raise_for_status()
             for recorder in recorders.values():
                 recorder.is_on = False

@@ -189,7 +189,7 @@ class Rank:
         return group is None or group.close()
 
     def _sample(self, step: RankStep, masks: bytes) -> None:
-        with _with_remedy("for a draw", _SMALLER_CACHE):
+        with _with_remedy("for sampling", _SMALLER_CACHE):
             step.sampled = self.runner.sample(step.forwarded, masks)
         if self.runner.group.rank:
             self._guard.follow(step.sampled)
