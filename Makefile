@@ -17,6 +17,7 @@
 # make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
 # make check-real     that model against transformers: tokens, drafts, schemas, tensor parallelism (fifteen minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
+# make trace-token    files and functions that one decoded token enters, from gateway to rank (ten seconds)
 # make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
 # make check-overload ten times too much load over HTTP for a minute
 # make check-chaos    processes are killed and stopped under load for twenty minutes
@@ -58,7 +59,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
 	check-browser check-cancels check-chaos check-conformance check-cuda check-gateway check-hostile check-long check-nodes check-overload check-proxy check-real \
-	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative
+	check-rolling-update check-scale check-soak check-tenants check-vllm-tests demo-models check-speculative trace-token
 .DEFAULT_GOAL := serve
 
 help:
@@ -186,6 +187,9 @@ check-nodes: $(STAMP)
 
 check-gateway: $(STAMP)
 	$(BIN)/python -m tests.system.gateway --json $(ARGS)
+
+trace-token: $(STAMP)
+	$(BIN)/python -m tests.system.trace_token $(ARGS)
 
 check-proxy: $(STAMP)
 	$(BIN)/python -m tests.system.proxy --json $(ARGS)

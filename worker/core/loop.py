@@ -94,7 +94,7 @@ class _Loop:
                 if was_idle and not has_input:  # a grammar is ready, which the frontend cannot know
                     self._send(self._core.report())
                 self._send(self._core.step(self._take_in))
-            if self._front.has_unsent:
+            if self._front.unsent:
                 self._front.flush()
 
     def _take_in(self) -> bool:
@@ -117,7 +117,7 @@ class _Loop:
 
     def _wait(self) -> None:
         poller = select.poll()
-        unsent = select.POLLOUT if self._front.has_unsent else 0
+        unsent = select.POLLOUT if self._front.unsent else 0
         poller.register(self._front, select.POLLIN | unsent)
         for fd in (self._core.grammars.wake_fd, *self._executor.death_fds):
             poller.register(fd, select.POLLIN)

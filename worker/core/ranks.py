@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -45,6 +46,8 @@ class RankGroup:
         self._ranks = list(ranks)
         self._rendezvous = RendezvousHost(host, len(self._ranks)) if host else None
         self._channel = CoordinatorChannel(directory, self._ranks, self._rendezvous)
+        self.send: Callable[[ToRank], None] = self._channel.send
+        """Sends to all ranks without waiting."""
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._is_connected = False
         """Whether every rank has said hello."""
@@ -82,18 +85,18 @@ class RankGroup:
             readies.append(message)
         return readies
 
-    def send(self, message: ToRank) -> None:
-        """Sends to all ranks without waiting."""
-        self._channel.send(message)
-
     def receive(self) -> FromRank:
         """The next message of any rank. Raises RankFailure if a rank failed or ended."""
-        while (message := self._channel.next()) is None:
+        messages = self._channel.messages
+        while not messages:
             # Before a child is connected, only its process shows its end.
             self._channel.wait(() if self._is_connected else self._children)
             if self._channel.num_lost or not self._is_connected:
                 self.raise_on_death()
-        return self._unless_failure(message)
+        message = messages.popleft()
+        if isinstance(message, Failure):
+            self._fail(message)
+        return message
 
     def raise_on_death(self) -> None:
         """Raises RankFailure if a rank has ended, with the error that it sent, if any."""
@@ -103,8 +106,10 @@ class RankGroup:
         # What a rank sent last is read before its exit code. A process can be seen to have ended a
         # moment after its stream has.
         self._channel.wait(self._children, timeout_ms=LAST_WORD_MS)
-        while (message := self._channel.next()) is not None:
-            self._unless_failure(message)
+        while self._channel.messages:
+            message = self._channel.messages.popleft()
+            if isinstance(message, Failure):
+                self._fail(message)
         codes = ", ".join(str(child.returncode) for child in self._ended_children())
         raise RankFailure(
             self._describe_deaths() or f"a rank ended without a word{codes and f', code {codes}'}"
@@ -113,9 +118,7 @@ class RankGroup:
     def _ended_children(self) -> list[subprocess.Popen[bytes]]:
         return [child for _, child in self._children.values() if child.poll() is not None]
 
-    def _unless_failure(self, message: FromRank) -> FromRank:
-        if not isinstance(message, Failure):
-            return message
+    def _fail(self, message: Failure) -> NoReturn:
         # When a rank is killed the others fail in their next collective: name the kill first.
         words = [f"rank {message.rank} failed:\n{message.error}"]
         deadline_polls = LAST_WORD_MS // 10

@@ -213,7 +213,11 @@ class Request:
         being drawn reach the length limit.
         """
         num_tokens = len(self.token_ids) + self.num_placeholders
-        return self.num_wanted - self.num_computed if num_tokens < self.limit else 0
+        if num_tokens >= self.limit:
+            return 0
+        if self.block_size > 1:
+            return self.num_wanted - self.num_computed
+        return num_tokens - self.num_computed
 
     @property
     def num_wanted(self) -> int:
@@ -229,8 +233,6 @@ class Request:
     @property
     def finish_reason(self) -> FinishReason | None:
         """Finish reason in the API's words; None while the request has not ended."""
-        if self.state is RequestState.RUNNING:
-            return None  # by far the most frequent case, and hashing an enum is slow
         return _FINISH_REASONS.get(self.state)
 
     @property

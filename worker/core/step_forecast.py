@@ -39,6 +39,8 @@ class StepForecast:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._max_tokens = max_num_batched_tokens
         self._model = StepTimeModel()
+        self.is_ready = False
+        """Whether enough steps were observed to predict others."""
         self.costs: StepCosts = self._model.costs
         """Coefficients as last solved for; at first a prior for any engine."""
         self._unsolved_s = -math.inf
@@ -51,11 +53,6 @@ class StepForecast:
         """Steps with drafts; each of the first ones is observed, and solved for at once."""
         self._most_prompts = self._most_decodes = 0
         """Most prompt tokens, and most decoding requests plus drafts, of any step so far."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether enough steps were observed to predict others."""
-        return self._model.num_observations >= _MIN_OBSERVATIONS
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Takes the duration of the last step; a repetition or an empty step is ignored."""
@@ -73,6 +70,7 @@ class StepForecast:
         if self.is_ready and not (is_sampled or is_new):
             return
         self._model.observe(shape, seconds)
+        self.is_ready = self._model.num_observations >= _MIN_OBSERVATIONS
         # Here, not in a prediction: the same observations are to give the same predictions.
         self._unsolved_s += seconds
         is_first = self._model.num_observations == _FIRST_SOLVED
@@ -80,32 +78,24 @@ class StepForecast:
             self._unsolved_s = 0.0
             self.costs = self._model.costs
 
-    def step_s(self, shape: StepShape) -> float:
-        """Predicted seconds of a step, from the prior where few were observed."""
-        return self.costs.step(shape)
-
-    def is_unlike_any(self, shape: StepShape) -> bool:
-        """Whether no step so far had so many prompt tokens, or decoding requests and drafts.
-
-        True of the first hundreds of steps, in which kernels may still be compiled.
-        """
-        if self._num_sampled < _MIN_OBSERVATIONS:
-            return True
-        num_decodes = shape.decode_rows + shape.draft_tokens
-        return shape.prefill_tokens > self._most_prompts or num_decodes > self._most_decodes
-
     def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
         """Seconds after which a step is overdue.
+
+        Longer for the first hundreds of steps, and for one with more prompt tokens, or decoding
+        requests and drafts, than any before: kernels may still be compiled.
 
         Args:
             shape: what the step computes in one pass.
             timeout_s: the least limit of any step.
             num_passes: most forward passes that the step takes.
         """
-        limit = max(timeout_s, FACTOR * num_passes * self.step_s(shape))
-        if self.is_unlike_any(shape):
-            return max(limit, FIRST_FACTOR * timeout_s)
-        return limit
+        limit = max(timeout_s, FACTOR * num_passes * self.costs.step(shape))
+        is_new = (
+            self._num_sampled < _MIN_OBSERVATIONS
+            or shape.prefill_tokens > self._most_prompts
+            or shape.decode_rows + shape.draft_tokens > self._most_decodes
+        )
+        return max(limit, FIRST_FACTOR * timeout_s) if is_new else limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
         """Predicted seconds to compute `num_tokens` of a prompt after `num_cached`; None before

@@ -51,6 +51,12 @@ class _Launch(NamedTuple):
     launched: float
 
 
+class _Collected(NamedTuple):
+    result: StepResult
+    awaited: float
+    collected: float
+
+
 class Timeline:
     """Takes the moments of every step, in a few microseconds each.
 
@@ -65,6 +71,9 @@ class Timeline:
         """The last completed steps, oldest first."""
         self._totals = StepTimes()
         self._launches: deque[_Launch] = deque()
+        self._collected: _Collected | None = None
+        """Result that is being processed; None outside of that."""
+        self._entered = 0.0
         self._left: float | None = None
         """Moment when the coordinator last left the engine's work; None if it has been idle
         since."""
@@ -74,22 +83,35 @@ class Timeline:
         """Times summed over all steps so far."""
         return msgspec.structs.replace(self._totals)
 
-    def enter(self) -> float:
-        """Notes that the coordinator begins with the engine's work; returns the moment."""
-        now = self.now()
+    def enter(self) -> None:
+        """Notes that the coordinator begins with the engine's work."""
+        now = self._entered = self.now()
         if self._left is not None:
             self._totals.deliver += now - self._left
             self._left = None
-        return now
 
-    def launched(self, num_tokens: int, scheduling: float, scheduled: float) -> None:
-        """Notes that a Plan has just been sent."""
-        self._launches.append(_Launch(num_tokens, scheduling, scheduled, self.now()))
+    def launched(self, num_tokens: int, scheduled: float) -> None:
+        """Notes that a Plan, which was decided at `scheduled`, has just been sent."""
+        self._launches.append(_Launch(num_tokens, self._entered, scheduled, self.now()))
 
-    def completed(self, result: StepResult, awaited: float, collected: float) -> None:
-        """Notes that the oldest step's result has just been processed."""
-        launch = self._launches.popleft()
-        rank = result.times
+    def collected(self, result: StepResult, awaited: float) -> None:
+        """Notes that the oldest step's result, awaited since `awaited`, has just come."""
+        self._collected = _Collected(result, awaited, self.now())
+
+    def leave(self, *, idle: bool) -> None:
+        """Notes that the coordinator leaves the engine's work, with the collected result
+        processed; `idle` if there is no work left."""
+        now = self.now()
+        if self._collected is not None:
+            self._add(*self._collected, now)
+            self._collected = None
+        self._left = None if idle else now
+        if idle:
+            self._rank_finished = None
+
+    def _add(self, result: StepResult, awaited: float, collected: float, processed: float) -> None:
+        """Adds the oldest step to the totals and records, if its rank has measured it."""
+        launch, rank = self._launches.popleft(), result.times
         if rank is None:
             return
         sent = launch.launched
@@ -99,7 +121,6 @@ class Timeline:
         if self._rank_finished is not None:
             bubble = rank.started - self._rank_finished
         self._rank_finished = rank.finished
-        processed = self.now()
         totals = self._totals
         totals.num_steps += 1
         totals.schedule += launch.scheduled - launch.scheduling
@@ -113,11 +134,3 @@ class Timeline:
         self.records.append(
             StepRecord(result.seq, *launch, rank, awaited, collected, processed, bubble)
         )
-
-    def leave(self, *, idle: bool) -> None:
-        """Notes that the coordinator leaves the engine's work; `idle` if there is none left."""
-        if idle:
-            self._left = None
-            self._rank_finished = None
-        else:
-            self._left = self.now()

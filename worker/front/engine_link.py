@@ -46,7 +46,7 @@ class EngineConnection:
         """
         assert self._stream is not None, "nothing is submitted to an engine that is loading"
         self._stream.send(payload)
-        if self._stream.has_unsent:
+        if self._stream.unsent:
             self._loop.add_writer(self._stream.fileno(), self._flush)
         self._num_submits += num_submits
         return self._num_submits
@@ -86,7 +86,7 @@ class EngineConnection:
     def _flush(self) -> None:
         assert self._stream is not None
         self._stream.flush()
-        if not self._stream.has_unsent:
+        if not self._stream.unsent:
             self._loop.remove_writer(self._stream.fileno())
 
     def _detach(self) -> None:

@@ -43,7 +43,8 @@ class CoordinatorChannel:
         self._sent: list[bytes] = []
         """Messages sent before all ranks have connected: each gets them when it connects."""
         self._num_missing = len(ranks)
-        self._messages: deque[FromRank] = deque()
+        self.messages: deque[FromRank] = deque()
+        """Messages that were read and not taken yet, oldest first."""
         self.num_lost = 0
         """Ranks that have closed their end."""
 
@@ -60,10 +61,6 @@ class CoordinatorChannel:
         if self._num_missing:
             self._sent.append(payload)
 
-    def next(self) -> FromRank | None:
-        """The oldest message that has been read and not taken; None if there is none."""
-        return self._messages.popleft() if self._messages else None
-
     def wait(self, others: Collection[int] = (), timeout_ms: int | None = None) -> None:
         """Waits until something was read or sent, a rank ended, or one of `others` is readable.
 
@@ -71,11 +68,11 @@ class CoordinatorChannel:
         """
         if not (others or self._num_missing) and timeout_ms is None and len(self._streams) == 1:
             ((fd, stream),) = self._streams.items()
-            if not stream.has_unsent:
+            if not stream.unsent:
                 return self._serve(fd, select.POLLIN)
         poller = select.poll()
         for fd, stream in self._streams.items():
-            poller.register(fd, select.POLLIN | (select.POLLOUT if stream.has_unsent else 0))
+            poller.register(fd, select.POLLIN | (select.POLLOUT if stream.unsent else 0))
         for fd in others:
             poller.register(fd, select.POLLIN)
         for fd in self._unauthenticated:
@@ -117,7 +114,7 @@ class CoordinatorChannel:
         # It fits into one segment: what comes in pieces is not it.
         if frames and hmac.compare_digest(frames[0], self._token):
             self._admit(stream)
-            self._messages += map(self._decoder.decode, frames[1:])
+            self.messages += map(self._decoder.decode, frames[1:])
         else:
             stream.close()
 
@@ -135,7 +132,7 @@ class CoordinatorChannel:
             stream.flush()
         if event & ~select.POLLOUT:
             try:
-                self._messages += map(self._decoder.decode, stream.read())
+                self.messages += map(self._decoder.decode, stream.read())
             except EOFError:
                 del self._streams[fd]
                 stream.close()

@@ -130,11 +130,6 @@ class PlannedRow(msgspec.Struct, array_like=True, frozen=True, tag=0):
         """Positions that draw a token."""
         return int(self.sample)
 
-    @property
-    def max_tokens(self) -> int:
-        """Most positions that the row computes."""
-        return self.length
-
 
 class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """Speculative row: one request's newest token and the drafts after it, verified together.
@@ -156,11 +151,6 @@ class DraftRow(msgspec.Struct, array_like=True, frozen=True, tag=1):
         """Positions that draw a token if the row has all its drafts."""
         return 1 + self.num_drafts
 
-    @property
-    def max_tokens(self) -> int:
-        """Most positions that the row computes."""
-        return min(self.length, 1 + self.num_drafts)
-
 
 class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """Row that computes positions [start, start + length) of a block-diffusion model's request. The
@@ -178,11 +168,6 @@ class BlockRow(msgspec.Struct, array_like=True, frozen=True, tag=2):
     def num_draws(self) -> int:
         """1: the running block has one outcome, and one mask where there is a grammar."""
         return 1
-
-    @property
-    def max_tokens(self) -> int:
-        """Most positions that the row computes."""
-        return self.length
 
 
 Row = PlannedRow | DraftRow | BlockRow
@@ -236,23 +221,10 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     step in flight reads or writes these snapshots."""
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens computed in this step, at most."""
-        return sum(row.max_tokens for row in self.rows)
-
-    @property
     def drafts_under_grammar(self) -> bool:
         """Whether masked rows may draft: then the masks depend on the drafts."""
-        if not self.masked:
-            return False
         drawing = [row for row in self.rows if row.num_draws]
         return any(drawing[number].num_draws > 1 for number in self.masked)
-
-    @property
-    def has_prompts(self) -> bool:
-        """Whether the step computes more than one position of a prompt."""
-        last = self.rows[-1] if self.rows else None
-        return isinstance(last, PlannedRow) and last.length > 1
 
 
 class RankTimes(msgspec.Struct, array_like=True, frozen=True):

@@ -101,7 +101,8 @@ class FrameStream:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._reader = FrameReader()
-        self._unsent = bytearray()
+        self.unsent = bytearray()
+        """Bytes that are left to `flush` once the socket is writable."""
         # HAZARD: a thread that waits in `recv` is woken, for nothing, whenever the peer takes what
         # was sent to it, and the peer's `recv` waits for that: 50 us on a virtual machine. A thread
         # that waits in `poll` for POLLIN is woken for arrivals alone.
@@ -116,16 +117,11 @@ class FrameStream:
         """Descriptor of the socket, for polling; -1 once it is closed."""
         return self._socket.fileno()
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether `flush` has something to do once the socket is writable."""
-        return bool(self._unsent)
-
     def send(self, payload: bytes) -> None:
         """Sends a frame without waiting; what the system does not take is left to `flush`."""
         data = frame(payload)
-        if self._unsent:
-            self._unsent += data
+        if self.unsent:
+            self.unsent += data
             return
         try:
             sent = self._socket.send(data, socket.MSG_DONTWAIT)
@@ -133,7 +129,7 @@ class FrameStream:
             sent = 0
         except OSError:
             return  # the peer is gone, which `read` tells
-        self._unsent += memoryview(data)[sent:]
+        self.unsent += memoryview(data)[sent:]
 
     def send_all(self, payload: bytes) -> None:
         """Sends a frame, waiting until the system has taken all of it. Raises OSError."""
@@ -142,17 +138,17 @@ class FrameStream:
     def flush(self) -> None:
         """Sends more of what is left, without waiting."""
         try:
-            sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
-            del self._unsent[:sent]
+            sent = self._socket.send(self.unsent, socket.MSG_DONTWAIT)
+            del self.unsent[:sent]
         except BlockingIOError:
             return
         except OSError:
-            self._unsent.clear()
+            self.unsent.clear()
 
     def flush_all(self, timeout_s: float) -> None:
         """Sends all that is left, for at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
-        while self._unsent and (left := deadline - time.monotonic()) > 0:
+        while self.unsent and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._socket], [], left)
             self.flush()
 

@@ -1,5 +1,5 @@
-"""Batch: the inputs of one step as tensors, the same for eager steps and for CUDA graphs. A step
-that runs on a graph is padded with rows of the tables' dummy slot; nothing else differs.
+"""Batch: the inputs of one step as tensors, for eager steps and CUDA graphs alike. A step that runs
+on a graph is padded with rows of the tables' dummy slot; nothing else differs.
 
     size                a graph of `size` rows, of one token (or one block) each
     size, num_tokens    a graph of `size` rows of any lengths, `num_tokens` tokens in all
@@ -7,8 +7,8 @@ that runs on a graph is padded with rows of the tables' dummy slot; nothing else
     Plan ──build──> Batch ──gather──> tokens, positions, pages ──forward──> hidden states
                       └──sampling──────────────────────────────sample──> tokens in the pool
 
-A dummy row reads the first tokens of the dummy slot, whose pages are the dummy page, and its draw
-goes to the second cell of that slot. It touches nothing that a real row reads.
+A dummy row reads the first tokens of the dummy slot, whose pages are the dummy page, and its token
+is written to the second cell of that slot. It touches nothing that a real row reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worker.plan.plan import Plan, StateStore
 from worker.rank.sampling.logprobs import PromptChunk
 from worker.rank.sampling.state import ProcessedRows, staged_parameters
 from worker.rank.tables import DeviceTables, ragged_ranges
-from worker.rank.transfer import IntArray, StagedArrays, Staging, Uploader, uploader_to
+from worker.rank.transfer import Arrays, IntArray, StagedArrays, Uploader, send, uploader_to
 
 if TYPE_CHECKING:
     from worker.rank.verification import SpeculativeRows
@@ -43,34 +43,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingBatch:
-    """Parameters and destinations of the S draws of one step."""
+    """Parameters and destinations of the S tokens that a step samples."""
 
     staged: StagedArrays
-    """Arrays [S] on the device: destinations and tokens; where any draw is random, or a graph
-    draws, also positions, seeds, temperature, top_k, top_p and log_min_p."""
+    """Arrays [S] on the device: destinations and tokens; if any row is random, or a graph samples,
+    also positions, seeds, temperature, top_k, top_p and log_min_p."""
     num_draws: int
     tokens: torch.Tensor | None
-    """[S] int64: indices of the step's tokens whose hidden states give the logits; None for all in
-    order."""
+    """[S] int64: indices of the step's tokens whose logits are sampled; None for all in order."""
     destinations: torch.Tensor
-    """[S] int64: cells of the flat token pool that the drawn tokens are written to."""
+    """[S] int64: cells of the flat token pool that the sampled tokens are written to."""
     positions: torch.Tensor | None
-    """[S] int64: positions of the new tokens; None where every draw is greedy."""
+    """[S] int64: positions of the new tokens; None if all are greedy."""
     filters: tuple[str, ...]
-    """Filters among top_k, top_p and log_min_p that the draws apply."""
+    """Filters among top_k, top_p and log_min_p that any row applies."""
     max_top_k: int
-    """Largest top_k of the draws; 0 where none uses it."""
+    """Largest top_k of the rows; 0 if none uses it."""
     processed: ProcessedRows | None
     """Rows with logits processors or log-probabilities; None without any."""
     is_captured: bool = False
-    """Whether the draw runs on a graph, which draws for each row, padding included."""
+    """Whether sampling runs on a graph, which samples all rows, padding included."""
     drawing: Sequence[int] | None = None
-    """Rows that the Plan draws for, where a graph draws for all; None where these are all."""
+    """Rows that the Plan samples if a graph samples all; None if these are all rows."""
     speculative: SpeculativeRows | None = None
-    """Speculative rows, whose draws verify their drafts; None without any."""
+    """Speculative rows, whose sampled tokens verify their drafts; None without any."""
 
     def parameters(self) -> SamplingParameters | None:
-        """Sampling parameters of the draw; None where every draw is greedy."""
+        """Sampling parameters of the rows; None if all are greedy."""
         if self.positions is None:
             return None
         return staged_parameters(self.staged, self.positions, self.filters, self.max_top_k)
@@ -78,31 +77,31 @@ class SamplingBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The inputs of one step: R rows of T tokens in all, and the draws made of them."""
+    """Inputs of one step: R rows of T tokens in all, and how to sample them."""
 
     rows: IntArray
-    """[R, 4] on the host: slot, start, length, number of last positions that draw a token."""
+    """[R, 4] on the host: slot, start, length, number of last positions that sample a token."""
     num_rows: int
     """Number of leading rows that come from the Plan; padding follows."""
     num_decodes: int
     """Number of leading rows of one token."""
     ends: Sequence[int]
-    """Upper bounds of the rows' sequence lengths, on the host; exact where the step is eager and
-    the host has placed all rows."""
+    """Upper bounds of the rows' sequence lengths, on the host; exact if the step is eager and the
+    host has placed all rows."""
     staged: StagedArrays | None
-    """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; None where the
-    compiled CPU library reads the tables by itself."""
+    """Arrays slots [R], starts [R] and query_start [R + 1], int64, on the device; None if the
+    compiled CPU library reads the tables itself."""
     starts: torch.Tensor | None
-    """[R] int64: first positions of the rows; those in `rows` are only planned ones where the
-    device has placed speculative rows."""
+    """[R] int64: first positions of the rows. If the device has placed speculative rows, those in
+    `rows` are only the planned ones."""
     sampling: SamplingBatch | None
-    """Draws of the step; None without any."""
+    """How the step samples; None if it samples nothing."""
     prompts: Sequence[PromptChunk]
     """Prompt positions whose next tokens are scored."""
     size: int | None
     """Rows of the graph that the step runs on; None for an eager step."""
     num_tokens: int = 0
-    """Tokens of the graph that the step runs on if its rows are of any lengths; else 0."""
+    """Tokens of the graph that the step runs on if its rows may have any length; else 0."""
     read_tokens: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
@@ -111,7 +110,7 @@ class Batch:
 
 
 class BatchBuilder:
-    """Applies the writes of Plans to the tables, and makes batches of their rows.
+    """Applies the writes of Plans to the tables, and builds batches of their rows.
 
     Args:
         tables: tokens, pages and sampling parameters of all slots.
@@ -132,40 +131,41 @@ class BatchBuilder:
         num_tokens: int = 0,
         speculative: SpeculativeRows | None = None,
     ) -> Batch | None:
-        """Applies the Plan's writes and makes its batch; None for a Plan without rows.
+        """Applies the Plan's writes and builds its batch; None for a Plan without rows.
 
         Args:
             plan: the step.
             uploader: copies the staged arrays to the device; None copies on the current stream.
             size: rows (blocks of a block-diffusion model) of the graph that the step runs on; None
                 for an eager step.
-            num_tokens: tokens of that graph if its rows are of any lengths; else 0.
+            num_tokens: tokens of that graph if its rows may have any length; else 0.
             speculative: the Plan's speculative rows; None without any.
         """
-        tables, staging = self._tables, Staging()
+        tables, groups = self._tables, list[Arrays]()
         if not plan.rows:
             tables.apply(plan)
             return None
-        writes = tables.stage(plan)
+        writes = tables.stage(plan) if plan.admits or plan.page_writes else None
         if writes is not None:
-            staging.add(writes)
-        table = plan_table(plan)
+            groups.append(writes)
+        rows = [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows]
+        table = np.array(rows, dtype=np.int64)
         processed = tables.sampling.gather(table)
         graph = _GraphSize(size, num_tokens)
-        batch = _StagedBatch(tables, table, processed, graph, staging, self._is_native)
-        staged = staging.send(uploader or self._uploader)
+        batch = _StagedBatch(tables, table, processed, graph, groups, self._is_native)
+        staged = send(groups, uploader or self._uploader)
         if writes is not None:
             tables.write(staged[0])
         finished = batch.finish(staged, speculative)
         return replace(finished, state_stores=plan.state_stores) if plan.state_stores else finished
 
     def build_padding(self, size: int, num_tokens: int = 0) -> Batch:
-        """A batch of dummy rows alone, on which a graph of `size` rows is captured; `num_tokens` as
-        in `build`."""
-        staging, none = Staging(), np.zeros((0, 4), dtype=np.int64)
+        """A batch of dummy rows only, to capture a graph of `size` rows; `num_tokens` as in
+        `build`."""
+        groups, none = list[Arrays](), np.zeros((0, 4), dtype=np.int64)
         graph = _GraphSize(size, num_tokens)
-        batch = _StagedBatch(self._tables, none, None, graph, staging, self._is_native)
-        return batch.finish(staging.send(self._uploader), None)
+        batch = _StagedBatch(self._tables, none, None, graph, groups, self._is_native)
+        return batch.finish(send(groups, self._uploader), None)
 
 
 class _GraphSize(NamedTuple):
@@ -176,14 +176,14 @@ class _GraphSize(NamedTuple):
 
 
 class _StagedBatch:
-    """A batch in the making: its arrays are staged, but not on the device yet.
+    """A batch under construction: its arrays are staged, but not on the device yet.
 
     Args:
         tables: the rank's tables.
         table: the Plan's rows [R, 4], as in Batch.
         processed: those of the rows with logits processors or log-probabilities.
         graph: size of the graph that the step runs on.
-        staging: collects the arrays to copy to the device.
+        groups: gets the arrays to copy to the device.
         is_native: whether the compiled CPU library runs the model, which needs no row arrays.
     """
 
@@ -193,7 +193,7 @@ class _StagedBatch:
         table: IntArray,
         processed: ProcessedRows | None,
         graph: _GraphSize,
-        staging: Staging,
+        groups: list[Arrays],
         is_native: bool,
     ) -> None:
         self._tables = tables
@@ -214,29 +214,27 @@ class _StagedBatch:
         self._num_tokens = int(query_ends[-1])
         self._row_group = -1
         if not is_native:
-            self._row_group = staging.add(
-                {
-                    "slots": slots,
-                    "starts": starts,
-                    "query_start": np.append(0, query_ends),
-                }
-            )
+            self._row_group = len(groups)
+            query_start = np.append(0, query_ends)
+            groups.append({"slots": slots, "starts": starts, "query_start": query_start})
         self._drawing: list[int] | None = None
         if self._is_captured:
             (drawing,) = np.nonzero(draws)
             self._drawing = None if len(drawing) == self._num_rows else drawing.tolist()
-            # The graph draws for every row: tokens of rows that do not sample go where those of
-            # padding go.
+            # The graph samples every row: tokens of rows that do not sample are written where
+            # those of padding are.
             slots = np.where(draws, slots, tables.dummy_slot)
             cells = slots, np.where(draws, starts + lengths, 1), query_ends - 1
         else:
             cells = draw_cells(table, query_ends)
         self._num_draws = len(cells[0])
+        self._has_parameters = False
         self._filters: tuple[str, ...] = ()
         self._max_top_k = 0
         self._draw_group = -1
         if self._num_draws:
-            self._draw_group = staging.add(self._draw_arrays(*cells))
+            self._draw_group = len(groups)
+            groups.append(self._draw_arrays(*cells))
 
     def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
         """The batch, given the arrays on the device in the order in which they were staged."""
@@ -253,8 +251,8 @@ class _StagedBatch:
         if self._num_draws:
             sampling = self._sampling(staged[self._draw_group], speculative)
         read_tokens = None
-        # Unless prompts are scored, only positions that draw are read. Which positions of a running
-        # block are read follows from its state, which BlockDecoder keeps.
+        # Unless prompts are scored, only sampled positions need hidden states. For running blocks
+        # BlockDecoder selects the positions.
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
             read_tokens = None if sampling is None else sampling.tokens
@@ -281,6 +279,7 @@ class _StagedBatch:
         }
         state = self._tables.sampling
         if self._is_captured or state.any_random(slots):
+            self._has_parameters = True
             arrays |= state.columns(slots, ends)
             self._filters = state.filters(slots)
             self._max_top_k = int(state.top_k[slots].max())
@@ -289,7 +288,7 @@ class _StagedBatch:
     def _sampling(self, staged: StagedArrays, speculative: SpeculativeRows | None) -> SamplingBatch:
         placement = None if speculative is None else speculative.placement
         destinations = staged["destinations"]
-        positions = staged.get("positions")
+        positions = staged["positions"] if self._has_parameters else None
         if placement is not None:
             destinations = placement.destinations(destinations)
             positions = None if positions is None else placement.draw_positions(positions)
@@ -336,12 +335,13 @@ def gather_inputs(
         tables: the rank's tables, to which the Plan's writes have been applied.
         kv_caches: KV caches by layer.
         groups: groups of layers, each with pages of its own.
-        backend: attention backend, which plans the step.
+        backend: attention backend; plans the step.
         states: state caches by linear-attention layer.
         state_rows: slots and snapshots of the rows for these layers.
     """
-    assert batch.staged is not None, "the compiled library gathers its inputs itself"
-    assert batch.starts is not None, "the compiled library gathers its inputs itself"
+    assert batch.staged is not None, "the compiled library gathers its own inputs"
+    assert batch.starts is not None, "the compiled library gathers its own inputs"
+    # Rows: on a graph any of them may be as long as the graph's tokens allow.
     lengths = batch.rows[:, 2]
     longest = int(lengths.max())
     if batch.num_tokens:
@@ -355,17 +355,18 @@ def gather_inputs(
         num_pages=-(-max(batch.ends) // tables.page_size),
         page_size=tables.page_size,
     )
+    # Attention: rows of one token come first, and are planned apart from longer ones.
     plan = backend.plan
     if batch.size is not None:
-        assert isinstance(backend, CapturableBackend), "its steps are launched one by one"
+        assert isinstance(backend, CapturableBackend), "this backend runs eager steps only"
         plan = backend.prepare_for_capture
     border, query_start = batch.num_decodes, None
     if border < len(batch.rows):
         query_start = batch.staged["query_start"][border:]
         query_start = (query_start - border if border else query_start).int()
+    # Groups of layers: tokens and positions are the same for all, pages are not.
     by_layer: dict[int, AttentionInputs] = {}
     for group, page_table in zip(groups, tables.group_tables, strict=True):
-        # Tokens and positions are the same for all groups, pages are not.
         step = gather_step_inputs(tables.token_pool, page_table, rows)
         parts = _attention_rows(batch, step, tables, query_start, group.spec)
         decode, extend = (None if part is None else plan(part) for part in parts)
@@ -418,22 +419,15 @@ def _attention_rows(
     return decode, extend
 
 
-def plan_table(plan: Plan) -> IntArray:
-    """The Plan's rows as an array [R, 4], as in Batch."""
-    return np.array(
-        [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows], dtype=np.int64
-    )
-
-
 def count_decodes(lengths: IntArray) -> int:
-    """Number of leading rows of one token, speculative rows without drafts among them."""
+    """Number of leading rows of one token, including speculative rows without drafts."""
     (longer,) = np.nonzero(lengths > 1)
     return int(longer[0]) if len(longer) else len(lengths)
 
 
 def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Draws of rows [R, 4], as three arrays [S]: slot, position of the new token, index of the
-    step's token whose logits it is drawn from."""
+    """Tokens that rows [R, 4] sample, as three arrays [S]: slot, position of the new token, index
+    of the step's token whose logits it is sampled from."""
     slots, starts, lengths, draws = table.T
     ends = starts + lengths
     (samples,) = np.nonzero(draws)
@@ -447,10 +441,10 @@ def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArra
 
 
 def _split_blocks(table: IntArray, block_size: int) -> IntArray:
-    """Splits rows of several blocks into rows of one block each, none of which draws.
+    """Splits rows of several blocks into rows of one block each, none of which samples.
 
-    The result is the same as of the whole row: a layer stores the keys of all tokens before any
-    query reads them, so a block sees those of the blocks before it in the same pass.
+    The result is the same as for the whole row: a layer stores the keys of all tokens before any
+    query reads them, so a block sees the earlier blocks of the same pass.
     """
     slots, starts, lengths, _ = table.T
     counts = lengths // block_size
@@ -463,8 +457,8 @@ def _split_blocks(table: IntArray, block_size: int) -> IntArray:
 
 
 def _pad(table: IntArray, size: int, num_tokens: int, tables: DeviceTables) -> IntArray:
-    """The rows, padded to `size` with dummy rows that draw nothing: of one token or block each, or
-    with `num_tokens` of the missing tokens, shared out evenly."""
+    """The rows, padded to `size` with dummy rows that sample nothing: of one token or block each,
+    or, with `num_tokens`, of the missing tokens, distributed evenly."""
     count = size - len(table)
     padding = np.zeros((count, 4), dtype=np.int64)
     padding[:, 0] = tables.dummy_slot

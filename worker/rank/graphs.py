@@ -34,12 +34,11 @@ _LARGEST_DEFAULT = 512
 _MOST_TOKENS = 2048
 """Upper bound of the largest default size in tokens."""
 _LAYER_FLOP = 1e11
-"""Floating-point operations that a layer computes in the time that launching its kernels takes. An
-estimate, not a measurement: the host of an H100 launched attention in 29 us and a norm in 24 us, so
-some 150 us for the 9 kernels of a layer; the device computes 1e11 in them at the 550 to 650 TFLOP/s
-that products of long prompts reach."""
+"""Floating-point operations that a layer computes in the time of launching its kernels, estimated:
+on an H100, launching attention took 29 us and a norm 24 us, so about 150 us for the 9 kernels of a
+layer, in which the device computes 1e11 at the 550 to 650 TFLOP/s of long prompts."""
 _TILE_TOKENS = 64
-"""Tokens of a matrix product's tile: fewer take no less time, as reading the weights bounds it."""
+"""Tokens of a matrix product's tile: fewer take as long, as reading the weights dominates."""
 
 Replay = Callable[[], None]
 Forward = Callable[[Batch], torch.Tensor]
@@ -53,8 +52,9 @@ Capture = Callable[[Callable[[], None]], Replay]
 def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
     """Sizes in rows to capture graphs for, ascending.
 
-    The default ends with the most rows of a step, or 512 if that is less. Rows of a block-diffusion
-    model are blocks, of which a request may compute two in one pass: one to commit, one to decide.
+    The default ends with the maximum rows of a step, or 512 if that is less. Rows of a
+    block-diffusion model are blocks; a request may compute two in one pass: one to commit, one to
+    decide.
     """
     most = config.max_num_seqs
     if block_size > 1:
@@ -68,17 +68,17 @@ def capture_sizes(config: EngineConfig, block_size: int = 1) -> tuple[int, ...]:
 
 
 def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ...]:
-    """Sizes in tokens to capture graphs for whose rows are of any lengths, ascending.
+    """Sizes in tokens to capture graphs for whose rows may have any length, ascending.
 
     Args:
         config: the engine's configuration.
-        hidden_size: the model's hidden size, from which operations per token are estimated.
+        hidden_size: the model's hidden size, to estimate operations per token.
     """
     most = config.max_num_batched_tokens
     if config.cudagraph_capture_sizes:
         return tuple(sorted({min(size, most) for size in config.cudagraph_capture_sizes}))
-    # A layer of Llama's proportions has some 13 * hidden_size ** 2 weights, of two operations each
-    # per token.
+    # A layer with Llama's proportions has about 13 * hidden_size ** 2 weights, with two operations
+    # per token each.
     flop = 26 * hidden_size**2 / config.tensor_parallel_size
     largest = min(_MOST_TOKENS, max(_LARGEST_DEFAULT, int(_LAYER_FLOP / flop)))
     limit = min(most, largest // _TILE_TOKENS * _TILE_TOKENS)
@@ -94,13 +94,13 @@ def token_capture_sizes(config: EngineConfig, hidden_size: int) -> tuple[int, ..
 class StepGraphs:
     """Graphs of small steps, and the static buffers that they read.
 
-    For steps of one token per row, forward pass and draw are captured, at some sizes in rows. For
-    steps with longer rows (prompts, drafts), the forward pass alone is captured, at some sizes in
-    tokens: row lengths are data on the device. For block-diffusion models, whose rows are blocks,
-    also only the forward pass is: the scored positions differ from round to round.
+    For steps of one token per row, forward pass and sampling are captured, for several numbers of
+    rows. For steps with longer rows (prompts, drafts), only the forward pass is captured, for
+    several numbers of tokens; row lengths are data on the device. For block-diffusion models, whose
+    rows are blocks, also only the forward pass is: the sampled positions vary between rounds.
 
-    Graphs assume that each row may be as long as the tables allow, so that the number of splits in
-    attention depends on the number of rows alone.
+    Graphs assume that each row may be as long as the tables allow, so the number of splits in
+    attention depends on the number of rows only.
 
     Args:
         forward: computes the hidden states of a batch.
@@ -111,7 +111,7 @@ class StepGraphs:
         backend: attention backend.
         drafts: draft model's proposer, whose decode step is captured at the same sizes; None
             without one.
-        token_sizes: sizes in tokens, ascending, for steps whose rows are of any lengths.
+        token_sizes: sizes in tokens, ascending, for steps whose rows may have any length.
         show_progress: whether to show a progress bar.
     """
 
@@ -132,12 +132,14 @@ class StepGraphs:
         self._compute_logits = compute_logits
         self._tables = tables
         self._backend = backend
+        self._drafts = drafts
+        # Sizes, without those that rows cannot fill because requests are short.
         self._sizes = tuple(sizes)
-        # Sizes that the rows of a step cannot fill, because requests are short, are left out.
         self._token_sizes = [
             size for size in token_sizes if size <= self._num_rows(size) * tables.max_model_len
         ]
         self._row_tokens = tables.block_size
+        # Static buffers: row arrays, sampling arrays, sampled tokens, masks.
         builder = BatchBuilder(tables)
         largest = builder.build_padding(self._sizes[-1])
         self._rows = _like(largest.staged)
@@ -150,12 +152,12 @@ class StepGraphs:
         self._tokens = torch.zeros(sizes[-1], dtype=torch.int64, device=tables.device)
         words = -(-tables.vocab_size // 32)
         self._masks = torch.full((sizes[-1], words), -1, dtype=torch.int32, device=tables.device)
-        self._drafts = drafts
         if drafts is not None:
             drafts.prepare_capture(self._sizes[-1])
+        # Graphs by size, the largest first: the others reuse its memory pool.
         self._forward: dict[int, Replay] = {}
         self._ragged: dict[int, Replay] = {}
-        """Graphs of steps with rows of any lengths, by size in tokens."""
+        """Graphs of steps with rows of any length, by size in tokens."""
         self._sample: dict[tuple[int, bool], Replay] = {}
         num_sizes = len(self._token_sizes) + len(self._sizes)
         shown = progress(
@@ -166,7 +168,6 @@ class StepGraphs:
             show=show_progress,
         )
         with shown as advance:
-            # The largest first: the others reuse its memory pool.
             for size in reversed(self._token_sizes):
                 padding = builder.build_padding(self._num_rows(size), size)
                 self._ragged[size] = self._captured_forward(padding, capture)
@@ -178,8 +179,8 @@ class StepGraphs:
                 advance(1)
 
     def close(self) -> None:
-        """Drops all graphs, even if this object is still referenced: NCCL's group must outlive
-        them."""
+        """Drops all graphs, even if this object is still referenced: they must not outlive NCCL's
+        group."""
         self._forward.clear()
         self._ragged.clear()
         self._sample.clear()
@@ -187,15 +188,16 @@ class StepGraphs:
             self._drafts.close()
 
     def size_for(self, rows: Sequence[Row]) -> int | None:
-        """The size in rows that a step of these rows is padded to; None if no graph can run it."""
+        """The number of rows that a step of these rows is padded to; None if no graph can run
+        it."""
         count = captured_rows(rows, self._row_tokens)
         if not 0 < count <= self._sizes[-1]:
             return None
         return self._sizes[bisect.bisect_left(self._sizes, count)]
 
     def tokens_for(self, rows: Sequence[Row]) -> tuple[int, int] | None:
-        """The numbers of rows and tokens that a step with rows of any lengths is padded to; None if
-        no graph can run it, or if it has rows of one token only, and more than `size_for` takes:
+        """The numbers of rows and tokens that a step with rows of any length is padded to; None if
+        no graph can run it, or if all its rows have one token and are too many for `size_for`:
         such a step runs eagerly, since it takes longer to compute than to launch."""
         sizes, count = self._token_sizes, sum(row.length for row in rows)
         if not sizes or not 0 < count <= sizes[-1]:
@@ -208,18 +210,18 @@ class StepGraphs:
         return (num_rows, num_tokens) if num_tokens - count <= room else None
 
     def _num_rows(self, num_tokens: int) -> int:
-        """Rows of a graph of `num_tokens` tokens: as many as they can fill, and one for padding."""
+        """Rows of a graph of `num_tokens` tokens: at most one per token, plus one for padding."""
         return 1 + min(num_tokens, self._tables.dummy_slot)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [T, hidden] of a padded batch's tokens, padding left out; valid until the
+        """Hidden states [T, hidden] of a padded batch's tokens without padding; valid until the
         next forward pass."""
-        assert batch.size is not None, "an eager step runs on no graph"
+        assert batch.size is not None, "an eager step does not run on a graph"
         self._load(batch)
         assert batch.staged is not None, "graphs gather their inputs"
         if batch.num_tokens:
             return self._forward_ragged(batch, batch.staged)
-        # The host may not know where rows of blocks end; backends that need it run no blocks.
+        # The host may not know the ends of blocks; backends that need them run no blocks.
         ends = batch.rows[:, 1] + batch.rows[:, 2]
         self._backend.prepare_for_replay(self._tables.page_table, batch.staged["slots"], ends)
         self._forward[batch.size]()
@@ -236,11 +238,11 @@ class StepGraphs:
         return self._hidden[: int(batch.rows[: batch.num_rows, 2].sum())]
 
     def sample(self, batch: Batch, masks: MaskRows | None) -> torch.Tensor:
-        """Drawn tokens [R] of the batch's rows, after their forward pass; those of rows that do not
-        sample are meaningless."""
+        """Sampled tokens [R] of the batch's rows, after their forward pass; those of rows that do
+        not sample are meaningless."""
         sampling = batch.sampling
-        assert batch.size is not None, "an eager step runs on no graph"
-        assert sampling is not None, "a captured draw is one of all rows"
+        assert batch.size is not None, "an eager step does not run on a graph"
+        assert sampling is not None, "captured sampling covers all rows"
         replay = self._sample[batch.size, bool(sampling.filters)]
         if masks is None:
             replay()
@@ -257,14 +259,14 @@ class StepGraphs:
         assert batch.staged is not None, "graphs gather their inputs"
         self._rows[: len(batch.staged.packed)].copy_(batch.staged.packed)
         if batch.sampling is not None and batch.sampling.is_captured:
-            assert self._draws is not None, "a captured draw is one of all rows"
+            assert self._draws is not None, "captured sampling covers all rows"
             packed = batch.sampling.staged.packed
             self._draws[: len(packed)].copy_(packed)
 
     def _capture(self, padding: Batch, capture: Capture) -> None:
-        """Captures forward pass and draws for the size of `padding`, a batch of dummy rows."""
+        """Captures forward pass and sampling for the size of `padding`, a batch of dummy rows."""
         size, sampling = padding.size, padding.sampling
-        assert size is not None, "padding is of some size"
+        assert size is not None, "padding has a size"
         self._forward[size] = self._captured_forward(padding, capture)
         if sampling is None:
             return
@@ -297,23 +299,23 @@ class StepGraphs:
         self._hidden[: len(hidden)].copy_(hidden)
 
     def _run_sample(self, size: int, sampling: SamplingBatch) -> None:
-        """Draws one token for each row, into the token buffer and the token pool."""
-        assert self._hidden is not None, "a draw follows a forward pass"
+        """Samples one token for each row, into the token buffer and the token pool."""
+        assert self._hidden is not None, "sampling follows a forward pass"
         logits = self._compute_logits(self._hidden[:size])
         apply_token_bitmask(logits, self._masks[:size])
         parameters = sampling.parameters()
-        assert parameters is not None, "a captured draw has parameters, greedy or not"
+        assert parameters is not None, "captured sampling has parameters, greedy or not"
         cells = TokenCells(self._tables.flat_tokens, sampling.destinations)
         sample_tokens(logits, parameters, self._tokens[:size], cells)
 
 
 def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
-    """Number of rows that these rows of a Plan take on a graph; 0 if no graph can run them.
+    """Number of graph rows that these rows of a Plan take; 0 if no graph can run them.
 
     Args:
         rows: the Plan's rows.
-        row_tokens: tokens of a graph's row: 1, or the block size. With 1 there must be only rows of
-            one token that draw at most once.
+        row_tokens: tokens of a graph's row: 1, or the block size. With 1, all rows must have one
+            token and sample at most one.
     """
     if row_tokens > 1:
         return sum(row.length for row in rows) // row_tokens
@@ -331,8 +333,8 @@ def _like(staged: StagedArrays | None) -> torch.Tensor:
 class GraphCapture:
     """Captures launches on the compute stream. All graphs share one memory pool.
 
-    They may, since they run one after another and pass no data through it. Each capture comes after
-    an eager run, which compiles kernels and sets up libraries.
+    Sharing is safe: graphs run one after another and exchange no data through the pool. Each
+    capture follows an eager run, which compiles kernels and initializes libraries.
     """
 
     def __init__(self, streams: DeviceStreams) -> None:
@@ -353,7 +355,7 @@ class GraphCapture:
 
 
 class StepCapture:
-    """Captures the small steps of one rank, after measuring how much memory the graphs will take.
+    """Captures the small steps of one rank, after measuring the memory that graphs take.
 
     Args:
         sizes: sizes in rows, ascending.
@@ -378,7 +380,7 @@ class StepCapture:
         self._backend = backend
         self._show_progress = show_progress
         self.expected = 0
-        """Bytes that all graphs will take, as measured."""
+        """Measured bytes that all graphs will take."""
 
     def measure(
         self,
@@ -388,7 +390,7 @@ class StepCapture:
         drafts: DeviceModelProposer | None,
     ) -> int:
         """Bytes of device memory that all graphs will take, extrapolated from capturing the two
-        largest of each kind; these are dropped again."""
+        largest of each kind, which are dropped again."""
         capture = GraphCapture(self._streams)
         graphs: list[StepGraphs] = []
 
@@ -428,8 +430,8 @@ class StepCapture:
         )
         if self._show_progress:
             logger.info(
-                "captured steps of up to %d rows (%d sizes), of up to %d tokens (%d sizes), in "
-                "%.1f s: %.2f GB, after %.2f GB were set aside",
+                "captured CUDA graphs up to %d rows (%d sizes) and %d tokens (%d sizes) in %.1f s: "
+                "%.2f GB used, %.2f GB reserved",
                 *(self._sizes[-1], len(self._sizes)),
                 *(max(self._token_sizes, default=0), len(self._token_sizes)),
                 time.perf_counter() - start,
@@ -454,8 +456,8 @@ def create_capture(
     model: ModelConfig,
     draft_backend: AttentionBackend | None = None,
 ) -> StepCapture | None:
-    """The capture of a rank's steps; None where all steps run eagerly: because the configuration
-    says so, collectives go through the host, or the attention backend cannot be captured.
+    """The capture of a rank's steps; None if all steps run eagerly: due to the configuration,
+    collectives through the host, or an attention backend that cannot be captured.
 
     Args:
         config: the engine's configuration.

@@ -105,7 +105,7 @@ def _execute_plans(number: int, rank: Rank, channel: RankChannel) -> None:
         match message:
             case PlanMessage(plan=plan):
                 step = rank.launch(plan)
-                if number == 0 and plan.drafts_under_grammar:
+                if number == 0 and plan.masked and plan.drafts_under_grammar:
                     channel.send(Drafts(seq=plan.seq, token_ids=rank.drafts(plan.seq)))
             case Sample(seq=seq, masks=masks):
                 step = rank.sample(seq, masks)

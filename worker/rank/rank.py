@@ -1,11 +1,11 @@
 """One rank of a worker group: its device, its shard, then a step for every Plan.
 
-The rank's own process (`worker/rank/main.py`), or the scheduler that shares a process with rank 0
-(`worker/core/executor_local.py`), runs a step by these calls:
+The rank's own process (`worker/rank/main.py`), or a scheduler in the same process as rank 0
+(`worker/core/executor_local.py`), runs a step with these calls:
 
     Plan ──launch──> forward pass ──(Sample ──sample──>)── sampling ──result──> StepResult
 
-Only `result` waits for a CUDA device, so the next Plan may be launched before it is called.
+Only `result` waits for a CUDA device, so the next Plan may be launched before it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from worker.rank.warmup import choose_kernel_cache
 
 
 def select_device(config: EngineConfig, rank: int) -> torch.device:
-    """The device of rank `rank`; makes a CUDA device the calling thread's current one.
+    """The device of rank `rank`; a CUDA device becomes the calling thread's current device.
 
     Raises:
-        ValueError: CUDA was asked for and there is none, or the device is too old.
+        ValueError: CUDA is requested but not available, or the device is too old.
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
@@ -45,8 +45,8 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) < LEAST_CAPABILITY:
         raise ValueError(
-            f"{properties.name} has compute capability {properties.major}.{properties.minor}, and "
-            f"kernels need {'.'.join(map(str, LEAST_CAPABILITY))} (A100, A10, L4 and later): use "
+            f"{properties.name} has compute capability {properties.major}.{properties.minor}, but "
+            f"kernels need {'.'.join(map(str, LEAST_CAPABILITY))} (A100, A10, L4 or later): use "
             "another GPU, or --device cpu"
         )
     # Triton launches on the current device, and pinning memory makes a CUDA context on it.
@@ -55,37 +55,35 @@ def select_device(config: EngineConfig, rank: int) -> torch.device:
 
 
 _LARGER_DEVICE = (
-    "raise --tensor-parallel-size, take a smaller or a quantized checkpoint, or end what else is "
+    "raise --tensor-parallel-size, use a smaller or quantized checkpoint, or stop other processes "
     "on the device"
 )
 _SMALLER_STEPS = "lower --max-num-batched-tokens or --max-num-seqs, or raise --tensor-parallel-size"
 _SMALLER_CACHE = (
-    "lower --gpu-memory-utilization or --kv-cache-tokens; something else may have taken memory of "
-    "the device since the start"
+    "lower --gpu-memory-utilization or --kv-cache-tokens; other processes may have allocated "
+    "device memory since the start"
 )
 
 
 @contextmanager
-def _telling_remedy(purpose: str, remedy: str) -> Iterator[None]:
-    """Turns an out-of-memory error of a CUDA device into a RuntimeError that says what to
-    change."""
+def _with_remedy(purpose: str, remedy: str) -> Iterator[None]:
+    """Turns a CUDA out-of-memory error into a RuntimeError that names the options to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        told = f"{error}\nno device memory is left {purpose}: {remedy}"
-        raise RuntimeError(told) from error
+        raise RuntimeError(f"{error}\nout of device memory {purpose}: {remedy}") from error
 
 
 class Rank:
     """One rank: `load`, `allocate`, then `launch` (and `sample`) for each Plan, then `close`.
 
-    It reports the seconds of each phase of its start: connect (until all ranks have met), download
+    It reports the seconds of each startup phase: connect (until all ranks have joined), download
     (of a model from the Hub), load_weights, profile (the largest steps), capture (KV cache,
-    compiled kernels, CUDA graphs). The wait for the coordinator's Start counts in none.
+    compiled kernels, CUDA graphs). Waiting for the coordinator's Start is not counted.
 
     Args:
         config: the group's engine configuration.
-        clock: returns seconds; `connect` begins when this object is made.
+        clock: returns seconds; `connect` begins when this object is created.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,20 +95,21 @@ class Rank:
         self._runner: ModelRunner | None = None
         self._guard = PlanGuard()
         self._unsampled: RankStep | None = None
-        """The step launched last, while it waits for masks; else None."""
+        """The last launched step while it waits for masks; else None."""
 
     @property
     def runner(self) -> ModelRunner:
         """The runner of the loaded model."""
-        assert self._runner is not None, "nothing is loaded yet"
+        assert self._runner is not None, "the model is not loaded"
         return self._runner
 
     def load(self, group: TensorParallelGroup) -> Hello:
         """Loads the shard; returns the rank's Hello, with the number of pages that fit in memory.
 
         Raises:
-            ValueError: the checkpoint cannot be served so, or there is no memory for a page.
-            RuntimeError: the device has no memory left; the message says what to change.
+            ValueError: the checkpoint cannot be served with this configuration, or there is no
+                memory for a page.
+            RuntimeError: the device is out of memory; the message names the options to change.
         """
         config, self._group = self._config, group
         self._end_phase("connect")
@@ -118,10 +117,10 @@ class Rank:
             choose_kernel_cache()
         model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
         self._end_phase("download")
-        with _telling_remedy("for the weights", _LARGER_DEVICE):
+        with _with_remedy("for the weights", _LARGER_DEVICE):
             runner = self._runner = ModelRunner(config, group, model)
         self._end_phase("load_weights")
-        with _telling_remedy("for the largest step", _SMALLER_STEPS):
+        with _with_remedy("for the largest step", _SMALLER_STEPS):
             hello = runner.hello()
         self._end_phase("profile")
         return msgspec.structs.replace(
@@ -132,12 +131,12 @@ class Rank:
         )
 
     def allocate(self, start: Start) -> Ready:
-        """Allocates the KV cache as the coordinator asks. On CUDA, then begins to serve this rank's
-        metrics."""
+        """Allocates the KV cache with the coordinator's number of pages. On CUDA, also starts to
+        serve this rank's metrics."""
         runner = self.runner
         self._phase_began = self._clock()
         self._seconds.clear()
-        with _telling_remedy("for KV cache and CUDA graphs", _SMALLER_CACHE):
+        with _with_remedy("for KV cache and CUDA graphs", _SMALLER_CACHE):
             runner.allocate(start.num_pages, start.num_host_pages)
         self._end_phase("capture")
         if runner.device.type == "cuda":
@@ -145,15 +144,15 @@ class Rank:
         return Ready(rank=runner.group.rank, startup=dict(self._seconds))
 
     def launch(self, plan: Plan) -> RankStep:
-        """Launches a step: as a whole, or, if its Plan has masked rows, up to the forward pass.
+        """Launches a step: completely, or, if its Plan has masked rows, up to the forward pass.
 
         Raises:
-            OutOfStep: a Plan was lost, or the ranks have drawn different tokens.
-            RuntimeError: the device has no memory left; the message says what to change.
+            OutOfStep: a Plan was lost, or the ranks have sampled different tokens.
+            RuntimeError: the device is out of memory; the message names the options to change.
         """
-        assert self._unsampled is None, "a Plan before the masks of the one before"
+        assert self._unsampled is None, "got a Plan before the masks of the previous one"
         self._guard.check(plan)
-        with _telling_remedy("for a step", _SMALLER_CACHE):
+        with _with_remedy("for a step", _SMALLER_CACHE):
             step = RankStep(self.runner.forward(plan), self._guard)
         if plan.masked:
             self._unsampled = step
@@ -164,24 +163,24 @@ class Rank:
     def drafts(self, seq: int) -> list[list[int]]:
         """Drafts of each masked row of step `seq`, which waits for masks."""
         step = self._unsampled
-        assert step is not None, f"step {seq} waits for no masks"
-        assert step.seq == seq, f"drafts of step {seq}, {step.seq} waits"
+        assert step is not None, f"step {seq} does not wait for masks"
+        assert step.seq == seq, f"drafts of step {seq}, but step {step.seq} waits for masks"
         return step.forwarded.masked_drafts()
 
     def sample(self, seq: int, masks: bytes) -> RankStep:
-        """Launches the draw of step `seq`, which waits for masks; `masks` as in a Sample
+        """Launches the sampling of step `seq`, which waits for masks; `masks` as in a Sample
         message."""
         step, self._unsampled = self._unsampled, None
-        assert step is not None, f"masks of step {seq}, none waits"
-        assert step.seq == seq, f"masks of step {seq} for step {step.seq}"
+        assert step is not None, f"masks of step {seq}, but no step waits for masks"
+        assert step.seq == seq, f"masks of step {seq}, but step {step.seq} waits for masks"
         self._sample(step, masks)
         return step
 
     def close(self) -> bool:
-        """Drops the model and ends the group, for which it waits a few seconds. Safe to call twice.
+        """Drops the model and closes the group, waiting a few seconds. Safe to call twice.
 
         Returns:
-            Whether the group has ended.
+            Whether the group has closed.
         """
         if self._runner is not None:
             self._runner.close()  # graphs contain collectives: the group must outlive them
@@ -190,7 +189,7 @@ class Rank:
         return group is None or group.close()
 
     def _sample(self, step: RankStep, masks: bytes) -> None:
-        with _telling_remedy("for a draw", _SMALLER_CACHE):
+        with _with_remedy("for sampling", _SMALLER_CACHE):
             step.sampled = self.runner.sample(step.forwarded, masks)
         if self.runner.group.rank:
             self._guard.follow(step.sampled)
@@ -205,14 +204,14 @@ class RankStep:
     """A step in flight.
 
     Args:
-        forwarded: the step as far as its forward pass.
+        forwarded: the step up to its forward pass.
         guard: the rank's guard.
     """
 
     def __init__(self, forwarded: ForwardStep, guard: PlanGuard) -> None:
         self.forwarded = forwarded
         self.sampled: SampledStep | None = None
-        """The step with its draw; None while it waits for masks."""
+        """The step including sampling; None while it waits for masks."""
         self._guard = guard
 
     @property
@@ -221,8 +220,8 @@ class RankStep:
         return self.forwarded.plan.seq
 
     def result(self) -> StepResult:
-        """The step's result; waits for the step. To be called on rank 0, once per step, in the
-        order of launches.
+        """The step's result; waits for the step. Call it on rank 0, once per step, in launch
+        order.
 
         Raises:
             RuntimeError: the device failed.

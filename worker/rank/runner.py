@@ -1,4 +1,4 @@
-"""Model runner: executes Plans on one rank, from the tables through forward pass and sampling."""
+"""Model runner: executes Plans on one rank: tables, forward pass and sampling."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ from worker.rank.warmup import warm_up, warm_up_limits
 class ModelRunner:
     """One rank's model, KV cache and tables.
 
-    The constructor loads the weights; then come `hello`, `allocate`, and for each Plan `forward`
+    The constructor loads the weights. Then call `hello`, `allocate`, and for each Plan `forward`
     and `sample`. These two do not wait for a CUDA device; `result` of the step that `sample`
-    returns does. All ranks of the group execute the same Plans in the same order, and draw the same
-    tokens.
+    returns does. All ranks of the group execute the same Plans in the same order, and sample the
+    same tokens.
 
     Args:
         config: the engine's configuration.
@@ -126,10 +126,10 @@ class ModelRunner:
         self._host_pages: HostPages | None = None
 
     def _create_attention(self) -> AttentionBackend:
-        """The attention backend that the configuration names.
+        """The attention backend that the configuration selects.
 
         Raises:
-            ValueError: it does not suit the model.
+            ValueError: it does not support the model.
         """
         config, model = self.config, self.model_config
         windows = model.windows_within(self.max_model_len)
@@ -180,10 +180,10 @@ class ModelRunner:
         """Allocates the KV cache of `num_pages` pages (page 0 is the dummy page), host pages and
         tables.
 
-        On CUDA, then compiles all kernels and captures the graphs of small steps. Both contain
+        On CUDA, also compiles all kernels and captures the graphs of small steps. Both run
         collectives, so every rank must call this.
         """
-        assert num_pages >= 2, "a cache has one page besides the dummy page"
+        assert num_pages >= 2, "a cache needs a page besides the dummy page"
         with self._on_compute_stream():
             self._allocate(num_pages)
             self._host_pages = create_host_pages(
@@ -193,7 +193,7 @@ class ModelRunner:
                 *(self.config, self._tables, self._attention, num_pages, self._drafts)
             )
         if self.device.type == "cuda" and registry.uses_triton(self.device):
-            self._warm_up()  # not on CPU, where Triton's interpreter compiles nothing
+            self._warm_up()  # not on CPU: Triton's interpreter compiles nothing
         if self._capture is not None:
             with self._on_compute_stream(), torch.inference_mode():
                 self._graphs = self._capture.run(
@@ -206,7 +206,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> ForwardStep:
-        """Launches a step up to its forward pass, which needs no masks yet."""
+        """Launches a step up to its forward pass, which needs no masks."""
+        # Host memory: pages are copied there and back before the step's rows use them.
         started = time.monotonic()
         loads = None if self._host_pages is None else self._host_pages.copy(plan)
         copied = time.monotonic()
@@ -214,6 +215,7 @@ class ModelRunner:
             slot = None if self._streams is None else self._streams.take()
             if slot is not None:
                 slot.started.record()
+            # Rows: the rank places those of running blocks and drafts.
             blocks = None
             if self._blocks is not None:
                 blocks = self._blocks.prepare(plan)
@@ -221,10 +223,12 @@ class ModelRunner:
             if self._states is not None:
                 self._states.load(plan.state_loads)
             drafted = None if self._drafter is None else self._drafter.place(plan)
+            # Inputs: tables are updated, arrays sent to the device.
             batch = self._build(plan, drafted, slot)
             prepared = time.monotonic()
             if slot is not None:
                 slot.prepared.record()
+            # Forward pass: on a graph if one fits.
             hidden = None
             if batch is not None:
                 hidden = self._run(batch, None if blocks is None else blocks.read)
@@ -244,23 +248,26 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, step: ForwardStep, masks: bytes = b"") -> SampledStep:
-        """Launches a step's draw, and the copy of its tokens to the host.
+        """Launches a step's sampling and the copy of its tokens to the host.
 
         Args:
             step: the step that `forward` returned last.
-            masks: one row of ceil(vocab / 32) int32 words for each draw of `Plan.masked`.
+            masks: one row of ceil(vocab / 32) int32 words for each row of `Plan.masked`.
         """
         resumed = time.monotonic()
         slot, is_first = step.slot, self.group.rank == 0
         with self._on_compute_stream():
+            # Sampling: rounds of running blocks, or tokens.
             output = accepted = blocks = None
             if self._blocks is not None and step.blocks is not None:
                 blocks = self._blocks.run(step.blocks, step.hidden, masks)
             elif step.batch is not None and step.hidden is not None:
-                mask_rows = step.mask_rows(masks, self._tables)
+                mask_rows = step.mask_rows(masks, self._tables) if step.plan.masked else None
                 output = self.draw(step.hidden, step.batch, mask_rows)
+            # Drafts: those that match the sampled tokens are accepted.
             if self._drafter is not None and step.drafted is not None:
                 accepted = self._drafter.observe(step.drafted, output)
+            # Fetch: copies to the host are launched, not awaited.
             if slot is not None:
                 slot.finish()
                 output = output and fetch_output(output, slot, with_logprobs=is_first)
@@ -292,7 +299,7 @@ class ModelRunner:
     def run_model(self, batch: Batch) -> torch.Tensor:
         """Hidden states [S, hidden] of the batch's `read_tokens`, or [T, hidden] of all tokens."""
         if batch.staged is None:
-            assert self.model.native is not None, "an unstaged batch is for the library"
+            assert self.model.native is not None, "only the compiled library needs no arrays"
             tables, read = self._tables, batch.read_tokens
             return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
         states = self._states
@@ -307,7 +314,7 @@ class ModelRunner:
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Logits of the batch's draws, fp32 [S, vocab], from the hidden states of `run_model`."""
+        """Logits to sample, fp32 [S, vocab], from the hidden states of `run_model`."""
         tokens = None if batch.sampling is None else batch.sampling.tokens
         if tokens is not None and batch.read_tokens is None:
             hidden = hidden.index_select(0, tokens)
@@ -323,7 +330,7 @@ class ModelRunner:
         there is neither."""
         sampling = batch.sampling
         if sampling is not None and sampling.is_captured:
-            assert self._graphs is not None, "a captured draw without graphs"
+            assert self._graphs is not None, "captured sampling without graphs"
             if self._streams is not None:
                 # HAZARD(stream): the previous step's tokens are fetched from the same buffer.
                 self._streams.await_fetches()
@@ -354,8 +361,8 @@ class ModelRunner:
         )
 
     def _run(self, batch: Batch, read: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of the tokens with indices `read` in a step of blocks; without `read`, of
-        the batch's `read_tokens`, or of all."""
+        """Hidden states of the tokens with indices `read` (block diffusion); without `read`, of the
+        batch's `read_tokens`, or of all."""
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
@@ -422,8 +429,8 @@ class ModelRunner:
         return draft_page_bytes(self.config)
 
     def _profile(self) -> None:
-        """Runs the largest prefill and the largest draw, on a cache that uses the dummy page
-        alone."""
+        """Runs the largest prefill and the largest sampling step, on a cache that uses only the
+        dummy page."""
         largest = profile_plans(
             self.config, max_model_len=self.max_model_len, block_size=self.model_config.block_size
         )
@@ -434,7 +441,7 @@ class ModelRunner:
             self.execute(plan)
 
     def _warm_up(self) -> None:
-        """Compiles the kernels of all kinds of steps."""
+        """Compiles the kernels of all kinds of steps by running them."""
         limits = warm_up_limits(
             self.config,
             max_model_len=self._tables.max_model_len,
@@ -447,7 +454,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _measure_graphs(self) -> int:
-        """Bytes that CUDA graphs will take; frees what `_profile` allocated."""
+        """Bytes that CUDA graphs will take; frees the memory that `_profile` allocated."""
         num_bytes = 0
         if self._capture is not None:
             with self._on_compute_stream():

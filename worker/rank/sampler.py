@@ -40,11 +40,6 @@ class SamplerOutput:
     prompt_scores: dict[int, list[Scores]] | None = None
     """Scores of prompt tokens, by row of the Plan."""
 
-    @property
-    def is_scored(self) -> bool:
-        """Whether any request asks for log-probabilities."""
-        return self.scores is not None or self.prompt_scores is not None
-
     def add_logprobs(self, result: StepResult) -> StepResult:
         """Adds the log-probabilities that requests ask for to a result; waits for the device."""
         if self.scores is not None:

@@ -1,4 +1,4 @@
-"""Steps in flight: launched up to the forward pass, then with the draw."""
+"""Steps in flight: launched up to the forward pass, then including sampling."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from worker.rank.verification import AcceptedTokens
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardStep:
-    """A step whose forward pass is launched, and whose draw is not."""
+    """A step whose forward pass is launched, but not its sampling."""
 
     plan: Plan
     batch: Batch | None
     """Batch of the step; None for a Plan without rows."""
     hidden: torch.Tensor | None
-    """Hidden states of the tokens that are read, or of all; None for a Plan without rows."""
+    """Hidden states of the sampled tokens, or of all; None for a Plan without rows."""
     drafted: DraftedStep | None = None
     """Drafts of the step; None without speculative rows."""
     blocks: BlockStep | None = None
     """Running blocks of a block-diffusion model; None for other models."""
     times: tuple[float, float, float]
-    """Times of the host at the start, after preparation, and after the launch of the forward
-    pass."""
+    """Host times at the start, after preparation, and after launching the forward pass."""
     copy_s: float = 0.0
-    """Seconds between the first two of `times` that copies to and from host memory took."""
+    """Seconds, between the first two of `times`, for copies to and from host memory."""
     slot: StepSlot | None
     """Buffers and events of the step; None on CPU."""
     loads: LoadMs | None = None
@@ -51,9 +50,8 @@ class ForwardStep:
         return self.drafted.masked_drafts(self.plan)
 
     def mask_rows(self, masks: bytes, tables: DeviceTables) -> MaskRows | None:
-        """Masked rows of the logits, with `masks` from the Sample message; None without any."""
-        if not self.plan.masked:
-            return None
+        """Masked rows of the logits, with `masks` from the Sample message; None if none of them
+        samples."""
         vocab_size, device = tables.vocab_size, tables.token_pool.device
         if self.drafted is None:
             return MaskRows(self.plan.masked, masks, vocab_size, device)
@@ -63,19 +61,19 @@ class ForwardStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledStep:
-    """A step that is launched as a whole; its results are being copied to the host."""
+    """A step that is launched completely; its results are being copied to the host."""
 
     seq: int
     output: SamplerOutput | None
-    """Drawn tokens and scores, on the host as soon as the slot's step has completed; None where
-    nothing is drawn or scored."""
+    """Sampled tokens and scores, on the host once the slot's step has completed; None if nothing is
+    sampled or scored."""
     drawing: Sequence[int] | None = None
-    """Indices of the drawn tokens that count; None for all."""
+    """Indices of the sampled tokens that count; None for all."""
     times: RankTimes
-    """Times of the host; on CUDA these are times of launches."""
+    """Host times; on CUDA those of launches."""
     compute_ms: float
-    """Milliseconds that the host spent on the step, waits for masks and copies left out; on CUDA
-    `result` reports the device's time instead."""
+    """Milliseconds that the host spent on the step, without waiting for masks and copies; on CUDA
+    `result` reports device time instead."""
     slot: StepSlot | None = None
     """Buffers and events of the step; None on CPU, where a launched step has completed."""
     clock: DeviceClock | None = None
@@ -84,12 +82,12 @@ class SampledStep:
     accepted: AcceptedTokens | None = None
     """Acceptance of drafts; None without speculative rows."""
     blocks: BlockResults | None = None
-    """Outcomes of running blocks, on the host already; None for autoregressive models."""
+    """Outcomes of running blocks, already on the host; None for autoregressive models."""
     loads: LoadMs | None = None
     """Time of the step's loads from host memory; None without any."""
 
     def result(self) -> StepResult:
-        """The step's result; waits for the device. To be called in the order of launches.
+        """The step's result; waits for the device. Call it in launch order.
 
         Raises:
             RuntimeError: the device failed.
@@ -101,33 +99,35 @@ class SampledStep:
                 self.slot.events, launched=times.started, seen=time.monotonic(), waited=waited
             )
             compute_ms = (times.finished - times.started) * 1e3
-        output = self.output
+        output, token_ids = self.output, list[int]()
+        if output is not None and output.tokens is not None:
+            token_ids = output.tokens.tolist()
+            if self.drawing is not None:
+                token_ids = [token_ids[row] for row in self.drawing]
         result = StepResult(
             seq=self.seq,
-            token_ids=self._token_ids(),
+            token_ids=token_ids,
             compute_ms=compute_ms,
             times=times,
             load_ms=0.0 if self.loads is None else self.loads(),
         )
         if self.blocks is not None:
             return self.blocks.add_to(result)
-        if output is not None and output.is_scored and self.wants_logprobs:
+        if (
+            self.wants_logprobs
+            and output is not None
+            and (output.scores is not None or output.prompt_scores is not None)
+        ):
             result = output.add_logprobs(result)
         return result if self.accepted is None else self.accepted.select(result)
-
-    def _token_ids(self) -> list[int]:
-        if self.output is None or self.output.tokens is None:
-            return []
-        token_ids: list[int] = self.output.tokens.tolist()
-        return token_ids if self.drawing is None else [token_ids[row] for row in self.drawing]
 
 
 _SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_logits")
 
 
 def fetch_output(output: SamplerOutput, slot: StepSlot, *, with_logprobs: bool) -> SamplerOutput:
-    """Launches the copy of an output to the host; returns tensors that hold it once the slot's step
-    has completed. Without `with_logprobs`, tokens alone."""
+    """Launches the copy of an output to the host; the returned tensors are valid once the slot's
+    step has completed. Without `with_logprobs`, tokens only."""
     tokens = None if output.tokens is None else slot.fetch(output.tokens)
     if not with_logprobs:
         return SamplerOutput(tokens=tokens)

@@ -83,43 +83,28 @@ class _CurrentStream:
         return host.to(self._device, non_blocking=True)
 
 
-class Staging:
-    """Groups of host arrays that are copied to the device together, in one copy."""
+def send(groups: Sequence[Arrays], uploader: Uploader) -> list[StagedArrays]:
+    """Copies groups of contiguous one-dimensional arrays to the device, as slices of one buffer;
+    does not wait for it."""
+    sizes = [sum(aligned(array.nbytes) for array in group.values()) for group in groups]
 
-    def __init__(self) -> None:
-        self._groups: list[Arrays] = []
-
-    def add(self, arrays: Arrays) -> int:
-        """Adds a group of contiguous one-dimensional arrays; returns its index in the list that
-        `send` returns."""
-        self._groups.append(arrays)
-        return len(self._groups) - 1
-
-    def send(self, uploader: Uploader) -> list[StagedArrays]:
-        """Copies all groups to the device, as slices of one buffer; does not wait for it."""
-        sizes = [sum(aligned(array.nbytes) for array in group.values()) for group in self._groups]
-        slices = torch.split(uploader.upload(sum(sizes), self._fill), sizes)
-        return [
-            StagedArrays(
-                packed,
-                {name: (array.dtype.str, len(array)) for name, array in group.items()},
-            )
-            for packed, group in zip(slices, self._groups, strict=True)
-        ]
-
-    def _fill(self, target: npt.NDArray[np.uint8]) -> None:
+    def fill(target: npt.NDArray[np.uint8]) -> None:
         start = 0
-        for group in self._groups:
+        for group in groups:
             for array in group.values():
                 target[start : start + array.nbytes] = array.view(np.uint8)
                 start += aligned(array.nbytes)
 
+    slices = torch.split(uploader.upload(sum(sizes), fill), sizes)
+    return [
+        StagedArrays(packed, {name: (array.dtype.str, len(array)) for name, array in group.items()})
+        for packed, group in zip(slices, groups, strict=True)
+    ]
+
 
 def stage(arrays: Arrays, device: torch.device) -> StagedArrays:
     """Copies one group of arrays to the device on the current stream; does not wait for it."""
-    staging = Staging()
-    staging.add(arrays)
-    [staged] = staging.send(uploader_to(device))
+    [staged] = send([arrays], uploader_to(device))
     return staged
 
 
@@ -139,10 +124,6 @@ class StagedArrays:
         for name, (dtype, length) in kinds.items():
             self._starts[name] = start
             start += aligned(length * int(dtype[2:]))
-
-    def get(self, name: str) -> torch.Tensor | None:
-        """The array of that name, [length]; None if the group has none."""
-        return self[name] if name in self.kinds else None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The array of that name, [length]."""

@@ -103,9 +103,9 @@ class FakeDevice:
             if other is not plan:
                 assert stored.isdisjoint(store.snapshot for store in other.state_stores)
         assert plan.rows
-        assert plan.num_tokens <= self.config.max_num_batched_tokens
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         lengths = [row.length for row in plan.rows]
+        assert sum(lengths) <= self.config.max_num_batched_tokens
         assert lengths == sorted(lengths, key=lambda n: n > 1), "rows of length 1 come first"
         if plan.digest_seq:
             assert plan.digest == self.digest.value(plan.digest_seq)
@@ -139,7 +139,7 @@ class FakeDevice:
         self.num_rows += len(rows)
         self.digest.update(plan.seq, sampled)
         load_ms = 0.0 if plan.loads is None else self.load_ms * len(plan.loads.pages)
-        compute_ms = 1.5 + self.token_ms * plan.num_tokens
+        compute_ms = 1.5 + self.token_ms * sum(row.length for row in rows)
         return StepResult(plan.seq, sampled, compute_ms, load_ms=load_ms)
 
     def poison(self, pages: list[int], slots: list[int], snapshots: list[int]) -> None:

@@ -200,4 +200,4 @@ def test_a_matcher_that_arrives_again_is_dropped() -> None:
     core.guide("nobody", 0, again)
     assert run(core)["a"][-1] == 4
     assert (grammar.taken, again.taken) == ([1, 2, 3], [])
-    assert not len(core._guided)
+    assert not core._guided

@@ -21,13 +21,13 @@ class Clock:
 def drive(timeline: Timeline, clock: Clock, seq: int, start: float, *, idle: bool = False) -> None:
     """A step at depth 0: 1 s to schedule, 2 to send, 3 to prepare, 4 forward, 5 sample, 6 apply."""
     clock.now = start
-    assert timeline.enter() == start
+    timeline.enter()
     clock.now += 3
-    timeline.launched(7, start, start + 1)
+    timeline.launched(7, start + 1)
     times = RankTimes(clock.now, clock.now + 3, clock.now + 7, clock.now + 12)
-    clock.now += 12 + 6
-    awaited, collected = start + 3, start + 15
-    timeline.completed(StepResult(seq, [1], 12e3, times), awaited, collected)
+    clock.now += 12
+    timeline.collected(StepResult(seq, [1], 12e3, times), start + 3)
+    clock.now += 6
     timeline.leave(idle=idle)
 
 
@@ -63,8 +63,9 @@ def test_a_step_that_ran_within_the_launch_is_not_broadcast_time() -> None:
     timeline = Timeline(clock)
     timeline.enter()
     clock.now = 50.0
-    timeline.launched(1, 0.0, 1.0)
-    timeline.completed(StepResult(1, [], 1.0, RankTimes(2.0, 3.0, 4.0, 49.0)), 50.0, 50.0)
+    timeline.launched(1, 1.0)
+    timeline.collected(StepResult(1, [], 1.0, RankTimes(2.0, 3.0, 4.0, 49.0)), 50.0)
+    timeline.leave(idle=False)
     assert timeline.totals().broadcast == 1.0
 
 
@@ -75,8 +76,9 @@ def test_the_ring_is_bounded_and_unmeasured_steps_leave_no_mark() -> None:
         drive(timeline, clock, seq, 100.0 * seq)
     assert len(timeline.records) == RING_SIZE
     timeline.enter()
-    timeline.launched(1, 0.0, 0.0)
-    timeline.completed(StepResult(1, [], 1.0), 0.0, 0.0)
+    timeline.launched(1, 0.0)
+    timeline.collected(StepResult(1, [], 1.0), 0.0)
+    timeline.leave(idle=False)
     assert timeline.totals().num_steps == RING_SIZE + 10
 
 

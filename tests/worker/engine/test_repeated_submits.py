@@ -55,7 +55,7 @@ def test_repeated_submits_change_no_output(depth: int) -> None:
         expected = run(engine, repeats_every=0)
         assert run(engine, repeats_every=1) == expected
         assert run(engine, repeats_every=3) == expected
-        assert not len(engine.core._guided)
+        assert not engine.core._guided
 
 
 def test_a_request_that_ended_before_its_repeated_submit_gets_a_matcher_of_its_own() -> None:
@@ -75,5 +75,5 @@ def test_a_request_that_ended_before_its_repeated_submit_gets_a_matcher_of_its_o
         while core.has_work() or core.grammars.num_due:
             core.take_grammars(wait=not core.has_work())
             core.step()
-        assert not len(core._guided)
+        assert not core._guided
         assert not core.scheduler.state.requests

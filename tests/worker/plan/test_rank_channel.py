@@ -29,9 +29,9 @@ def directory() -> Iterator[str]:
 
 
 def receive(coordinator: CoordinatorChannel) -> FromRank:
-    while (message := coordinator.next()) is None:
+    while not coordinator.messages:
         coordinator.wait()
-    return message
+    return coordinator.messages.popleft()
 
 
 def connected(directory: str, size: int) -> tuple[CoordinatorChannel, list[RankChannel]]:

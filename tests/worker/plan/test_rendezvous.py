@@ -47,9 +47,9 @@ def test_ranks_with_the_token_are_sent_the_plans(host: RendezvousHost, tmp_path:
     coordinator.send(Start(num_pages=7))
     assert [rank.receive() for rank in ranks] == [Start(num_pages=7)] * 2
     ranks[1].send(Ready(rank=2))
-    while (message := coordinator.next()) is None:
+    while not coordinator.messages:
         coordinator.wait()
-    assert message == Ready(rank=2)
+    assert coordinator.messages.popleft() == Ready(rank=2)
     ranks[0].close()
     coordinator.wait()
     assert coordinator.num_lost == 1

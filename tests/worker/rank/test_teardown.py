@@ -110,7 +110,7 @@ def out_of_memory(*_: Any) -> None:
         ("hello", "for the largest step: lower --max-num-batched-tokens"),
         ("allocate", "for KV cache and CUDA graphs: lower --gpu-memory-utilization"),
         ("forward", "for a step: lower --gpu-memory-utilization"),
-        ("sample", "for a draw: lower --gpu-memory-utilization"),
+        ("sample", "for sampling: lower --gpu-memory-utilization"),
     ],
 )
 def test_a_device_without_memory_is_told_with_a_remedy(

@@ -62,6 +62,11 @@ class CacheManager:
         """None where all layers attend to all positions: a block is a page."""
         self._slots = FencedPool(0, num_slots)
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
+        self.keeps_states = num_snapshots > 0
+        """Whether `take_snapshots` has anything to do."""
+        self._num_groups = groups.num_groups
+        self.num_blocks = (num_pages - 1) // self._num_groups
+        """Number of blocks on the device."""
         assert not num_snapshots or self._blocks is None, "states and windows in one model"
         self._snapshots = SnapshotPool(num_snapshots) if num_snapshots else None
         """None where no layer keeps a state."""
@@ -89,7 +94,7 @@ class CacheManager:
     @property
     def num_allocatable(self) -> int:
         """Number of blocks that `allocate` can hand out now."""
-        return self.num_available // self._groups.num_groups
+        return self.num_available // self._num_groups
 
     @property
     def is_fenced(self) -> bool:
@@ -125,7 +130,7 @@ class CacheManager:
     @property
     def has_events(self) -> bool:
         """Whether `take_events` would return any."""
-        return self._tree.has_events
+        return bool(self._tree.events)
 
     def match(self, token_ids: array[int], cache_salt: str, *, num_left: int = 1) -> Match:
         """The longest cached prefix that leaves `num_left` tokens to compute. Holds nothing."""
@@ -291,11 +296,6 @@ class CacheManager:
         """
         return (None, None) if self.host is None else self.host.take_copies(seq)
 
-    @property
-    def keeps_states(self) -> bool:
-        """Whether `take_snapshots` has anything to do."""
-        return self._snapshots is not None
-
     def take_loads(self, seq: int) -> list[StateLoad]:
         """Snapshots that Plan `seq` copies into slots' states, before its rows.
 
@@ -326,7 +326,8 @@ class CacheManager:
 
     def take_events(self) -> list[BlockEvent]:
         """Blocks that entered or left the prefix cache since the last call, in that order."""
-        return self._tree.take_events()
+        events, self._tree.events = self._tree.events, []
+        return events
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:
         """Asserts that `leases` are all there are, and that nothing is lost or owned twice."""

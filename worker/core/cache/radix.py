@@ -54,7 +54,8 @@ class RadixTree:
         self._host = host
         self._leaves = Leaves(_may_leave_device)
         self._host_leaves = Leaves(_may_leave_host)
-        self._events: list[BlockEvent] = []
+        self.events: list[BlockEvent] = []
+        """Blocks that entered or left the tree, in that order; the owner takes them."""
 
     @property
     def num_fenced(self) -> int:
@@ -184,18 +185,8 @@ class RadixTree:
             hashes += reversed(node.hashes)
             self._leave_device(node)
         if hashes:
-            self._events.append(BlockRemoved(hashes))
+            self.events.append(BlockRemoved(hashes))
         return pages
-
-    def take_events(self) -> list[BlockEvent]:
-        """Blocks that entered or left the tree since the last call, in that order."""
-        events, self._events = self._events, []
-        return events
-
-    @property
-    def has_events(self) -> bool:
-        """Whether `take_events` would return any."""
-        return bool(self._events)
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, roots included, parents before children."""
@@ -252,7 +243,7 @@ class RadixTree:
         """Adds pages below `node`, no child of which starts with them; returns their node."""
         self._clock += len(pages)
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
-        self._events.append(BlockStored(hashes[:], _chain_before(node)))
+        self.events.append(BlockStored(hashes[:], _chain_before(node)))
         if node is held and node.locks == 1 and not node.children and not node.is_root:
             # Nobody else's path ends here: the run grows in place, and a long generation stays
             # one node.
@@ -343,7 +334,7 @@ class RadixTree:
         assert parent is not None
         assert not node.locks
         assert not node.num_device_children
-        self._events.append(BlockStored(node.hashes[:], _chain_before(parent), "host"))
+        self.events.append(BlockStored(node.hashes[:], _chain_before(parent), "host"))
         self.num_evictable -= len(node.pages)
         node.pages = self._host.store(node.pages)
         node.on_host = True
@@ -366,8 +357,8 @@ class RadixTree:
         parent.num_device_children += 1
         if not node.locks:
             self.num_evictable += len(pages)
-        self._events.append(BlockStored(node.hashes[:], _chain_before(parent)))
-        self._events.append(BlockRemoved(node.hashes[::-1], "host"))
+        self.events.append(BlockStored(node.hashes[:], _chain_before(parent)))
+        self.events.append(BlockRemoved(node.hashes[::-1], "host"))
         return slots
 
     def _drop_below(self, node: Node) -> None:
@@ -384,7 +375,7 @@ class RadixTree:
         """Drops a leaf in host memory from the tree."""
         assert self._host is not None
         self._host.forget(node.pages)
-        self._events.append(BlockRemoved(node.hashes[::-1], "host"))
+        self.events.append(BlockRemoved(node.hashes[::-1], "host"))
         self._detach(node)
 
     def _detach(self, node: Node) -> None:

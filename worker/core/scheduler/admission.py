@@ -1,4 +1,4 @@
-"""Admission: moves requests from the queue to the running set while slots, pages, tokens last."""
+"""Admission: moves requests from the queue to the running set while there is room."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ from worker.core.scheduler.step import StepBuilder
 from worker.plan.plan import Admit, BlockAdmit
 
 COUNTED_ROUNDS = 16
-"""Admission rounds for which a look-up in the prefix cache is reused: the cache changes slowly."""
+"""Admission rounds for which a prefix cache lookup is reused: the cache changes slowly."""
 LEVEL = 2
-"""Ranks per level of urgency: preempted requests come before others of their level (`_rank`)."""
+"""Ranks per level of urgency: preempted requests go before others of their level (`_rank`)."""
 MAX_DISPLACING = 8
-"""Waiting requests that a fifo round considers at least, without free slots too: they may
-preempt."""
+"""Minimum number of waiting requests that a fifo round considers, even without free slots: they
+may preempt."""
 
 
 class Admitted(NamedTuple):
-    """A request that was admitted to a step: it has a slot, and there are pages for its tokens."""
+    """A request admitted to a step: it has a slot, and there are pages for its tokens."""
 
     request: Request
     lease: Lease
     length: int
-    """Tokens that the round has granted to it."""
+    """Tokens granted by the round."""
     cost: int
-    """Pending tokens, the most that it could compute."""
+    """Pending tokens: the maximum that it could compute."""
 
 
 class _Placement(NamedTuple):
-    """Decision on one waiting request: the outcome, its cached prefix, and whom it preempts."""
+    """Decision on one waiting request: outcome, cached prefix, and requests to preempt."""
 
     outcome: Outcome
     match: Match
     victims: Sequence[Request] = ()
-    """Running requests that are preempted for it: now, or in the next step where PREEMPTING."""
+    """Running requests to preempt for it: now, or in the next step if PREEMPTING."""
 
 
 class Admission:
-    """Makes one admission round per step that has tokens left for prompts while requests wait.
+    """Runs one admission round per step that has tokens left for prompts while requests wait.
 
-    A request is admitted where there are pages for all its known tokens beside the reserve: those
-    that the running set will need next (`num_still_needed`). So no request is preempted for one
-    that was just admitted. While nothing runs the reserve is empty, and any request that passed the
-    frontend's check fits.
+    A request is admitted if there are pages for all its known tokens beyond the reserve: the pages
+    that running requests will need next (`num_still_needed`). So no request is preempted for one
+    that was just admitted. The reserve is empty while nothing runs, so any request that passed the
+    frontend's validation fits.
 
-    A request that finds no slot or pages preempts running ones that it outranks by the gap.
+    A request without a free slot or pages preempts running ones that it outranks by the gap.
 
-    Requests are tried one by one, each with what those before it have left: `_placement` decides
-    and changes nothing, `_take` carries that out.
+    Requests are tried one by one, each with the room that those before it have left: `_placement`
+    decides without side effects, `_take` carries the decision out.
     """
 
     def __init__(
-        self, state: SchedulerState, lifecycle: Lifecycle, host_loads: HostLoadPolicy
+        self, state: SchedulerState, lifecycle: Lifecycle, host_loads: HostLoadPolicy | None
     ) -> None:
         self.options = state.config.admission
-        """Rules of admission; they may be changed between steps."""
+        """Admission options; they may change between steps."""
         self._state = state
         self._lifecycle = lifecycle
         self._page_size = state.config.page_size
@@ -87,11 +87,11 @@ class Admission:
         )
         self._starvation_guard = StarvationGuard()
         self.num_rounds = 0
-        """Rounds made so far."""
+        """Rounds so far."""
         self._reserve: int | None = None
-        """Pages that running requests will need; None where they have to be counted again."""
+        """Pages that running requests will need; None if they must be recounted."""
         self._giving_way: set[str] = set()
-        """Ids of the running requests that this round has chosen to be preempted."""
+        """Ids of the running requests that this round preempts."""
 
     @property
     def has_slots(self) -> bool:
@@ -100,38 +100,45 @@ class Admission:
 
     @property
     def max_requests(self) -> int:
-        """Most requests that a round may admit."""
-        return self.options.prefill_max_batch_size or len(self._queue)
+        """Maximum number of requests that a round may admit."""
+        return self.options.prefill_max_batch_size or self._queue.num_requests
 
     def round(
         self, headroom: StepHeadroom, now: float, *, running_level: int = -1, is_shared: bool
     ) -> list[Admitted]:
-        """Makes a round and returns the requests admitted; `launch` adds their pages and rows.
+        """Runs a round and returns the admitted requests; `launch` adds their pages and rows.
 
         Args:
             headroom: tokens and requests that the step has room for.
             now: the scheduler's clock, in seconds.
-            running_level: highest level of prompts under way, -1 for none; a request that they
-                outrank by the gap waits.
-            is_shared: whether prompts under way want some of the step's tokens, too.
+            running_level: highest level of prompts under way, -1 for none; requests that it
+                outranks by the gap wait.
+            is_shared: whether prompts under way need some of the step's tokens, too.
         """
+        # Anyone to admit, and any room? An oversize request may run alone even if there is no room
+        # for one that shares the step.
         oldest = self._queue.oldest()
         if oldest is None or not self.can_admit(oldest.level):
             return []
-        # An oversize request may go alone though there is no room for one that shares the step.
         if not headroom.is_open and is_shared:
             return []
         self._begin_round()
+
+        # Policy: that of the options, or fifo with the oldest request first if it starves.
         options = self.options
         generation, starves = oldest.queue_entry.generation, self._starvation_guard.is_due(oldest)
         force = options.prefill_force_fifo_every
         forced = starves or (force > 0 and self.num_rounds % force == 0)
         policy = POLICIES["fifo" if forced else options.prefill_admission_policy]
+
+        # Candidates, in the order of the queue.
         requests, items = self._candidates(headroom, policy, oldest if starves else None)
         if not policy.stops and self._is_shared(requests):
-            policy = policy._replace(key=None)  # they are arranged
+            policy = policy._replace(key=None)  # already in order
         drop = self._preemption.gap * LEVEL
         floor = running_level * LEVEL - drop + 1 if drop else -1
+
+        # Placements: one by one, each with the room that those before it have left.
         leases: dict[int, Lease] = {}
         round_ = AdmissionRound(policy, items, headroom, drop, floor)
         while (index := round_.next()) is not None:
@@ -146,6 +153,8 @@ class Admission:
                 leases[index] = lease
                 self._deduplication.add(request)
         self._starvation_guard.count(oldest, generation, [requests[index] for index in leases])
+
+        # Admitted: with the tokens that the round has granted.
         admitted = []
         for index, length in round_.lengths.items():
             request = requests[index]
@@ -163,17 +172,17 @@ class Admission:
         builder.add_row(request, lease, length)
 
     def num_pages(self, admitted: Admitted, length: int) -> int:
-        """Number of pages (blocks, where layers see a window) that `launch` allocates."""
+        """Number of pages (blocks, with sliding-window layers) that `launch` allocates."""
         request, lease, _, _ = admitted
         return -(-(request.num_computed + length) // self._page_size) - len(lease.pages)
 
     def can_admit(self, level: int) -> bool:
-        """Whether there is a free slot, or a running request that one of this level preempts."""
+        """Whether there is a free slot, or a running request that this level may preempt."""
         return bool(self._cache.num_free_slots) or self._preemption.is_possible(level)
 
     def cost(self, request: Request) -> int:
-        """Uncached tokens of a waiting request, looked up again every COUNTED_ROUNDS rounds, and
-        not while it waits for another to compute a shared prefix."""
+        """Uncached tokens of a waiting request, looked up every COUNTED_ROUNDS rounds, but not
+        while it waits for another request to compute a shared prefix."""
         if self._deduplication.still_waits(request):
             return request.queue_entry.num_uncached
         age = self.num_rounds - request.queue_entry.uncached_round
@@ -193,10 +202,10 @@ class Admission:
     def _candidates(
         self, headroom: StepHeadroom, policy: AdmissionPolicy, starves: Request | None
     ) -> tuple[list[Request], list[Item]]:
-        """The requests that the round tries, in the order of the queue."""
+        """Requests that the round tries, in queue order."""
         options = self.options
         order = ORDERS[options.schedule_policy]
-        if order is not None and len(self._queue) > order.max_queue:
+        if order is not None and self._queue.num_requests > order.max_queue:
             order = None
         if order is not None or not policy.stops:
             count = options.prefill_admission_lookahead
@@ -218,14 +227,14 @@ class Admission:
             if not self._deduplication.is_being_computed(request):
                 left -= min(items[-1].cost, headroom.most)
             if policy.stops and left <= 0:
-                break  # those behind would not get any tokens
+                break  # later ones would get no tokens
         return requests, items
 
     def _item(self, request: Request) -> Item:
         return Item(self.cost(request), _rank(request), len(request.token_ids))
 
     def _is_shared(self, requests: Sequence[Request]) -> bool:
-        """Whether there are several tenants to be fair to among `requests`."""
+        """Whether `requests` belong to several tenants."""
         return self._state.tenants.is_shared and any(
             r.tenant != requests[0].tenant for r in requests
         )
@@ -235,16 +244,16 @@ class Admission:
         request.queue_entry.uncached_round = self.num_rounds
 
     def _match(self, request: Request) -> Match:
-        """The cached prefix that a request is to reuse."""
+        """The cached prefix that a request will reuse."""
         if request.wants_prompt_logprobs:
             return Match(None, [], 0)
-        # A running block is computed in any case, and may hold no known token at all.
+        # A running block is always computed, and may not contain any known token.
         num_left = 1 if request.block_size == 1 else 0
         match = self._cache.match(request.token_ids, request.cache_salt, num_left=num_left)
-        return self._host_loads.choose(match)
+        return match if self._host_loads is None else self._host_loads.choose(match)
 
     def _placement(self, request: Request, only_preempting: bool) -> _Placement:
-        """Decides where a request gets a slot and pages: free ones, or less urgent requests'."""
+        """Decides where a request gets its slot and pages: free ones, or less urgent requests'."""
         match = self._match(request)
         num_missing = self._num_missing(request, match)
         if not only_preempting and num_missing <= 0 and self._cache.num_free_slots:
@@ -267,7 +276,7 @@ class Admission:
         if placement.victims:
             for victim in placement.victims:
                 self._lifecycle.preempt(victim)
-            # What is cached is locked no more, and may be evicted, as far as victims held it.
+            # Cached pages that victims held are unlocked and may be evicted.
             self._reserve = None
             match = self._match(request)
             if self._num_missing(request, match) > 0:
@@ -275,7 +284,7 @@ class Admission:
         return Outcome.ENTERED, self._start(request, match)
 
     def _num_missing(self, request: Request, match: Match) -> int:
-        """Pages that a request lacks beside the reserve; 0 or less where it fits."""
+        """Pages that a request lacks beyond the reserve; 0 or less if it fits."""
         if self._reserve is None:
             self._reserve = sum(map(self._num_still_needed, self._state.running))
         wanted = max(request.num_wanted, len(request.token_ids) + 1)
@@ -284,7 +293,7 @@ class Admission:
 
     def _start(self, request: Request, match: Match) -> Lease:
         self._count(request, match)
-        if request.preemption.count:
+        if self._host_loads is not None and request.preemption.count:
             self._host_loads.note_resumed(request, match)
         lease = self._lifecycle.start(request, match)
         if self._reserve is not None:
@@ -303,7 +312,7 @@ class Admission:
 
 
 def _rank(request: Request) -> int:
-    """Rank of a waiting request: its level first, then whether it has run already."""
+    """Rank of a waiting request: by level, then by whether it has run before."""
     return LEVEL * request.level + (request.state is RequestState.PREEMPTED)
 
 
@@ -320,7 +329,7 @@ def _admit(request: Request, lease: Lease) -> Admit:
         seed=_signed(request.seed),
         logits_params=logits_params(request),
         block=None if request.block_size == 1 else _block_admit(request),
-        # Before `min_tokens` it is not certain.
+        # With `min_tokens` an end token need not end the request.
         end_token_ids=[] if sampling.min_tokens else sorted(request.end_token_ids),
     )
 
@@ -335,6 +344,6 @@ def _block_admit(request: Request) -> BlockAdmit:
 
 
 def _signed(seed: int | None) -> int:
-    """A seed as signed 64-bit; the frontend draws one for every request that samples."""
+    """The seed as a signed 64-bit integer; the gateway sets one for every sampled request."""
     value = (seed or 0) & (2**64 - 1)
     return value - 2**64 if value >= 2**63 else value

@@ -150,7 +150,7 @@ class BlockSteps:
             first = [member for member in members if self._is_prompt(member[0])]
         lengths = [budget.grant(pending) for _, pending in first]
         admitted: list[Admitted] = []
-        if len(self._state.queue):
+        if self._state.queue.num_requests:
             admitted = self._admission.round(
                 budget.headroom(self._admission.max_requests),
                 now,
@@ -170,7 +170,7 @@ class BlockSteps:
 
     def _build_ahead(self, builder: StepBuilder, step: StepInFlight) -> None:
         state = self._state
-        if len(state.queue):
+        if state.queue.num_requests:
             return  # a waiting request is to get the first slot that comes free
         for row in rows_ahead(step, state.running, state.cache, state.config):
             lease = row.lease

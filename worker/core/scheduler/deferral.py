@@ -38,7 +38,7 @@ class DecodeDeferral:
         self._state = state
         self._admission = admission
         self._gap = state.config.preempt_priority_gap
-        self._num_steps = 0
+        self.num_steps = 0
         """Steps in a row that left decodes out."""
 
     def is_outranked(self, request: Request, level: int) -> bool:
@@ -68,11 +68,11 @@ class DecodeDeferral:
             return _NONE  # no prompts
         decodes = {r.request_id: r for r, pending in members if pending == 1 and r.level <= level}
         options = self._admission.options
-        if self._num_steps < options.prefill_first_steps and (
+        if self.num_steps < options.prefill_first_steps and (
             self._num_prompt_tokens(prompts) >= max_prompts
         ):
             return Deferrable(decodes, self._state.config.max_num_batched_tokens)
-        if self._num_steps >= options.urgent_first_steps:
+        if self.num_steps >= options.urgent_first_steps:
             return _NONE
         # Not by its level: what a deadline may have added was for the first token.
         outranked = {
@@ -100,7 +100,7 @@ class DecodeDeferral:
         deferred = candidates.requests
         if _falls_short(candidates, num_prompt_tokens, max_prompts):
             deferred = {}
-        self._num_steps = self._num_steps + 1 if deferred else 0
+        self.num_steps = self.num_steps + 1 if deferred else 0
         return deferred
 
     def withdraws(self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
@@ -110,9 +110,9 @@ class DecodeDeferral:
         Pages are claimed row by row, so this is known only then. Without it the step could be
         empty.
         """
-        if not self._num_steps or not _falls_short(candidates, num_prompt_tokens, max_prompts):
+        if not self.num_steps or not _falls_short(candidates, num_prompt_tokens, max_prompts):
             return False
-        self._num_steps = 0
+        self.num_steps = 0
         return True
 
     def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:

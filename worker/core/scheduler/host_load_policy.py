@@ -23,7 +23,7 @@ class HostLoadPolicy:
     Args:
         policy: "always" copies in any case.
         page_size: tokens per page.
-        host: the host-memory tier; None without one.
+        host: the host-memory tier.
         forecast: predicts the time to compute.
     """
 
@@ -31,7 +31,7 @@ class HostLoadPolicy:
         self,
         policy: HostCachePolicy,
         page_size: int,
-        host: HostPool | None,
+        host: HostPool,
         forecast: StepForecast,
     ) -> None:
         self._always = policy == "always"
@@ -53,8 +53,6 @@ class HostLoadPolicy:
     def cost(self, num_tokens: int) -> int:
         """Cost of evicting the first `num_tokens` of a request, in tokens to compute: all of them,
         or as many as could be computed while they are copied back, if that is quicker."""
-        if self._host is None:
-            return num_tokens
         return int(num_tokens * min(1.0, self._part(num_tokens, 0)))
 
     def observe(self, num_pages: int, seconds: float) -> None:
@@ -63,7 +61,6 @@ class HostLoadPolicy:
             if self._page_s is not None:
                 self._page_s *= _FORGETTING
             return
-        assert self._host is not None
         self._host.note_load(seconds)
         newest = seconds / num_pages
         before = newest if self._page_s is None else self._page_s
@@ -71,8 +68,6 @@ class HostLoadPolicy:
 
     def note_resumed(self, request: Request, match: Match) -> None:
         """Counts a preempted request that is admitted again with this match."""
-        if self._host is None:
-            return
         size = self._page_size
         self._host.note_resumed(
             request.preemption.num_computed, len(match.pages) * size, match.num_host * size

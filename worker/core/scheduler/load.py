@@ -33,9 +33,9 @@ def snapshot(
             attended += left * (request.num_computed + request.num_prefill) // 2
     return LoadSnapshot(
         num_running=len(state.running),
-        num_waiting=len(queue) + len(state.held),
+        num_waiting=queue.num_requests + len(state.held),
         num_free_pages=cache.num_allocatable,
-        num_total_pages=(state.config.num_pages - 1) // state.config.page_groups.num_groups,
+        num_total_pages=cache.num_blocks,
         queued_prefill_tokens=queue.num_tokens + to_prefill,
         max_num_seqs=state.config.max_num_seqs,
         num_preemptions=stats.num_preemptions,
@@ -46,7 +46,7 @@ def snapshot(
         step_shape=stats.step_shape,
         queued_cached_tokens=queue.num_expected_cached,
         num_queued_tokens=queue.num_tokens,
-        least_queued_priority=queue.least_level,
+        least_queued_priority=queue.least_level if queue.num_requests else -1,
         retry_after_s=retry_after_s,
         blocks=None if stats.blocks is None else replace(stats.blocks),
         prefilling_attended=attended,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.core.request import Request
+from worker.core.request import Request, RequestState
 from worker.protocol.messages import TokenDelta
 
 
@@ -39,20 +39,16 @@ class OutputBuffer:
         if not sent.cached_sent:
             sent.cached_sent = True
             num_cached = request.num_cached
-        delta = TokenDelta(
-            request.request_id,
-            request.attempt,
-            token_ids,
-            request.finish_reason,
-            stop_reason,
-            num_cached,
-        )
-        delta.error = request.error
-        delta.ended_by_grammar = request.ended_by_grammar
-        delta.rejection = request.rejection
-        blocks = request.blocks
-        delta.num_rounds, delta.num_forwards = blocks.num_rounds, blocks.num_forwards
-        delta.draft = draft
+        delta = TokenDelta(request.request_id, request.attempt, token_ids)
+        delta.num_cached_tokens = num_cached
+        if request.state is not RequestState.RUNNING:
+            delta.finish_reason, delta.stop_reason = request.finish_reason, stop_reason
+            delta.error, delta.rejection = request.error, request.rejection
+            delta.ended_by_grammar = request.ended_by_grammar
+        if request.block_size > 1:
+            blocks = request.blocks
+            delta.num_rounds, delta.num_forwards = blocks.num_rounds, blocks.num_forwards
+            delta.draft = draft
         if token_ids and not sent.times_sent:
             sent.times_sent = True
             delta.times = request.times.first_token

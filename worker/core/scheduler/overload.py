@@ -33,9 +33,12 @@ class DrainRate:
         self._new_tokens = 0
         self._at_s = 0.0
         self._has_backlog = False
+        self.is_due = False
+        """Whether the next step is to call `tick` even if no request waits."""
 
     def note(self, num_tokens: int) -> None:
         """Notes that a request with `num_tokens` has left the queue to run."""
+        self.is_due = True
         self._new_requests += 1
         self._new_tokens += num_tokens
 
@@ -54,7 +57,7 @@ class DrainRate:
             self._span_s = self._span_s * factor + _MEMORY_S * (1.0 - factor)
         self._new_requests = self._new_tokens = 0
         self._at_s = now
-        self._has_backlog = is_waiting
+        self._has_backlog = self.is_due = is_waiting
 
     def end_backlog(self) -> None:
         """Notes that the queue is empty when a request arrives, as after aborts."""
@@ -106,21 +109,21 @@ class LoadShedder:
         return queue_full(
             request.request_id,
             request.attempt,
-            num_waiting=len(self._queue),
+            num_waiting=self._queue.num_requests,
             num_tokens=self._queue.num_tokens,
             retry_after_s=self.retry_after_s(),
         )
 
     def retry_after_s(self) -> int:
         """Seconds in which the present queue should have drained; 0 where it is empty."""
-        num_requests = len(self._queue)
+        num_requests = self._queue.num_requests
         if not num_requests:
             return 0
         return self._drain.retry_after_s(num_requests, self._queue.num_tokens)
 
     def _has_room(self, arrival: Request, leaving: Request | None) -> bool:
         return self._limits.has_room(
-            len(self._queue) - (leaving is not None),
+            self._queue.num_requests - (leaving is not None),
             self._queue.num_tokens - (len(leaving.token_ids) if leaving else 0),
             num_free_slots=self._cache.num_free_slots,
             num_new_tokens=len(arrival.token_ids),

@@ -26,7 +26,7 @@ class PriorityPreemption:
     tokens, up to MAX_PROGRESS, before it can be preempted again.
     """
 
-    def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy) -> None:
+    def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy | None) -> None:
         self.gap = state.config.preempt_priority_gap
         """Least difference in levels; 0 for no preemption by priority."""
         self._page_size = state.config.page_size
@@ -77,7 +77,10 @@ class PriorityPreemption:
         assert request.lease is not None
         num_cached = request.lease.num_cached_pages * self._page_size
         loose_end = request.num_computed - num_cached
-        return loose_end + self._host_loads.cost(num_cached) if loses_pages else loose_end
+        if not loses_pages:
+            return loose_end
+        lost = num_cached if self._host_loads is None else self._host_loads.cost(num_cached)
+        return loose_end + lost
 
     def _num_gained(self, victim: Request) -> int:
         """Pages that a victim yields: those that it alone holds, and its part of the reserve."""

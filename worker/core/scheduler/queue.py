@@ -29,6 +29,8 @@ class WaitingQueue:
     """
 
     def __init__(self, urgency: Urgency, service: TenantService) -> None:
+        self.num_requests = 0
+        """All waiting requests."""
         self.num_tokens = 0
         """Tokens of all waiting requests."""
         self.num_expected_cached = 0
@@ -36,13 +38,9 @@ class WaitingQueue:
         self._urgency = urgency
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
-        self._len = 0
-        self._alarms: list[tuple[float, int, int, Request]] = []
+        self.alarms: list[tuple[float, int, int, Request]] = []
         """Heap of (time, arrival, generation, request): when a request's level is to be determined
         again; entries of an older generation are void."""
-
-    def __len__(self) -> int:
-        return self._len
 
     def push(self, request: Request, now: float) -> None:
         """Adds a request that has never run."""
@@ -56,7 +54,7 @@ class WaitingQueue:
         """Takes out a request, admitted or ended."""
         self._levels[request.level].remove(request)
         request.queue_entry.generation += 1
-        self._len -= 1
+        self.num_requests -= 1
         if not request.preemption.count:
             self.num_expected_cached -= request.num_expected_cached
         self.num_tokens -= len(request.token_ids)
@@ -64,18 +62,16 @@ class WaitingQueue:
 
     def tick(self, now: float) -> None:
         """Moves requests whose deadline has come near, or can no longer be met, to their level."""
-        alarms = self._alarms
+        alarms = self.alarms
         while alarms and alarms[0][0] <= now:
             _, _, generation, request = heappop(alarms)
             if generation == request.queue_entry.generation:
                 resumed = self._levels[request.level].is_resumed(request)
                 self.remove(request)
                 self._enter(request, now, resumed=resumed)
-        if len(alarms) > 2 * self._len + 64:
-            self._alarms = [
-                entry for entry in alarms if entry[2] == entry[3].queue_entry.generation
-            ]
-            heapify(self._alarms)
+        if len(alarms) > 2 * self.num_requests + 64:
+            self.alarms = [entry for entry in alarms if entry[2] == entry[3].queue_entry.generation]
+            heapify(self.alarms)
 
     def window(self, count: int) -> list[Request]:
         """The first `count` requests in order."""
@@ -116,9 +112,9 @@ class WaitingQueue:
         request.level, entry.deadline_s = standing.level, standing.deadline_s
         if standing.until_s < inf:
             alarm = (standing.until_s, request.arrival, entry.generation, request)
-            heappush(self._alarms, alarm)
+            heappush(self.alarms, alarm)
         self._levels[request.level].add(request, resumed=resumed)
-        self._len += 1
+        self.num_requests += 1
         self.num_tokens += len(request.token_ids)
         if not request.preemption.count:
             self.num_expected_cached += request.num_expected_cached

@@ -20,35 +20,34 @@ from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.state import Clock, SchedulerState
 from worker.core.scheduler.step import StepBuilder, StepInFlight
 from worker.core.scheduler.token_steps import TokenSteps
-from worker.core.step_forecast import StepForecast
 from worker.plan.plan import BlockRow, Plan, SampleDigest, StepResult
 from worker.protocol.admission import AdmissionChange
-from worker.protocol.messages import StepReport, StepShape, Submit
+from worker.protocol.messages import StepReport, Submit
 from worker.protocol.queue_limits import QueueLimits
 
 logger = logging.getLogger(__name__)
 
 DIGEST_INTERVAL = 64
-"""Number of Plans from one that carries a digest of sampled tokens to the next."""
+"""Interval, in Plans, at which a Plan carries a digest of the sampled tokens."""
 
 
 class Scheduler:
-    """Decides every step of one worker group. Pure: same calls, same Plans.
+    """Schedules every step of one worker group. Deterministic: same calls, same Plans.
 
-    Steps may overlap: `schedule` can be called while an earlier step is in flight. It counts what
-    that step computes as done and the tokens it draws as placeholders; what turns out to be stale
-    when the result is in (the request ended meanwhile) is dropped.
+    Steps may overlap: `schedule` can be called while an earlier step is in flight. Positions that
+    it computes count as computed and tokens that it samples as placeholders. Output of requests
+    that end in the meantime is dropped.
 
         add ──> queue ──admit──> running ──apply──> finished
          │        ^ ^               │
-         │        │ └─ preempted ───┤  (pages ran out, or for a much more urgent one)
+         │        │ └─ preempted ───┤  (out of pages, or for a much more urgent request)
          └> held ─┘                 │
              ^                      │
-             └──────────────────────┘  (held until its grammar, or the next mask, is provided)
+             └──────────────────────┘  (held until its grammar or next mask is ready)
 
     Args:
         config: limits of the worker group.
-        clock: seconds, for deadlines and logs; no other clock is read here.
+        clock: returns seconds, for deadlines and logs; the scheduler reads no other clock.
         speculation: decides on drafts; None for no speculative decoding.
     """
 
@@ -58,12 +57,16 @@ class Scheduler:
         self.config = config
         self._clock = clock
         self.state = state = SchedulerState.create(config, clock)
-        """The requests and what they hold; only the parts of the scheduler change it."""
+        """Requests and the resources they hold; changed by the scheduler's parts only."""
         self.lifecycle = Lifecycle(state)
         """Moves requests between queue and running set."""
-        self._host_loads = HostLoadPolicy(
-            config.host_cache_policy, config.page_size, state.cache.host, state.forecast
-        )
+        self.forecast = state.forecast
+        """Forecast of step times; the engine loop uses it, too."""
+        host, size = state.cache.host, config.page_size
+        self._host_loads: HostLoadPolicy | None = None
+        """Policy for pages in host memory; None without that tier."""
+        if host is not None:
+            self._host_loads = HostLoadPolicy(config.host_cache_policy, size, host, state.forecast)
         self.admission = Admission(state, self.lifecycle, self._host_loads)
         """Admits waiting requests to steps."""
         self.steps: TokenSteps | BlockSteps
@@ -71,44 +74,36 @@ class Scheduler:
         if config.blocks is None:
             self.steps = TokenSteps(state, self.lifecycle, self.admission, speculation)
         else:
-            assert speculation is None, "drafts for a block-diffusion model are refused at loading"
+            assert speculation is None, "block diffusion with drafts is rejected at loading"
             self.steps = BlockSteps(state, self.lifecycle, self.admission)
         limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
         self._shedder = LoadShedder(limits, state.queue, state.cache, state.drain)
         self._in_flight: deque[StepInFlight] = deque()
+        self.launched: StepInFlight
+        """The step that was launched last."""
         self._digest = SampleDigest()
         self._num_arrivals = 0
         self._has_uncharged = False
-        """Whether tokens came in since an arrival has last charged tenants for them."""
+        """Whether tokens were generated since tenants were last charged on an arrival."""
         self._num_reports = 0
-        self._launched = 0
+        self._num_launched = 0
         self._completed = 0
 
-    @property
-    def forecast(self) -> StepForecast:
-        """Forecast of step times; the engine loop asks it, too."""
-        return self.state.forecast
-
-    @property
-    def launched_shape(self) -> StepShape:
-        """Shape of the newest step in flight."""
-        return self._in_flight[-1].shape
-
     def add(self, submit: Submit) -> bool:
-        """Queues a request that the frontend has found to fit.
+        """Queues a request that the frontend has validated.
 
-        A higher attempt of a known request replaces it without a report, since its gateway no
-        longer listens to the older attempt; the same or a lower attempt is ignored.
+        A higher attempt of a known request replaces it without a report, since its gateway ignores
+        the older attempt; the same or a lower attempt is ignored.
 
         Returns:
-            Whether the submit was taken; False for one that is ignored.
+            Whether the submit was accepted; False if it is ignored.
         """
         self.state.stats.num_submits += 1
         present = self.state.requests.get(submit.request_id)
         if present is not None:
             if submit.attempt <= present.attempt:
                 logger.warning(
-                    "attempt %d ignored, attempt %d is under way",
+                    "ignoring attempt %d, attempt %d is running or queued",
                     submit.attempt,
                     present.attempt,
                     extra={"request_id": submit.request_id},
@@ -117,7 +112,7 @@ class Scheduler:
             self.lifecycle.end(present, RequestState.FINISHED_ABORTED)
         self._num_arrivals += 1
         now = self._clock()
-        if not len(self.state.queue):
+        if not self.state.queue.num_requests:
             self.state.drain.end_backlog()
         request = Request(
             submit,
@@ -127,22 +122,22 @@ class Scheduler:
             eos_token_ids=self.config.eos_token_ids,
             block_size=1 if self.config.blocks is None else self.config.blocks.size,
         )
-        assert len(request.token_ids) < self.config.max_total_tokens, "can never fit: not refused"
+        assert len(request.token_ids) < self.config.max_total_tokens, "too long: not rejected"
         self.state.requests[request.request_id] = request
         if request.tenant and self._has_uncharged:
-            # A new tenant is lifted to what the others have been served by now.
+            # The counter of a new tenant is raised to what the others have been served by now.
             self._has_uncharged = False
             self.state.tenants.charge_output(self.state.running)
         if submit.grammar:
             self.state.held[request.request_id] = request
         elif request.is_resubmitted:
-            self.state.queue.push_back(request, now)  # another worker had taken it
-        elif not self._turn_away(request):
+            self.state.queue.push_back(request, now)  # another worker had accepted it
+        elif not self._shed(request):
             self.state.queue.push(request, now)
         else:
             return True
         if len(request.token_ids) >= request.limit:
-            # An earlier attempt generated all there was to generate, but its end got lost.
+            # An earlier attempt generated all tokens, but its last delta was lost.
             self.lifecycle.end(request, RequestState.FINISHED_LENGTH)
             self.state.outputs.put(request)
         return True
@@ -150,7 +145,7 @@ class Scheduler:
     def provide(
         self, request_id: str, attempt: int, grammar: GrammarStatus | GrammarProblem
     ) -> bool:
-        """Queues a request that was held for its grammar, or ends it where there is a problem.
+        """Queues a request that was held for its grammar, or fails it if there is a problem.
 
         Returns:
             Whether the request was held; False if it has ended or already has its grammar.
@@ -177,7 +172,7 @@ class Scheduler:
         return True
 
     def abort(self, request_id: str, attempt: int) -> None:
-        """Ends a request wherever it is; unknown ids and aborts of older attempts are ignored."""
+        """Aborts a request in any state; unknown ids and older attempts are ignored."""
         request = self.state.requests.get(request_id)
         if request is None or attempt < request.attempt:
             return
@@ -185,11 +180,11 @@ class Scheduler:
         self.state.outputs.put(request)
 
     def set_admission(self, change: AdmissionChange) -> None:
-        """Changes the rules of admission."""
+        """Changes the admission options."""
         self.admission.options = change.applied_to(self.admission.options)
 
     def has_work(self) -> bool:
-        """Whether requests can advance, steps are in flight, or a report is due."""
+        """Whether requests can progress, steps are in flight, or a report is due."""
         return bool(
             len(self.state.requests) > len(self.state.held)
             or self._in_flight
@@ -198,33 +193,40 @@ class Scheduler:
         )
 
     def schedule(self) -> Plan | None:
-        """Decides the next step; None if there is nothing to do before a result comes in."""
-        builder = StepBuilder(self._launched + 1)
-        now = self._clock()
-        self.state.queue.tick(now)
+        """Plan of the next step; None if there is nothing to do before the next result."""
+        state, now = self.state, self._clock()
+        seq = self._num_launched + 1
+        builder = StepBuilder(seq)
+        if state.queue.alarms:
+            state.queue.tick(now)
         self.steps.build(builder, now, self._in_flight)
-        if not (builder.num_tokens or len(self.state.running)) and len(self.state.queue):
-            # The only running request was preempted; it is admitted again with its cached pages.
+        is_waiting = state.queue.num_requests > 0
+        if is_waiting and not (builder.num_tokens or state.running):
+            # The only running request was preempted; it is readmitted with its cached pages.
             self.steps.build(builder, now, self._in_flight)
-        self.state.drain.tick(now, is_waiting=len(self.state.queue) > 0)
+            is_waiting = state.queue.num_requests > 0
+        if is_waiting or state.drain.is_due:
+            state.drain.tick(now, is_waiting=is_waiting)
         if not builder.num_tokens:
-            assert self._in_flight or len(self.state.requests) == len(self.state.held), (
-                "requests wait, but nothing can run"
+            assert self._in_flight or len(state.requests) == len(state.held), (
+                "requests are waiting, but none can run"
             )
             return None
-        self._launched = builder.seq
-        builder.copy_pages(*self.state.cache.take_copies(builder.seq))
-        if self.state.cache.keeps_states:
-            builder.copy_states(self.state.cache)
-        self._in_flight.append(builder.in_flight())
-        if builder.seq % DIGEST_INTERVAL:
-            return builder.plan(0, 0)
-        return builder.plan(self._completed, self._digest.value(self._completed))
+        self._num_launched = seq
+        if state.cache.host is not None:
+            builder.copy_pages(*state.cache.take_copies(seq))
+        if state.cache.keeps_states:
+            builder.copy_states(state.cache)
+        digest_seq = 0 if seq % DIGEST_INTERVAL else self._completed
+        digest = self._digest.value(digest_seq) if digest_seq else 0
+        plan, self.launched = builder.finish(digest_seq, digest)
+        self._in_flight.append(self.launched)
+        return plan
 
     def drawn_under_grammar(self, result: StepResult) -> list[DrawnTokens]:
-        """Tokens that the oldest step in flight drew for requests under a grammar, in row order.
+        """Tokens that the oldest step in flight sampled under a grammar, in row order.
 
-        Changes nothing: the engine takes the tokens through the grammars before `apply`.
+        Read-only: the engine advances the grammars by these tokens before `apply`.
         """
         step = self._in_flight[0] if self._in_flight else None
         if step is None or not step.is_guided or step.seq != result.seq:
@@ -249,14 +251,14 @@ class Scheduler:
         return found
 
     def apply(self, result: StepResult, followed: Sequence[Followed] = ()) -> None:
-        """Takes the result of the oldest step in flight.
+        """Applies the result of the oldest step in flight.
 
         Args:
             result: the result of that step.
             followed: outcomes of the grammars, one for each of `drawn_under_grammar`.
 
         Raises:
-            ValueError: it is another step's result, or has another number of tokens.
+            ValueError: the result is of another step, or has the wrong number of tokens.
         """
         step = self._in_flight.popleft() if self._in_flight else None
         if step is None or step.seq != result.seq:
@@ -265,16 +267,20 @@ class Scheduler:
         self._completed = step.seq
         self.state.cache.complete(step.seq)
         self._digest.update(step.seq, result.token_ids)
-        self.state.stats.observe(step, result)
-        self.forecast.observe(self.state.stats.step_shape, self.state.stats.step_ms / 1e3)
-        self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
+        stats = self.state.stats
+        if result.num_forwards:  # else it had nothing to compute
+            stats.step_shape, stats.step_ms = step.measured(result)
+            stats.num_step_tokens = step.num_tokens
+        self.forecast.observe(stats.step_shape, stats.step_ms / 1e3)
+        if self._host_loads is not None:
+            self._host_loads.observe(step.num_loads, result.load_ms / 1e3)
         self.steps.take(step, result, counts, iter(followed))
         self._has_uncharged = True
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
-        """Owners of the masked rows of the only step in flight, by id and attempt.
+        """Requests of the masked rows of the only step in flight, by id and attempt.
 
-        None for rows whose request has ended or was preempted meanwhile.
+        None for rows whose request has ended or was preempted in the meantime.
         """
         assert len(self._in_flight) == 1, "masks depend on the results of all earlier steps"
         return self._in_flight[0].masked_rows()
@@ -284,29 +290,31 @@ class Scheduler:
         return self.lifecycle.take_ended()
 
     def take_report(self) -> StepReport:
-        """Report of all since the last one, with the present load."""
+        """Report of everything since the last one, with the current load."""
         self._num_reports += 1
-        gate = self.steps.speculation
+        gate, new_prompt_share = self.steps.speculation, 0.0
+        if self.config.enable_chunked_prefill:
+            new_prompt_share = 1.0 - self.admission.options.max_prefill_share
         return StepReport(
             seq=self._num_reports,
             deltas=self.state.outputs.take(),
             block_events=self.state.cache.take_events(),
             load=snapshot(
                 self.state,
-                retry_after_s=self._shedder.retry_after_s(),
+                retry_after_s=self._shedder.retry_after_s() if self.state.queue.num_requests else 0,
                 speculation=None if gate is None else gate.totals,
-                new_prompt_share=self._new_prompt_share,
+                new_prompt_share=new_prompt_share,
             ),
         )
 
     def check_invariants(self) -> None:
-        """Asserts that requests, queue, running set and cache agree, and nothing is lost."""
+        """Asserts that requests, queue, running set and cache are consistent."""
         state = self.state
         leases = [request.lease for request in state.running if request.lease is not None]
         assert len(leases) == len(state.running), "a running request without a lease"
-        num_queued = len(state.queue) + len(state.held)
+        num_queued = state.queue.num_requests + len(state.held)
         assert len(state.running) + num_queued == len(state.requests), "a request is lost"
-        assert len(leases) <= self.config.max_num_seqs, "more requests run than there are slots"
+        assert len(leases) <= self.config.max_num_seqs, "more running requests than slots"
         for request in state.requests.values():
             request.check_invariants(self.config.page_size)
         waiting = [
@@ -315,11 +323,11 @@ class Scheduler:
             if request.state is not RequestState.RUNNING and request.request_id not in state.held
         ]
         assert state.queue.num_tokens == sum(len(r.token_ids) for r in waiting), "queue miscounted"
-        assert len(waiting) == len(state.queue), "a request is queued and running"
+        assert len(waiting) == state.queue.num_requests, "a request is queued and running"
         state.cache.check_invariants(leases)
 
-    def _turn_away(self, arrival: Request) -> bool:
-        """Turns a request away where the queue is full; whether it is the arrival."""
+    def _shed(self, arrival: Request) -> bool:
+        """Rejects a request if the queue is full; returns whether it is the arrival."""
         loser = self._shedder.loser(arrival)
         if loser is None:
             return False
@@ -332,10 +340,3 @@ class Scheduler:
             self.lifecycle.end(loser, RequestState.FINISHED_ERROR)
         self.state.outputs.put(loser)
         return loser is arrival
-
-    @property
-    def _new_prompt_share(self) -> float:
-        """Part of a step's prompt tokens that prompts under way leave to those that wait."""
-        if not self.config.enable_chunked_prefill:
-            return 0.0
-        return 1.0 - self.admission.options.max_prefill_share

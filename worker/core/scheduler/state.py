@@ -15,9 +15,7 @@ from worker.core.scheduler.overload import DrainRate
 from worker.core.scheduler.queue import WaitingQueue
 from worker.core.scheduler.running import RunningSet
 from worker.core.scheduler.slo import Urgency
-from worker.core.scheduler.step import StepInFlight
 from worker.core.step_forecast import StepForecast
-from worker.plan.plan import StepResult
 from worker.protocol.diffusion import BlockTotals
 from worker.protocol.messages import StepShape
 
@@ -47,13 +45,6 @@ class SchedulerStats:
     """Totals of block diffusion; None for an autoregressive model."""
     num_submits: int = 0
     """Submits received, ignored ones included."""
-
-    def observe(self, step: StepInFlight, result: StepResult) -> None:
-        """Takes a completed step; one that had nothing to compute does not count."""
-        if not result.num_forwards:
-            return
-        self.step_shape, self.step_ms = step.measured(result)
-        self.num_step_tokens = step.num_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

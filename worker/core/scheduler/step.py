@@ -1,4 +1,4 @@
-"""Steps of the scheduler: being built (StepBuilder), and in flight (StepInFlight)."""
+"""Steps of the scheduler: under construction (StepBuilder) and in flight (StepInFlight)."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class InFlightRow(NamedTuple):
     row: Row
     request: Request
     lease: Lease
-    """Lease of the request when the row was planned; once it has another or none, the row's output
-    is stale."""
+    """Lease of the request when the row was planned; the row's output is stale once the request has
+    another lease or none."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether its request has ended or was preempted meanwhile."""
+        """Whether its request has ended or was preempted in the meantime."""
         return self.request.lease is not self.lease
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInFlight:
-    """A step whose result is not in yet: what the scheduler needs to apply it."""
+    """A launched step, with the data that the scheduler needs to apply its result."""
 
     seq: int
     rows: list[InFlightRow]
@@ -55,35 +55,15 @@ class StepInFlight:
     has_chunks: bool
     """Whether any row computes a chunk of a prompt, or a block."""
     is_guided: bool = False
-    """Whether any row draws under a grammar."""
+    """Whether any row samples under a grammar."""
     num_loads: int = 0
     """Pages that the Plan copies from host memory."""
 
-    def counts(self, result: StepResult) -> list[int]:
-        """Tokens of the result per row.
-
-        Raises:
-            ValueError: the result has another number of tokens than the rows draw.
-        """
-        if result.drawn is None:
-            counts = [one.row.num_draws for one in self.rows]
-        else:
-            drawn = iter(result.drawn)
-            counts = [
-                next(drawn) if isinstance(one.row, DraftRow) else one.row.num_draws
-                for one in self.rows
-            ]
-        if sum(counts) != len(result.token_ids):
-            raise ValueError(
-                f"step {self.seq} draws {sum(counts)} tokens, got {len(result.token_ids)}"
-            )
-        return counts
-
     def measured(self, result: StepResult) -> tuple[StepShape, float]:
-        """Shape of the average forward pass of the step, and its milliseconds.
+        """Shape of the step's average forward pass, and its milliseconds.
 
-        Only running blocks take more than one pass; after the first, nothing else is computed.
-        Windows of blocks are where their requests are now: call it before these take the result.
+        Only running blocks take more than one pass, and the later passes compute nothing else.
+        Call it before the requests take the result: it reads where their blocks are.
         """
         num_passes = result.num_forwards
         if result.drafted is not None:
@@ -109,8 +89,8 @@ class StepInFlight:
         return shape, result.compute_ms / num_passes
 
     def _drafted_shape(self, drafted: Sequence[int], drawn: Sequence[int]) -> StepShape:
-        """Shape of a step with draft rows as computed: without rows behind the end of a request,
-        and with as many drafts as the proposer had."""
+        """Shape of a step with draft rows as computed: without rows past the end of a request, and
+        with the number of drafts that the proposer had."""
         rows = [one for one in self.rows if isinstance(one.row, DraftRow)]
         ran = [one for one, count in zip(rows, drawn, strict=True) if count]
         records = [one.request.speculation for one in ran if one.row.num_draws > 1]
@@ -123,7 +103,7 @@ class StepInFlight:
         )
 
     def masked_rows(self) -> list[tuple[str, int] | None]:
-        """Owners of the Plan's masked rows, by id and attempt; None for stale rows."""
+        """Requests of the Plan's masked rows, by id and attempt; None for stale rows."""
         return [
             None if one.is_stale else (one.request.request_id, one.request.attempt)
             for one in self.rows
@@ -132,7 +112,7 @@ class StepInFlight:
 
 
 class StepBuilder:
-    """Builds the Plan of one step: rows, and the updates of the device's tables before them.
+    """Builds the Plan of one step: rows, and the table updates that precede them.
 
     Args:
         seq: number of the step.
@@ -141,12 +121,12 @@ class StepBuilder:
     def __init__(self, seq: int) -> None:
         self.seq = seq
         self.draft_threshold = 0.0
-        """Least probability of a draft that pays for itself, as in `Plan`."""
+        """Minimum probability at which a draft is worth its cost, as in `Plan`."""
         self.num_tokens = 0
         self._any_masked = False
         self._num_attended = 0
         self._num_scored = 0
-        """Prompt tokens whose log-probabilities are asked for."""
+        """Prompt tokens whose log-probabilities are requested."""
         self._num_context = 0
         self._admits: list[Admit] = []
         self._page_writes: list[PageWrite] = []
@@ -156,9 +136,9 @@ class StepBuilder:
         """Draft rows, and windows of running blocks."""
         self._chunks: list[InFlightRow] = []
         self._num_draft_tokens = 0
-        """Drafts of draft rows, at most."""
+        """Maximum number of drafts of all draft rows."""
         self.max_rounds = 1
-        """Most forward passes of running blocks, as in `Plan`."""
+        """Maximum forward passes over running blocks, as in `Plan`."""
         self.accepts: list[Accept] = []
         """Positions decided under a grammar, as in `Plan`."""
         self._stores: PageCopies | None = None
@@ -168,7 +148,7 @@ class StepBuilder:
 
     @property
     def has_rows_without_draws(self) -> bool:
-        """Whether any row computes known tokens only and draws nothing."""
+        """Whether any row computes known tokens only and samples nothing."""
         return any(not one.row.num_draws for one in self._rows())
 
     def has_row_of(self, request: Request) -> bool:
@@ -176,7 +156,7 @@ class StepBuilder:
         return any(one.request is request for one in self._rows())
 
     def admit(self, admit: Admit) -> None:
-        """Adds the admission of a request, which fills the row of its slot before the step."""
+        """Adds the admission of a request, which fills its slot's row before the step."""
         self._admits.append(admit)
 
     def write_pages(self, slot: int, rows: Sequence[tuple[int, list[int]]]) -> None:
@@ -186,11 +166,12 @@ class StepBuilder:
             self._page_writes.append(PageWrite(slot, start, page_ids, group))
 
     def copy_pages(self, stores: PageCopies | None, loads: PageCopies | None) -> None:
-        """Sets the copies of pages to host memory and back that the step begins with."""
+        """Sets the copies of pages to and from host memory at the start of the step."""
         self._stores, self._loads = stores, loads
 
     def copy_states(self, cache: CacheManager) -> None:
-        """Adds the loads of state snapshots, and the stores of new ones; all rows are there."""
+        """Adds the loads of state snapshots and the stores of new ones; call it after all rows are
+        added."""
         self._state_loads = cache.take_loads(self.seq)
         for row, _, lease in self._rows():
             for one in cache.take_snapshots(lease, row.start, row.start + row.length):
@@ -199,12 +180,12 @@ class StepBuilder:
     def add_row(self, request: Request, lease: Lease, length: int) -> None:
         """Adds a row for the next `length` positions of a request, and counts them as computed.
 
-        A row that reaches the last token, known or still being drawn, draws the next one; a row
-        that reaches the end of a running block (block diffusion) decides positions of that.
+        A row that ends at the last token, known or in flight, samples the next one. A row that ends
+        at the end of a running block (block diffusion) decides positions of that block.
         """
         start = request.num_computed
         end = start + length
-        is_last = end == request.num_wanted
+        is_last = length == request.num_pending
         request.num_computed = end
         self._any_masked |= is_last and request.grammar is not None
         lease.fence = self.seq
@@ -229,8 +210,8 @@ class StepBuilder:
     def add_draft_row(self, request: Request, lease: Lease, end: int, num_drafts: int) -> None:
         """Adds a row for a decoding request's newest token and up to `num_drafts` drafts after it.
 
-        The position of the newest token may depend on steps in flight; no position from `end` on is
-        computed.
+        The position of the newest token may depend on steps in flight; positions from `end` on are
+        not computed.
         """
         start = request.num_computed
         assert start < end, "its row has no room"
@@ -248,24 +229,25 @@ class StepBuilder:
     def add_window(self, request: Request, lease: Lease, start: int, end: int) -> None:
         """Adds a row for a request's running block or the next one, within [start, end).
 
-        The step in flight decides which of them is computed, or neither.
+        The outcome of the step in flight decides which of them is computed, if any.
         """
         lease.fence = self.seq
         self.num_tokens += end - start
         row = BlockRow(lease.slot, start, end - start, is_window=True)
         self._speculative.append(InFlightRow(row, request, lease))
 
-    def plan(self, digest_seq: int, digest: int) -> Plan:
-        """The finished Plan."""
+    def finish(self, digest_seq: int, digest: int) -> tuple[Plan, StepInFlight]:
+        """The Plan, and the step that the scheduler keeps until its result is in."""
+        rows = self._rows()
         masked: list[int] = []
         if self._any_masked:
-            grammars = [one.request.grammar for one in self._rows() if one.row.num_draws]
+            grammars = [one.request.grammar for one in rows if one.row.num_draws]
             masked = [number for number, grammar in enumerate(grammars) if grammar is not None]
-        return Plan(
+        plan = Plan(
             seq=self.seq,
             admits=self._admits,
             page_writes=self._page_writes,
-            rows=[one.row for one in self._rows()],
+            rows=[one.row for one in rows],
             digest_seq=digest_seq,
             digest=digest,
             masked=masked,
@@ -277,14 +259,11 @@ class StepBuilder:
             state_loads=self._state_loads,
             state_stores=self._state_stores,
         )
-
-    def in_flight(self) -> StepInFlight:
-        """The step as the scheduler keeps it until the result is in."""
         speculative = [one for one in self._speculative if isinstance(one.row, DraftRow)]
         num_decodes = len(self._decodes) + len(speculative)
-        return StepInFlight(
+        step = StepInFlight(
             seq=self.seq,
-            rows=self._rows(),
+            rows=rows,
             num_tokens=self.num_tokens,
             shape=StepShape(
                 seq=self.seq,
@@ -300,6 +279,7 @@ class StepBuilder:
             is_guided=self._any_masked,
             num_loads=0 if self._loads is None else len(self._loads.pages),
         )
+        return plan, step
 
     def _rows(self) -> list[InFlightRow]:
         return self._decodes + self._speculative + self._chunks

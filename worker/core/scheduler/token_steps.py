@@ -1,8 +1,9 @@
-"""Steps of autoregressive models: each running request draws its next token, or several."""
+"""Steps of autoregressive models: each running request samples its next token, or several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from worker.core.grammar.state import Followed
 from worker.core.request import Request
@@ -18,18 +19,31 @@ from worker.core.scheduler.step import InFlightRow, StepBuilder, StepInFlight
 from worker.plan.plan import DraftRow, StepResult
 
 _LEAST_PART = 16
-"""Prompts get at least one in so many tokens of the step's budget, however long that makes decodes
-wait: a prompt is spread over at most so many times as many steps."""
-_Member = tuple[Request, int]
-"""A running request and its pending tokens."""
+"""Prompts get at least this fraction (1/16) of the step's token budget, whatever `prefill_max_ms`
+says: a prompt takes at most 16 times as many steps."""
+
+
+class Member(NamedTuple):
+    """A running request and its pending tokens: 1 for a decode, more for a prompt under way."""
+
+    request: Request
+    num_pending: int
 
 
 class TokenSteps:
     """Builds steps: decodes first, then prompts under way and new requests. Applies their results.
 
-    A prompt that another one of the step outranks by the preemption gap is left out of it: it would
-    only make the step longer for the other. So are decodes, for some steps in a row, where they
-    would take a good part of each, in tokens or in time (`DecodeDeferral`).
+        running      decodes have one pending token, prompts under way have more
+        may enter    the request that has waited longest, given a free slot or a victim
+        budget       tokens for prompts: those that decodes leave, limited by `prefill_max_ms`
+        admission    waiting requests enter while there are slots, pages and tokens
+        lengths      tokens of each prompt, under way or new; some decodes may be deferred
+        rows         running requests claim pages in order, then new requests get theirs;
+                     drafts take the tokens that are left
+
+    A prompt that is outranked by the preemption gap is left out of the step, which it would only
+    make longer for the more urgent one. So are decodes, for a limited number of steps in a row, if
+    they would take a large part of each step's tokens or time (`DecodeDeferral`).
 
     Args:
         state: the scheduler's state.
@@ -62,61 +76,82 @@ class TokenSteps:
         Args:
             builder: gets rows for running requests, and for those that are admitted.
             now: the scheduler's clock, in seconds.
-            in_flight: steps whose results are not in yet, oldest first; not used here.
+            in_flight: steps in flight, oldest first; unused here.
         """
-        # A copy: admission adds members, and claiming pages preempts some.
-        members = [(request, request.num_pending) for request in self._state.running]
-        prompts = [member for member in members if member[1] > 1]
-        num_decodes = sum(pending == 1 for _, pending in members)
-        if self.speculation is not None:
-            forecast = self._state.forecast
-            costs = forecast.costs if forecast.is_ready else None
-            builder.draft_threshold = self.speculation.begin_step(
-                len(members), num_decodes, now, costs
-            )
-        oldest = self._state.queue.oldest()
-        enters = oldest is not None and self._admission.can_admit(oldest.level)
-        deferrable = self._deferral.candidates(
-            members, prompts, oldest if enters else None, self._budget(0).max_prompts
-        )
-        budget = self._budget(
-            num_decodes - len(deferrable.requests),
-            self._max_prompt_tokens(
-                members, deferrable.requests, prompts, oldest if enters else None
-            ),
-        )
-        admitted: list[Admitted] = []
-        if oldest is not None:
-            admitted = self._admit(oldest, prompts, budget, now)
+        # Running: decodes, drafts, prompts. A copy: admission adds members and preempts some.
+        state = self._state
+        members = [Member(request, request.num_pending) for request in state.running]
+        num_decodes = sum([member.num_pending == 1 for member in members])
+        prompts = [member for member in members if member.num_pending > 1]
+        if (gate := self.speculation) is not None:
+            costs = state.forecast.costs if state.forecast.is_ready else None
+            builder.draft_threshold = gate.begin_step(len(members), num_decodes, now, costs)
+
+        # Who may enter: without anyone and without prompts, decodes are all there is.
+        entrant = state.queue.oldest() if state.queue.num_requests else None
+        if entrant is not None and not self._admission.can_admit(entrant.level):
+            entrant = None
+        if entrant is None and not prompts:
+            self._deferral.num_steps = self._claims.num_promised = 0
+            budget = StepBudget(self._config.max_num_batched_tokens, num_decodes)
+            self._add_rows(members, {}, budget, builder)
+            return
+
+        # Budget: as if the decodes that may be deferred were.
+        room = self._budget(0, self._admission.options.prefill_max_tokens).max_prompts
+        deferrable = self._deferral.candidates(members, prompts, entrant, room)
+        most = self._max_prompt_tokens(members, deferrable.requests, prompts, entrant)
+        budget = self._budget(num_decodes - len(deferrable.requests), most)
+
+        # Admission: new requests may preempt or outrank prompts under way.
+        admitted = [] if entrant is None else self._admit(entrant, prompts, budget, now)
         prompts = self._prompts_of_step(prompts, admitted)
+
+        # Lengths: by priority. A near deadline raises the level, which is for admission only.
         lengths = budget.allot(
-            [pending for _, pending in prompts],
+            [member.num_pending for member in prompts],
             [one.length for one in admitted],
             [one.cost for one in admitted],
-            # By priority, not level: a near deadline has waiting requests admitted first, but
-            # prompts under way, whose level is fixed, keep their share.
-            [*[m[0].priority for m in prompts], *[one.request.priority for one in admitted]],
+            [one.request.priority for one in (*prompts, *admitted)],
         )
+        chunks = {m.request.request_id: length for m, length in zip(prompts, lengths, strict=False)}
+        entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
         deferred = self._deferral.decide(deferrable, sum(lengths), budget.max_prompts)
         budget.add_decodes(len(deferrable.requests) - len(deferred))
-        chunks = {m[0].request_id: length for m, length in zip(prompts, lengths, strict=False)}
-        entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
+
+        # Rows: pages of new requests are promised while running ones claim theirs.
         self._claims.num_promised = sum(self._admission.num_pages(*one) for one in entering)
-        left_out = [member for member in members if member[0].request_id in deferred]
-        members = [member for member in members if member[0].request_id not in deferred]
+        left_out = [member for member in members if member.request.request_id in deferred]
+        members = [member for member in members if member.request.request_id not in deferred]
         missing = self._add_rows(members, chunks, budget, builder)
         for one, length in entering:
             self._admission.launch(one, length, builder)
-        num_prompt_tokens = sum(lengths) - missing
-        if self._deferral.withdraws(deferrable, num_prompt_tokens, budget.max_prompts):
+        if self._deferral.withdraws(deferrable, sum(lengths) - missing, budget.max_prompts):
             self._claims.num_promised = 0  # launched
             budget.give_back(missing)
             budget.add_decodes(len(left_out))
             self._add_rows(left_out, {}, budget, builder)
 
-    def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """Tokens of the result per row. Raises ValueError if these do not add up."""
-        return step.counts(result)
+    @staticmethod
+    def counts(step: StepInFlight, result: StepResult) -> list[int]:
+        """Tokens of the result per row.
+
+        Raises:
+            ValueError: the result has another number of tokens than the rows draw.
+        """
+        if result.drawn is None:
+            counts = [one.row.num_draws for one in step.rows]
+        else:
+            drawn = iter(result.drawn)
+            counts = [
+                next(drawn) if isinstance(one.row, DraftRow) else one.row.num_draws
+                for one in step.rows
+            ]
+        if sum(counts) != len(result.token_ids):
+            raise ValueError(
+                f"step {step.seq} draws {sum(counts)} tokens, got {len(result.token_ids)}"
+            )
+        return counts
 
     def take(
         self,
@@ -125,7 +160,7 @@ class TokenSteps:
         counts: Sequence[int],
         followed: Iterator[Followed],
     ) -> None:
-        """Gives requests what a step drew for them, and ends those that this ends.
+        """Appends a step's sampled tokens to its requests, and finishes those that end.
 
         Args:
             step: the oldest step in flight.
@@ -141,7 +176,7 @@ class TokenSteps:
         next_token = 0
         for one, count in zip(step.rows, counts, strict=True):
             first_token, next_token = next_token, next_token + count
-            if one.request.lease is not one.lease:  # stale; a property costs what the rest does
+            if one.request.lease is not one.lease:  # stale, inlined for speed
                 self._state.stats.num_dropped_tokens += count
                 continue
             any_finished |= self._take_row(one, result.token_ids[first_token:next_token], followed)
@@ -151,7 +186,7 @@ class TokenSteps:
     def _take_row(
         self, one: InFlightRow, token_ids: list[int], followed: Iterator[Followed]
     ) -> bool:
-        """Gives a request its tokens of the step; whether they end it."""
+        """Appends the step's tokens to a request; returns whether they end it."""
         row, request, lease = one
         count = len(token_ids)
         if isinstance(row, DraftRow):
@@ -185,16 +220,16 @@ class TokenSteps:
         return False
 
     def _drop(self, request: Request, count: int) -> None:
-        """Drops tokens, and their log-probabilities, drawn after one that ends or holds a
+        """Drops tokens, and their log-probabilities, sampled after one that ends or holds a
         request."""
         self._state.stats.num_dropped_tokens += count
         if request.delivery.logprobs:
             del request.delivery.logprobs[-count:]
 
     def _admit(
-        self, oldest: Request, prompts: Sequence[_Member], budget: StepBudget, now: float
+        self, oldest: Request, prompts: Sequence[Member], budget: StepBudget, now: float
     ) -> list[Admitted]:
-        """Makes an admission round beside the prompts under way."""
+        """Runs an admission round beside the prompts under way."""
         needs, above = self._needs(prompts, oldest.level, oldest.priority)
         return self._admission.round(
             budget.headroom(needs, self._admission.max_requests, above),
@@ -203,42 +238,39 @@ class TokenSteps:
             is_shared=bool(needs or above),
         )
 
-    def _needs(
-        self, prompts: Sequence[_Member], level: int, priority: int
-    ) -> tuple[list[int], int]:
-        """Pending tokens of the prompts under way that `level` does not outrank: of each of this
-        priority, and the sum of those of higher ones. Without chunked prefill of each, and 0."""
-        stay = [member for member in prompts if not self._deferral.is_outranked(member[0], level)]
+    def _needs(self, prompts: Sequence[Member], level: int, priority: int) -> tuple[list[int], int]:
+        """Pending tokens of the prompts under way that `level` does not outrank: of each with this
+        priority, and the sum over higher priorities. Without chunked prefill: of each, and 0."""
+        stay = [m for m in prompts if not self._deferral.is_outranked(m.request, level)]
         if not self._config.enable_chunked_prefill:
             return [pending for _, pending in stay], 0
         equals = [pending for request, pending in stay if request.priority == priority]
         return equals, sum(pending for r, pending in stay if r.priority > priority)
 
     def _prompts_of_step(
-        self, prompts: Sequence[_Member], admitted: Sequence[Admitted]
-    ) -> list[_Member]:
-        """Prompts under way that were not preempted, and that no prompt of the step outranks."""
+        self, prompts: Sequence[Member], admitted: Sequence[Admitted]
+    ) -> list[Member]:
+        """Prompts under way that were not preempted and are not outranked by another prompt."""
         deferred = self._lifecycle.deferred
         left = [
             member
             for member in prompts
-            if member[0].lease is not None and member[0].request_id not in deferred
+            if member.request.lease is not None and member.request.request_id not in deferred
         ]
-        levels = [m[0].level for m in left] + [one.request.level for one in admitted]
-        level = max(levels, default=-1)
-        return [member for member in left if not self._deferral.is_outranked(member[0], level)]
+        level = max([one.request.level for one in (*left, *admitted)], default=-1)
+        return [member for member in left if not self._deferral.is_outranked(member.request, level)]
 
     def _max_prompt_tokens(
         self,
-        members: Sequence[_Member],
+        members: Sequence[Member],
         deferrable: Mapping[str, Request],
-        prompts: Sequence[_Member],
+        prompts: Sequence[Member],
         oldest: Request | None,
     ) -> int:
-        """Most prompt tokens of a step that has decodes, by `prefill_max_ms`; 0 for no bound.
+        """Maximum prompt tokens of a step that has decodes, by `prefill_max_ms`; 0 for no limit.
 
-        It is computed for the prompt with most tokens before it, which attend to most, and as if
-        log-probabilities of all tokens were asked for where any are.
+        Computed for the prompt with the longest prefix, whose attention takes longest, and as if
+        log-probabilities of all tokens were requested if those of any are.
         """
         options, most = self._admission.options, self._config.max_num_batched_tokens
         is_bound = options.prefill_max_ms > 0 and self._config.enable_chunked_prefill
@@ -258,24 +290,23 @@ class TokenSteps:
             return options.prefill_max_tokens
         return max(int(tokens), most // _LEAST_PART, 1)
 
-    def _budget(self, num_decodes: int, max_prompt_tokens: int = 0) -> StepBudget:
-        options = self._admission.options
+    def _budget(self, num_decodes: int, max_prompt_tokens: int) -> StepBudget:
         return StepBudget(
             self._config.max_num_batched_tokens,
             num_decodes,
-            max_prefill_tokens=max_prompt_tokens or options.prefill_max_tokens,
-            share=options.max_prefill_share,
+            max_prefill_tokens=max_prompt_tokens,
+            share=self._admission.options.max_prefill_share,
             chunked=self._config.enable_chunked_prefill,
         )
 
     def _add_rows(
         self,
-        members: Sequence[_Member],
+        members: Sequence[Member],
         chunks: Mapping[str, int],
         budget: StepBudget,
         builder: StepBuilder,
     ) -> int:
-        """Adds the rows of requests that ran before this step.
+        """Adds the rows of requests that were running before this step.
 
         Args:
             members: running requests, in the order in which they may claim pages.
@@ -307,14 +338,14 @@ class TokenSteps:
         return missing
 
     def _num_drafts(self, request: Request, budget: StepBudget) -> int:
-        # Drafts follow a drawn token, and the last token of a prompt is none.
+        # Drafts follow a sampled token, not the last token of a prompt.
         if self.speculation is None or request.num_computed < request.num_prefill:
             return 0
         return budget.take_drafts(self.speculation.num_drafts(request))
 
 
 def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]) -> None:
-    """Notes a result's log-probabilities in its requests; stale ones are dropped.
+    """Adds a result's log-probabilities to its requests; those of stale rows are dropped.
 
     Args:
         step: the step as it was planned.
@@ -331,7 +362,7 @@ def _take_logprobs(step: StepInFlight, result: StepResult, counts: Sequence[int]
             continue
         delivery.logprobs += [one for one in drawn[first_token:next_token] if one is not None]
         if delivery.prompt_logprobs is not None and index in prompts:
-            # A prefill that was preempted computes its first chunks again.
+            # A preempted prefill recomputes its first chunks.
             new = prompts[index][delivery.num_prompt_scored - one.row.start :]
             delivery.prompt_logprobs += new
             delivery.num_prompt_scored += len(new)

@@ -159,18 +159,18 @@ def test_events_tell_what_entered_and_left_in_chain_order() -> None:
     node = store(tree, "aabb", [1, 2])
     node, _ = tree.insert(node, key("cc"), [3])
     chain = hashes("aabbcc")
-    assert tree.take_events() == [BlockStored(chain[:2], None), BlockStored(chain[2:], chain[1])]
+    assert tree.events == [BlockStored(chain[:2], None), BlockStored(chain[2:], chain[1])]
+    tree.events.clear()
     tree.unlock(node, 0)
     tree.evict(2)
-    assert tree.take_events() == [BlockRemoved([chain[2], chain[1]])]
-    assert not tree.has_events
+    assert tree.events == [BlockRemoved([chain[2], chain[1]])]
 
 
 def test_events_do_not_change_after_they_were_made() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aa", [1])
     tree.insert(node, key("bb"), [2])
-    assert tree.take_events()[0] == BlockStored(hashes("aa"), None)
+    assert tree.events[0] == BlockStored(hashes("aa"), None)
 
 
 def test_salts_share_nothing() -> None:

@@ -303,7 +303,7 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
     waits: list[int] = []
     count = rounds = 0
     while rounds < cases(10_000):
-        while len(queue) < 24:
+        while queue.num_requests < 24:
             count += 1
             large = rng.random() < 0.1
             name = f"{'large' if large else 'small'}{count}"

@@ -63,4 +63,3 @@ def test_what_is_copied_counts_by_its_time() -> None:
     for _ in range(50):
         policy.observe(10, 10.0)
     assert policy.cost(160) == 160
-    assert HostLoadPolicy("auto", PAGE_SIZE, None, StepForecast(64)).cost(160) == 160

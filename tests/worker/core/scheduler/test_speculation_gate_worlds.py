@@ -15,6 +15,7 @@ from worker.core.cache.lease import Lease
 from worker.core.request import Request
 from worker.core.scheduler.speculation_gate import SpeculationGate
 from worker.core.scheduler.step import InFlightRow, StepInFlight
+from worker.core.scheduler.token_steps import TokenSteps
 from worker.core.step_forecast import StepForecast
 from worker.plan.plan import DraftRow, PlannedRow, Row, StepResult
 from worker.protocol.messages import StepShape, Submit
@@ -105,7 +106,7 @@ class World:
         """As the scheduler does."""
         shape, elapsed_ms = step.measured(result)
         self.forecast.observe(shape, elapsed_ms / 1e3)
-        gate.observe(step, result, step.counts(result), shape)
+        gate.observe(step, result, TokenSteps.counts(step, result), shape)
 
     def draft(self, most: int, threshold: float) -> tuple[int, int]:
         """Drafts of one row, and how many of them are right."""

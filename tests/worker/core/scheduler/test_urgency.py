@@ -175,7 +175,7 @@ def test_the_queue_is_in_order_whatever_enters_leaves_and_comes_near(data: st.Da
         expected = [request for request, _ in sorted(waiting, key=place)]
         assert queue.window(100) == expected
         assert queue.window(3) == expected[:3]
-        assert len(queue) == len(waiting)
+        assert queue.num_requests == len(waiting)
         assert queue.num_tokens == 3 * len(waiting)
 
 
