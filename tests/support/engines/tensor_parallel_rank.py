@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.support.engines.plan_driver import Request, generate, make_runner
-from worker.models.layers.attention import tensor_parallel as group_module
+from worker.models.layers import tensor_parallel as group_module
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 
 

@@ -17,7 +17,7 @@ from worker.config import EngineConfig
 from worker.core import executor_local
 from worker.core.executor_local import LocalExecutor
 from worker.core.ranks import RankGroup
-from worker.models.layers.attention import tensor_parallel
+from worker.models.layers import tensor_parallel
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.plan.messages import Failure, Start, Stop
 from worker.plan.plan import Plan
