@@ -79,7 +79,7 @@ class ModelTensors:
     def unsupported(self, page_size: int) -> str | None:
         """Reason why the library cannot run this model; None if it can."""
         if self.embedding.dtype not in (torch.float32, torch.bfloat16):
-            return f"{self.embedding.dtype} is neither fp32 nor bf16"
+            return f"{self.embedding.dtype} is not supported, only fp32 and bf16"
         sizes = {
             "hidden size": self.embedding.shape[1],
             "head size": self.head_dim,
@@ -87,9 +87,9 @@ class ModelTensors:
         }
         for name, size in sizes.items():
             if size % _VECTOR:
-                return f"its {name} ({size}) is no multiple of {_VECTOR}"
+                return f"its {name} ({size}) is not a multiple of {_VECTOR}"
         if page_size % self.block_size:
-            return f"its page size ({page_size}) is no multiple of its block size"
+            return f"its page size ({page_size}) is not a multiple of its block size"
         return None
 
 

@@ -100,7 +100,7 @@ def library() -> ctypes.CDLL:
     try:
         loaded = ctypes.CDLL(str(build_library()))
     except OSError as error:
-        raise NativeUnavailable(f"the compiled library does not load: {error}") from error
+        raise NativeUnavailable(f"failed to load the compiled library: {error}") from error
     signatures = {
         "has_tiles": (ctypes.c_int32, []),
         "packed_elements": (_I64, [_I64, _I64, _I64]),

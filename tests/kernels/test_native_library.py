@@ -126,7 +126,7 @@ def test_products_in_tiles_are_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_an_unknown_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.MAX_CPU_ISA, "AVX1024")
-    with pytest.raises(NativeUnavailable, match="may be AVX512_CORE_BF16, AVX512"):
+    with pytest.raises(NativeUnavailable, match="use AVX512_CORE_BF16, AVX512"):
         build_library()
 
 
@@ -271,12 +271,12 @@ def test_a_failed_sum_over_ranks_ends_the_step() -> None:
 def test_what_it_cannot_run() -> None:
     model = make_model(torch.float32)
     assert model.unsupported(16) is None
-    assert model.unsupported(8) == "its page size (8) is no multiple of 16"
-    assert "no multiple of its block size" in str(
+    assert model.unsupported(8) == "its page size (8) is not a multiple of 16"
+    assert "not a multiple of its block size" in str(
         make_model(torch.float32, block_size=32).unsupported(16)
     )
     half = make_model(torch.float16)
-    assert half.unsupported(16) == "torch.float16 is neither fp32 nor bf16"
+    assert half.unsupported(16) == "torch.float16 is not supported, only fp32 and bf16"
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def _yield_cpu_to_other_sessions(niceness: int) -> None:
                 os.setsid()
             _OWN_AUTOGROUP.write_text(str(niceness))
     except OSError as error:
-        logger.info("sessions share cores evenly, whatever their niceness: %s", error)
+        logger.info("failed to lower the priority of this session: %s", error)
 
 
 def tune_cpu_process(num_threads: int, world_size: int) -> None:
@@ -110,4 +110,4 @@ def _keep_freed_memory() -> None:
     the time of a 32-row step.
     """
     if not keep_freed_memory(_KEEP_BYTES) and sys.platform.startswith("linux"):
-        logger.warning("malloc refuses to keep freed memory; steps will be slower")
+        logger.warning("malloc does not support keeping freed memory; steps will be slower")

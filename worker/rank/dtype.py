@@ -50,19 +50,19 @@ def resolve_dtype(
     is_quick, why = prefers_bf16(config.cpu_steps)
     votes = group.all_reduce(torch.tensor([float(is_quick)]))
     if is_quick and int(votes) < group.world_size:
-        is_quick, why = False, "another rank's processor is not quicker with bfloat16"
+        is_quick, why = False, "bfloat16 is not faster on another rank's processor"
     if group.rank == 0:
-        logger.info("--dtype auto takes %s: %s", "bfloat16" if is_quick else "float32", why)
+        logger.info("--dtype auto: using %s, since %s", "bfloat16" if is_quick else "float32", why)
     return torch.bfloat16 if is_quick else torch.float32
 
 
 def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
     """Whether CPU steps with `backend` are quicker in bfloat16 than in float32, and why."""
     if not has_bf16_products():
-        return False, "this processor has no products of bfloat16 (AMX, AVX512_BF16)"
+        return False, "this processor has no bfloat16 instructions (AMX, AVX512_BF16)"
     speedups = {who: _speedup(who) for who in _multipliers(backend)}
-    told = ", ".join(f"{speedup:.2g} times as quick by {who}" for who, speedup in speedups.items())
-    return min(speedups.values()) > 1.0, f"products of bfloat16 are {told} as those of float32"
+    measured = ", ".join(f"{speedup:.2g}x ({who})" for who, speedup in speedups.items())
+    return min(speedups.values()) > 1.0, f"bfloat16 matmuls run at {measured} of float32's speed"
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:

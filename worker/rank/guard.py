@@ -49,7 +49,7 @@ class PlanGuard:
             OutOfStep: either is not so.
         """
         if plan.seq != self._last_seq + 1:
-            raise OutOfStep(f"Plan {plan.seq} arrived after Plan {self._last_seq}: one was lost")
+            raise OutOfStep(f"Plan {plan.seq} arrived after Plan {self._last_seq}: a Plan was lost")
         self._last_seq = plan.seq
         while self._launched and self._launched[0].seq <= plan.digest_seq:
             self.record(self._launched.popleft().result())

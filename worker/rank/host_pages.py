@@ -166,8 +166,8 @@ def _pin(tensor: torch.Tensor) -> None:
     error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), num_bytes, 0)
     if int(error):
         raise ValueError(
-            f"{num_bytes / 2**30:.1f} GiB of host memory cannot be pinned (CUDA error "
-            f"{int(error)}): lower --host-cache-gib"
+            f"failed to pin {num_bytes / 2**30:.1f} GiB of host memory (CUDA error {int(error)}): "
+            "lower --host-cache-gib"
         )
 
 

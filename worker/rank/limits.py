@@ -48,7 +48,7 @@ def resolve_limits(
     resolved = config.with_limits(*limits)
     if group.rank == 0:
         logger.info(
-            "at most %d requests run, with %d tokens in a step",
+            "max_num_seqs=%d, max_num_batched_tokens=%d",
             *(resolved.max_num_seqs, resolved.max_num_batched_tokens),
         )
     return resolved

@@ -80,7 +80,7 @@ def _load_and_serve(
     group = TensorParallelGroup.create(
         number, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )
-    at_last.callback(_let_go, rank)
+    at_last.callback(_close, rank)
     process = os.getpid() if rendezvous is None else 0
     channel.send(msgspec.structs.replace(rank.load(group), process=process))
     start = channel.receive()
@@ -91,11 +91,11 @@ def _load_and_serve(
         _execute_plans(number, rank, channel)
 
 
-def _let_go(rank: Rank) -> None:
+def _close(rank: Rank) -> None:
     """Closes the rank. If its group does not end, exits the process, which would otherwise hold the
     device's memory for ever."""
     if not rank.close():
-        logger.error("the group of ranks does not end: this process does")
+        logger.error("the process group did not shut down; exiting the process")
         os._exit(1)
 
 
@@ -112,7 +112,7 @@ def _execute_plans(number: int, rank: Rank, channel: RankChannel) -> None:
             case Stop():
                 return
             case _:
-                raise AssertionError(f"rank {number} was sent {message!r}")
+                raise AssertionError(f"unexpected message to rank {number}: {message!r}")
         if number == 0 and step.sampled is not None:
             channel.send(Result(step=step.result()))
 

@@ -54,7 +54,7 @@ def await_free_memory(
     if free >= wanted:
         return
     logger.info(
-        "%.1f of %.1f GB of %s are free: what a dead process held may come back",
+        "%.1f of %.1f GB of %s are free; waiting for memory of exited processes",
         *(free / 1e9, total / 1e9, device),
     )
     most, began = free, clock()
@@ -64,7 +64,7 @@ def await_free_memory(
         free, _ = torch.cuda.mem_get_info(device)
         if free > most + _NOISE_BYTES:
             most, changed = free, clock()
-    logger.info("%.1f GB are free after %.1f s", most / 1e9, clock() - began)
+    logger.info("%.1f GB free after %.1f s", most / 1e9, clock() - began)
 
 
 def plan_pages(
@@ -113,8 +113,8 @@ def plan_pages(
         pages = min(useful + 1, pages)
     if pages <= page_groups.num_groups:
         raise ValueError(
-            f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB are left and one page takes "
-            f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, "
+            f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB available, one page needs "
+            f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB. Raise --gpu-memory-utilization, "
             "lower --max-num-batched-tokens or --max-num-seqs, or set --kv-cache-tokens"
         )
     return pages
@@ -135,15 +135,16 @@ def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
     most = psutil.virtual_memory().total
     if num_bytes >= most:
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g}: this machine has "
-            f"{most / 2**30:.1f} GiB of memory in all"
+            f"--host-cache-gib {config.host_cache_gib:g} exceeds this machine's memory "
+            f"({most / 2**30:.1f} GiB): lower it"
         )
     page_bytes = layout.page_bytes(config.page_size)
     num_pages = num_bytes // config.tensor_parallel_size // page_bytes
     if not num_pages:
         least = page_bytes * config.tensor_parallel_size / 2**30
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g} holds no page: the least is {least:.4f}"
+            f"--host-cache-gib {config.host_cache_gib:g} is smaller than one page: use at least "
+            f"{least:.4f}"
         )
     return num_pages
 
@@ -168,8 +169,8 @@ def _cuda_cache_bytes(
     free, total = torch.cuda.mem_get_info(device)
     share = cache_share(total, free, config.gpu_memory_utilization, ranks)
     logger.info(
-        "memory: %.1f GB in all, %.1f GB free, %.1f GB at the peak of a step, %.1f GB for CUDA "
-        "graphs, %.1f GB for the KV cache",
+        "memory: %.1f GB total, %.1f GB free, %.1f GB peak of a step, %.1f GB for CUDA graphs, "
+        "%.1f GB for the KV cache",
         *(value / 1e9 for value in (total, free, peak, graph_bytes, share)),
     )
     return share

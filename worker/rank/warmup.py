@@ -85,7 +85,9 @@ def choose_kernel_cache() -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        logger.warning("compiled kernels are not kept: %s %s: %s", CACHE_VARIABLE, folder, error)
+        logger.warning(
+            "%s %s is not writable; using the default folder: %s", CACHE_VARIABLE, folder, error
+        )
         del os.environ[CACHE_VARIABLE]
 
 

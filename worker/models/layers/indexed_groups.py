@@ -105,8 +105,8 @@ class IndexedCodes:
         index = self._index.long()
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(self._scales):
             raise ValueError(
-                f"g_idx of {self._name} names groups outside of the {len(self._scales)} that "
-                "have scales: the checkpoint is damaged; download it again"
+                f"g_idx of {self._name} has groups beyond the {len(self._scales)} that have "
+                "scales: the checkpoint is corrupt; download it again"
             )
         zeros = self._unpacked(self._zeros.T).T
         if self._config.zeros_less_one:

@@ -151,15 +151,18 @@ def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
     states = {layer: spec for layer, spec in enumerate(specs) if isinstance(spec, StateSpec)}
     paged = [(layer, spec) for layer, spec in enumerate(specs) if isinstance(spec, KVCacheSpec)]
     if states and (not paged or any(spec.window for _, spec in paged)):
-        raise ValueError("layers that keep a state need others beside them that see all positions")
+        raise ValueError(
+            "unsupported layers: linear attention requires full-attention layers and no "
+            "sliding windows"
+        )
     most_layer, most = max(paged, key=lambda entry: entry[1].page_bytes(1))
     kinds: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in paged:
         is_like = (spec.dtype, spec.num_planes) == (most.dtype, most.num_planes)
         if not is_like or most.page_bytes(1) % spec.page_bytes(1):
             raise ValueError(
-                f"layer {layer} keeps {spec} of a token, layer {most_layer} {most}: their pages "
-                "have to be equally large, or the one's a whole part of the other's"
+                f"unsupported layers: page sizes of layer {layer} ({spec}) and layer {most_layer} "
+                f"({most}) are not multiples of each other, or their types differ"
             )
         kinds.setdefault(spec, []).append(layer)
     shares = {spec: most.page_bytes(1) // spec.page_bytes(1) for spec in kinds}

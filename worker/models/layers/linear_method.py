@@ -186,7 +186,7 @@ def check_words(
     """
     if start % size or count % size or full % size:
         raise ValueError(
-            f"--tensor-parallel-size {options.group.world_size} leaves a rank {count} of {full} "
-            f"features of {name or 'a projection'}, not whole words of {size} codes: choose a "
-            "smaller one, or an unquantized checkpoint"
+            f"--tensor-parallel-size {options.group.world_size} gives each rank {count} of {full} "
+            f"features of {name or 'a projection'}, not a multiple of {size}: use a smaller one, "
+            "or an unquantized checkpoint"
         )

@@ -146,8 +146,8 @@ class _NamedWeight(LinearWeight):
     def _loaded(self) -> LinearWeight:
         if self._own is None:
             raise ValueError(
-                "experts that are stacked in one tensor cannot be quantized: use the checkpoint's "
-                "unquantized version"
+                "quantized experts that are stacked in one tensor are not supported: use the "
+                "checkpoint's unquantized version"
             )
         return self._own
 
@@ -463,8 +463,8 @@ class _IntCodes(_PartCodes):
         is_gptq = self._config.layout == "gptq"
         if is_gptq and not torch.equal(self._loaded_groups, self._groups):
             raise ValueError(
-                "g_idx of GPTQ weights names groups that are not of neighbouring features, but "
-                "config.json does not say desc_act: set it to true"
+                "g_idx of GPTQ weights is not in the order of features, but desc_act is not set "
+                "in config.json: set it to true"
             )
         if self._config.layout == "awq":
             for place, nibble in enumerate(_AWQ_ORDER):

@@ -19,7 +19,7 @@ def divide(size: int, world_size: int, what: str) -> int:
     if size % world_size:
         raise ValueError(
             f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
-            "choose a size that does"
+            "use a size that does"
         )
     return size // world_size
 
@@ -35,8 +35,8 @@ def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
         return num_heads, divide(config.num_kv_heads, world_size, "the number of key-value heads")
     if world_size % config.num_kv_heads:
         raise ValueError(
-            f"--tensor-parallel-size {world_size} is no multiple of the number of key-value heads "
-            f"({config.num_kv_heads}), so ranks cannot hold copies of them: choose a multiple"
+            f"--tensor-parallel-size {world_size} is not a multiple of the number of key-value "
+            f"heads ({config.num_kv_heads}): use a multiple"
         )
     return num_heads, 1
 
@@ -52,7 +52,7 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
     if moe.num_experts % world_size:
         raise ValueError(
             f"--tensor-parallel-size {world_size} does not divide the number of experts "
-            f"({moe.num_experts}): choose a size that does"
+            f"({moe.num_experts}): use a size that does"
         )
     return moe.num_experts // world_size, moe.intermediate_size
 
@@ -68,8 +68,8 @@ def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool
     """
     if expert_parallel and config.moe is None:
         raise ValueError(
-            f"--enable-expert-parallel needs experts, and {config.architecture} has none with this "
-            "config.json: leave it out"
+            f"--enable-expert-parallel: {config.architecture} has no experts with this "
+            "config.json; remove it"
         )
     try:
         _share(config, world_size, expert_parallel)
@@ -79,7 +79,7 @@ def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool
         ]
         remedy = f"set --tensor-parallel-size to one of {', '.join(map(str, possible))}"
         if expert_parallel:
-            remedy = f"leave out --enable-expert-parallel, or {remedy}"
+            remedy = f"remove --enable-expert-parallel, or {remedy}"
         raise ValueError(f"{str(error).rpartition(': ')[0]}\n{remedy}") from error
 
 

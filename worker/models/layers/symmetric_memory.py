@@ -84,7 +84,7 @@ def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> Symmet
         device: this rank's device.
     """
     if group.size() not in _WORLD_SIZES:
-        logger.info("sums over %d ranks go through NCCL: no kernel is for so many", group.size())
+        logger.info("using NCCL all-reduce: no symmetric-memory kernel for %d ranks", group.size())
         return None
     memory: SymmetricMemory | None = None
     reason = ""
@@ -94,15 +94,15 @@ def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> Symmet
         reason = f"{type(error).__name__}: {error}"
     # If any rank failed, none may launch a kernel that waits for its peers.
     if not _agree(group, device, memory is not None):
-        _tell_fallback(group, reason or "another rank cannot")
+        _log_fallback(group, reason or "failed on another rank")
         return None
     assert memory is not None, "all ranks have it"
     if not _agree(group, device, _is_right(memory, group, device)):
-        _tell_fallback(group, "its sums are not NCCL's")
+        _log_fallback(group, "its results differ from NCCL's")
         return None
     if group.rank() == 0:
-        how = "through the switch" if memory.has_multicast else "in one shot"
-        logger.info("sums up to %d KiB go over symmetric memory, %s", MOST_BYTES >> 10, how)
+        how = "multimem" if memory.has_multicast else "one-shot"
+        logger.info("using symmetric-memory all-reduce (%s) up to %d KiB", how, MOST_BYTES >> 10)
     return memory
 
 
@@ -129,6 +129,6 @@ def _agree(group: ProcessGroup, device: torch.device, vote: bool) -> bool:
     return bool(votes.item())
 
 
-def _tell_fallback(group: ProcessGroup, reason: str) -> None:
+def _log_fallback(group: ProcessGroup, reason: str) -> None:
     if group.rank() == 0:
-        logger.warning("sums go through NCCL: symmetric memory cannot be used (%s)", reason)
+        logger.warning("using NCCL all-reduce: symmetric memory is unavailable (%s)", reason)

@@ -138,7 +138,7 @@ def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None
         read_blocks(blocks, advance)
     seconds = time.perf_counter() - start
     amount = f"{num_bytes / 1e6:.1f} MB of weights in {seconds:.1f} s"
-    logger.info("read %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
+    logger.info("loaded %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
     if contents.tied_file is not None:
         embedding = slots[f"{model.embedding_name}.weight"][0]
         _check_tied(contents.tied_file, contents.tied_name, embedding)
@@ -214,15 +214,15 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
                     unexpected.append(name)
     problems = []
     if missing:
-        problems.append(f"lacks {_shorten(sorted(missing))}")
+        problems.append(f"missing {_shorten(sorted(missing))}")
     if unexpected:
-        problems.append(f"holds {_shorten(sorted(unexpected))}, which {config.architecture} lacks")
+        problems.append(f"unexpected {_shorten(sorted(unexpected))}")
     if twice:
-        problems.append(f"holds {_shorten(sorted(twice))} twice")
+        problems.append(f"duplicate {_shorten(sorted(twice))}")
     if problems:
         raise ValueError(
-            f"the checkpoint {config.folder} {' and '.join(problems)}: its config.json and weights "
-            "do not belong together, or are incomplete"
+            f"tensors of checkpoint {config.folder} do not match {config.architecture}: "
+            f"{'; '.join(problems)}. Its config.json and weights disagree, or files are missing"
         )
     return _Contents(by_file=by_file, tied_file=tied_file, tied_name=tied_name)
 
@@ -235,13 +235,13 @@ def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
         is_right = (*shape, *rest) == slot.full_shape and set(rest) <= {1}
     if not is_right:
         raise ValueError(
-            f"{slot.name} in {path.name} has shape {list(shape)}, but config.json asks for "
-            f"{list(slot.full_shape)}: the checkpoint's files do not belong together"
+            f"{slot.name} in {path.name} has shape {list(shape)}, but config.json implies "
+            f"{list(slot.full_shape)}: the checkpoint's files disagree"
         )
     if source.get_dtype() not in slot.source_types:
         raise ValueError(
-            f"{slot.name} in {path.name} is of type {source.get_dtype()}, but config.json speaks "
-            f"of {' or '.join(slot.source_types)}: use the checkpoint's unquantized version"
+            f"{slot.name} in {path.name} has type {source.get_dtype()}, but config.json implies "
+            f"{' or '.join(slot.source_types)}: use the checkpoint's unquantized version"
         )
 
 
@@ -257,8 +257,8 @@ def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
     blocks = TensorFile(path).blocks(name, embedding) if is_alike else ()
     if not is_alike or not all(block.equals(block.read_copy()) for block in blocks):
         raise ValueError(
-            f"tie_word_embeddings is true in config.json, but {path.name} holds another "
-            f"{name} than the embedding: set it to false to use that"
+            f"tie_word_embeddings is true in config.json, but {name} in {path.name} differs from "
+            "the embedding: set it to false to use that weight"
         )
 
 

@@ -115,7 +115,7 @@ def build_native(
     if options.required:
         raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
     if group.rank == 0:
-        logger.warning("steps run through torch, several times slower: %s", problem)
+        logger.warning("falling back to torch on CPU, several times slower: %s", problem)
     return None
 
 
@@ -123,11 +123,11 @@ def _problem(model: DecoderModel, options: NativeOptions) -> str:
     """Reason why the library cannot run a model; empty if it can."""
     if any(model.windows):
         return (
-            f"layers see {max(model.windows)} positions at a time: --max-model-len "
-            f"{min(filter(None, model.windows))} would do without that"
+            f"sliding windows of {max(model.windows)} tokens are not supported; set "
+            f"--max-model-len {min(filter(None, model.windows))} to serve without them"
         )
     if not vars(type(model)).get("runs_natively", False):
-        return f"{type(model).__name__} is none of the families that it computes"
+        return f"{type(model).__name__} is not supported"
     try:
         build_library()
     except NativeUnavailable as error:
