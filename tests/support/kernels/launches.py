@@ -117,7 +117,7 @@ def token_ops(dtype: torch.dtype) -> None:
 
 def add_norms(x: torch.Tensor, weight: torch.Tensor) -> None:
     """What stands between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM."""
-    plain, wide = Norm(weight), Norm(weight, is_wide=True)
+    plain, wide = Norm(weight), Norm(weight, is_fp32=True)
     fused_add_norm(x, x, (plain,), 1e-6)
     fused_add_norm(x, x, (plain, wide), 1e-6, x_scale=0.5)
     fused_add_norm(x, x, (plain, wide, plain), 1e-6, x_weight=weight, total_scale=weight[:1])

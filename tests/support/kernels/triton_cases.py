@@ -102,9 +102,9 @@ def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
     x, residual = (_randn(5, 90, device=device, dtype=dtype)[:, :72] for _ in range(2))
     weights = _randn(3, 72, device=device, dtype=dtype)
     bias = torch.randn(72).to(device)
-    some = (Norm(weights[0]), Norm(bias, is_wide=True), Norm(weights[1]))
+    some = (Norm(weights[0]), Norm(bias, is_fp32=True), Norm(weights[1]))
     mean = Norm(bias, bias.flip(0), subtracts_mean=True)
-    unbiased = mean._replace(bias=None, is_wide=True)
+    unbiased = mean._replace(bias=None, is_fp32=True)
     scale = torch.rand(1).to(device, dtype)
     cases: list[tuple[torch.Tensor | None, tuple[Norm, ...], dict[str, Any]]] = [
         (residual, some[:1], {}),
@@ -114,7 +114,7 @@ def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
         (residual, (), {"x_weight": weights[2]}),
         (residual, (mean,), {}),
         (None, (mean,), {}),
-        (residual + 3.0, (unbiased, unbiased._replace(is_wide=False)), {}),
+        (residual + 3.0, (unbiased, unbiased._replace(is_fp32=False)), {}),
     ]
     for added, norms, options in cases:
 

@@ -34,11 +34,11 @@ class Part(Protocol):
 class FeedForward(Part, Protocol):
     """Feed-forward block of a layer: an MLP, or experts."""
 
-    reads_wide: ClassVar[bool]
+    needs_fp32: ClassVar[bool]
     """Whether it reads its input in fp32, too, as routers do."""
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; `wide` is the same input in fp32, if there is one."""
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; `fp32_input` is the same input in fp32, if there is one."""
         ...
 
 

@@ -60,7 +60,7 @@ class Gemma4Router:
 
     def norm(self) -> Norm:
         """The norm behind which the router reads the residual."""
-        return Norm(self._scale, is_wide=True)
+        return Norm(self._scale, is_fp32=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
         """Experts and their weights per token, from the normalised residual, fp32 [T, hidden]."""

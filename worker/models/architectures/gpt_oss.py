@@ -61,7 +61,7 @@ class GptOssMoe:
         activation: alpha and limit of the clamped SwiGLU.
     """
 
-    reads_wide: ClassVar[bool] = True
+    needs_fp32: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class GptOssMoe:
             self._biases.down.zero_()  # only rank 0 adds it to the sum over ranks
         self._weights = None
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `wide`, the same input in fp32."""
-        scores = self._router.forward(hidden.float() if wide is None else wide)
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         out = fused_moe(
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),
             biases=self._biases,

@@ -57,7 +57,7 @@ class PreNormLayer:
         self.kv_cache_spec = mixer.kv_cache_spec
         self.mlp = mlp
         self.norms = [model.build_norm() for _ in self.norm_names]
-        self._reads_wide = mlp.reads_wide
+        self._needs_fp32 = mlp.needs_fp32
         self._mixer = mixer
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
@@ -100,16 +100,18 @@ class PreNormLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rest of `forward`, from the mixer's output and the residual, both [T, hidden]."""
         post_attention_norm = self.norms[1]
-        if not self._reads_wide:
+        if not self._needs_fp32:
             hidden, residual = post_attention_norm.forward_add(hidden, residual)
             return self.feed_forward(hidden), residual
-        hidden, residual, wide = post_attention_norm.forward_add_wide(hidden, residual)
-        return self.feed_forward(hidden, wide), residual
+        hidden, residual, fp32_input = post_attention_norm.forward_add_with_fp32(hidden, residual)
+        return self.feed_forward(hidden, fp32_input), residual
 
-    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """Feed-forward block: normalised [T, hidden] to [T, hidden]; `wide` is the same input in
-        fp32, for blocks that read it."""
-        return self.mlp.forward(hidden, wide)
+    def feed_forward(
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Feed-forward block: normalised [T, hidden] to [T, hidden]; `fp32_input` is the same input
+        in fp32, for blocks that need it."""
+        return self.mlp.forward(hidden, fp32_input)
 
 
 class LlamaLayer(PreNormLayer):

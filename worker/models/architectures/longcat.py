@@ -62,7 +62,7 @@ class FirstHalf(PreNormLayer):
         attention = ScaledLatentAttention(model, index)
         mlp = GatedMLP(model.config, model.options)
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
-        self._reads_wide = self.experts.reads_wide
+        self._needs_fp32 = self.experts.needs_fp32
         self.chosen: tuple[torch.Tensor, ExpertChoice] | None = None
         """Input [T, hidden] and choice of the experts, until the second layer takes them."""
 
@@ -76,9 +76,11 @@ class FirstHalf(PreNormLayer):
         super().pack()
         self.experts.pack()
 
-    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def feed_forward(
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Chooses experts and runs the MLP: normalised [T, hidden] to [T, hidden]."""
-        self.chosen = hidden, self.experts.choose(hidden, wide)
+        self.chosen = hidden, self.experts.choose(hidden, fp32_input)
         return super().feed_forward(hidden)
 
 
@@ -110,7 +112,9 @@ class SecondHalf(PreNormLayer):
             self._first.chosen = inputs.index_select(0, read), own
         return super().forward(hidden, residual, positions, ctx, read)
 
-    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def feed_forward(
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Runs the MLP and the chosen experts: normalised [T, hidden] to [T, hidden]."""
         chosen, self._first.chosen = self._first.chosen, None
         assert chosen is not None, "the first half went before"

@@ -353,7 +353,7 @@ class MLP:
         down_name: name of the second projection in a checkpoint.
     """
 
-    reads_wide: ClassVar[bool] = False
+    needs_fp32: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class MLP:
         self._up.pack()
         self._down.pack()
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self._down.forward(self._activate(self._up.forward(hidden)))
 
@@ -400,7 +400,7 @@ class GatedMLP:
         names: names of gate, up and down in a checkpoint.
     """
 
-    reads_wide: ClassVar[bool] = False
+    needs_fp32: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -441,7 +441,7 @@ class GatedMLP:
         self.gate_up.drop()
         self.down.drop()
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
 

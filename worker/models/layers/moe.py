@@ -235,7 +235,7 @@ class MoeMLP:
         names: names of the parts in a checkpoint.
     """
 
-    reads_wide: ClassVar[bool] = True
+    needs_fp32: ClassVar[bool] = True
     weighs_inputs: ClassVar[bool] = False
     """Whether the router's weights multiply the experts' inputs, and not their outputs."""
 
@@ -283,17 +283,17 @@ class MoeMLP:
         if self._shared is not None:
             self._shared.pack()
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `wide`, the same input in fp32."""
-        choice, gate = self._choose(hidden, wide)
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        choice, gate = self._choose(hidden, fp32_input)
         if self._shared is None:
             return self.run(hidden, choice)
         return self.run(hidden, choice, self._shared.forward_share(hidden), gate)
 
-    def choose(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> ExpertChoice:
-        """Experts of each token of [T, hidden], and their weights; the router reads `wide`, the
-        same input in fp32."""
-        return self._choose(hidden, wide)[0]
+    def choose(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> ExpertChoice:
+        """Experts of each token of [T, hidden], and their weights; the router reads `fp32_input`,
+        the same input in fp32."""
+        return self._choose(hidden, fp32_input)[0]
 
     def run(
         self,
@@ -317,11 +317,11 @@ class MoeMLP:
         )
 
     def _choose(
-        self, hidden: torch.Tensor, wide: torch.Tensor | None
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None
     ) -> tuple[ExpertChoice, torch.Tensor | None]:
         """Experts of each token with their weights, and the shared expert's gate [T, 1], if
         any."""
-        scores = self._router.forward(hidden.float() if wide is None else wide)
+        scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
         return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate

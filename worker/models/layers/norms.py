@@ -40,8 +40,8 @@ class HiddenNorm(ABC):
         )
 
     @abstractmethod
-    def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+    def norm(self, *, is_fp32: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
         input."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class HiddenNorm(ABC):
         (normed,), total = self._add(x, residual, (self.norm(),), after_block)
         return normed, total
 
-    def forward_add_wide(
+    def forward_add_with_fp32(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(norm of the sum, sum, norm of the sum in fp32) of a block's output x and the residual,
@@ -64,8 +64,10 @@ class HiddenNorm(ABC):
         if x.dtype == torch.float32:
             normed, total = self.forward_add(x, residual)
             return normed, total, normed
-        (normed, wide), total = self._add(x, residual, (self.norm(), self.norm(is_wide=True)))
-        return normed, total, wide
+        (normed, normed_fp32), total = self._add(
+            x, residual, (self.norm(), self.norm(is_fp32=True))
+        )
+        return normed, total, normed_fp32
 
     def _add(
         self,
@@ -108,10 +110,10 @@ class RMSNorm(HiddenNorm):
         """Multiplies the loaded weight by a loaded factor [1]."""
         self.weight = self.weight.float() * factor.float()
 
-    def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+    def norm(self, *, is_fp32: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
         input."""
-        return Norm(self.weight, is_wide=is_wide)
+        return Norm(self.weight, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] to [..., size]."""
@@ -153,10 +155,10 @@ class LayerNorm(HiddenNorm):
             shape = tuple(self.bias.shape)
             yield WeightSlot(name=f"{name}.bias", destination=self.bias, full_shape=shape)
 
-    def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+    def norm(self, *, is_fp32: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
         input."""
-        return Norm(self.weight, self.bias, subtracts_mean=True, is_wide=is_wide)
+        return Norm(self.weight, self.bias, subtracts_mean=True, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, size] to [T, size]; computed in fp32."""
