@@ -19,7 +19,7 @@ from worker.models.layers.norms import HiddenNorm, RMSNorm
 from worker.models.layers.rope import cos_sin_table, query_scales
 
 
-class Part(Protocol):
+class Module(Protocol):
     """A part of a model with weights."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -31,7 +31,7 @@ class Part(Protocol):
         ...
 
 
-class FeedForward(Part, Protocol):
+class FeedForward(Module, Protocol):
     """Feed-forward block of a layer: an MLP, or experts."""
 
     needs_fp32: ClassVar[bool]
@@ -42,7 +42,7 @@ class FeedForward(Part, Protocol):
         ...
 
 
-class DecoderLayer(Part, Protocol):
+class DecoderLayer(Module, Protocol):
     """One decoder layer: its topology of norms, mixer, feed-forward block and residuals."""
 
     kv_cache_spec: KVCacheSpec | StateSpec

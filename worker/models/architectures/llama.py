@@ -7,14 +7,14 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from worker.models.architectures.decoder import DecoderModel, FeedForward, Part
+from worker.models.architectures.decoder import DecoderModel, FeedForward, Module
 from worker.models.layers.attention import Attention, AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear_method import WeightSlot
 
 
-class Mixer(Part, Protocol):
+class Mixer(Module, Protocol):
     """Sequence mixer of a layer: attention, or linear attention."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
