@@ -68,7 +68,7 @@ class ExpertBiases(NamedTuple):
     """[E, H]: biases of down projections."""
 
 
-class Beside(NamedTuple):
+class ExtraTerms(NamedTuple):
     """Terms that are added to the sum of a token's experts."""
 
     shared: torch.Tensor | None = None

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts, ExpertWeights
+from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExpertWeights, ExtraTerms
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.gate_and_mul.triton_kernel import activated
 from kernels.linear.base import HALF_BYTES, BlockScales
@@ -56,7 +56,7 @@ def fused_moe(
     experts: Experts,
     choice: ExpertChoice,
     biases: ExpertBiases | None,
-    beside: Beside,
+    extra: ExtraTerms,
     activation: Activation,
     first_expert: int,
     weighs_inputs: bool,
@@ -78,14 +78,14 @@ def fused_moe(
     second = experts.down, tiles, second_bias, factors[1], None
     parts = _multiply(_multiply(x, *first, num_pairs, num_choices), *second, num_pairs, 1)
     out = torch.empty_like(x)
-    size, shared, gate = x.shape[1], beside.shared, beside.gate
+    size, shared, gate = x.shape[1], extra.shared, extra.gate
     _sum_kernel[(num_tokens, cdiv(size, _SUM_BLOCK))](
         parts, choice.expert_ids, out, size, first_expert,
         x if shared is None else shared, x.stride(0) if shared is None else shared.stride(0),
         choice.weights if gate is None else gate, 0 if gate is None else gate.stride(0),
-        x, x.stride(0), choice.weights, 0 if beside.first_idle is None else beside.first_idle,
+        x, x.stride(0), choice.weights, 0 if extra.first_idle is None else extra.first_idle,
         HAS_SHARED=shared is not None, HAS_GATE=gate is not None,
-        HAS_IDLE=beside.first_idle is not None,
+        HAS_IDLE=extra.first_idle is not None,
         NUM_EXPERTS=num_experts, NUM_CHOICES=num_choices, BLOCK=_SUM_BLOCK,
     )  # fmt: skip
     return out

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels import Beside, LatentRows, prepare_latents
+from kernels import ExtraTerms, LatentRows, prepare_latents
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.architectures.deepseek import LatentAttention
@@ -67,8 +67,8 @@ def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
 
-def _with_nothing_idle(**fields: Any) -> Beside:
-    return Beside(**{**fields, "first_idle": None})
+def _with_nothing_idle(**fields: Any) -> ExtraTerms:
+    return ExtraTerms(**{**fields, "first_idle": None})
 
 
 def _without_idle_weights(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:

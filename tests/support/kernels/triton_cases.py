@@ -40,11 +40,11 @@ from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import (
     GELU,
     Activation,
-    Beside,
     ExpertBiases,
     ExpertChoice,
     Experts,
     ExpertWeights,
+    ExtraTerms,
     fused_moe,
 )
 from kernels.linear import WeightCode, dequantize
@@ -495,9 +495,13 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(fused_moe, x, plain, choice, weighs_inputs=True, activation=GELU), dtype)
         shared = _randn(num_tokens, 72, **own)
         gate = torch.randn(num_tokens, 3, device=device)[:, 2:]
-        for beside in (Beside(shared), Beside(shared, gate), Beside(shared, first_idle=1)):
+        for extra in (
+            ExtraTerms(shared),
+            ExtraTerms(shared, gate),
+            ExtraTerms(shared, first_idle=1),
+        ):
             few = Experts(*(ExpertWeights(one.values[:1]) for one in plain))
-            _compare(partial(fused_moe, x, few, choice, beside=beside), dtype)
+            _compare(partial(fused_moe, x, few, choice, extra=extra), dtype)
         options["biases"] = ExpertBiases(*(bias[2:] for bias in options["biases"]))
         _compare(partial(fused_moe, x, upper, choice, first_expert=2, **options), dtype)
         with registry.using("triton"):

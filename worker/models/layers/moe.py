@@ -11,9 +11,9 @@ import torch
 from kernels import (
     SILU,
     Activation,
-    Beside,
     ExpertChoice,
     Experts,
+    ExtraTerms,
     Routing,
     choose_experts,
     fused_moe,
@@ -199,7 +199,7 @@ class RoutedExperts:
         hidden: torch.Tensor,
         choice: ExpertChoice,
         *,
-        beside: Beside = Beside(),  # noqa: B008  # a tuple
+        extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
         weighs_inputs: bool = False,
     ) -> torch.Tensor:
         """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
@@ -207,15 +207,15 @@ class RoutedExperts:
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            beside: further summands of the output, of which each rank has its part.
+            extra: further summands of the output, of which each rank has its part.
             weighs_inputs: whether weights multiply the experts' inputs, and not their outputs.
         """
         group = self._options.group
         if group.rank:
-            beside = beside._replace(first_idle=None)  # idle experts count once, on rank 0
+            extra = extra._replace(first_idle=None)  # idle experts count once, on rank 0
         out = fused_moe(
             *(hidden, self._experts, choice),
-            beside=beside,
+            extra=extra,
             activation=self._activation,
             first_expert=self._share.first,
             weighs_inputs=weighs_inputs,
@@ -311,10 +311,8 @@ class MoeMLP:
             gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
         """
         first_idle = self._moe.num_experts if self._moe.num_idle else None
-        beside = Beside(shared=shared, gate=gate, first_idle=first_idle)
-        return self._experts.forward(
-            hidden, choice, beside=beside, weighs_inputs=self.weighs_inputs
-        )
+        extra = ExtraTerms(shared=shared, gate=gate, first_idle=first_idle)
+        return self._experts.forward(hidden, choice, extra=extra, weighs_inputs=self.weighs_inputs)
 
     def _choose(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None
