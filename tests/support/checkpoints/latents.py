@@ -252,7 +252,7 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
                 value=PreNormLayer.feed_forward,
             ),
             "idle experts": Patch(
-                target="worker.models.layers.moe:Beside", value=_with_nothing_idle
+                target="worker.models.layers.moe:ExtraTerms", value=_with_nothing_idle
             ),
             "bias of the router": NO_ROUTER_BIAS,
             "number of experts": {"moe_topk": 2},
