@@ -55,9 +55,9 @@ def _add(
     routed: torch.Tensor, x: torch.Tensor, choice: ExpertChoice, extra: ExtraTerms
 ) -> torch.Tensor:
     """Adds the terms of `extra` one after another, each rounded."""
-    if extra.first_idle is not None:
-        is_idle = choice.expert_ids >= extra.first_idle
-        routed = routed + x * (choice.weights * is_idle).sum(dim=-1, keepdim=True).to(x.dtype)
+    if extra.first_zero_expert is not None:
+        is_zero = choice.expert_ids >= extra.first_zero_expert
+        routed = routed + x * (choice.weights * is_zero).sum(dim=-1, keepdim=True).to(x.dtype)
     if extra.shared is None:
         return routed
     if extra.gate is None:

@@ -83,9 +83,9 @@ def fused_moe(
         parts, choice.expert_ids, out, size, first_expert,
         x if shared is None else shared, x.stride(0) if shared is None else shared.stride(0),
         choice.weights if gate is None else gate, 0 if gate is None else gate.stride(0),
-        x, x.stride(0), choice.weights, 0 if extra.first_idle is None else extra.first_idle,
+        x, x.stride(0), choice.weights, extra.first_zero_expert or 0,
         HAS_SHARED=shared is not None, HAS_GATE=gate is not None,
-        HAS_IDLE=extra.first_idle is not None,
+        HAS_ZERO_EXPERTS=extra.first_zero_expert is not None,
         NUM_EXPERTS=num_experts, NUM_CHOICES=num_choices, BLOCK=_SUM_BLOCK,
     )  # fmt: skip
     return out
@@ -216,15 +216,16 @@ def _multiply_kernel(
 @triton.jit(do_not_specialize=["first_expert"])
 def _sum_kernel(
     parts_ptr, ids_ptr, out_ptr, size, first_expert,
-    shared_ptr, shared_stride, gate_ptr, gate_stride, x_ptr, x_stride, weights_ptr, first_idle,
-    HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr, HAS_IDLE: tl.constexpr,
+    shared_ptr, shared_stride, gate_ptr, gate_stride, x_ptr, x_stride, weights_ptr,
+    first_zero_expert,
+    HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr, HAS_ZERO_EXPERTS: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, NUM_CHOICES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
     total = tl.zeros((BLOCK,), tl.float32)
-    idle = 0.0
+    zero_weight = 0.0
     for choice in range(NUM_CHOICES):
         pair = token * NUM_CHOICES + choice
         number = tl.load(ids_ptr + pair)
@@ -232,10 +233,10 @@ def _sum_kernel(
         is_here = (expert >= 0) & (expert < NUM_EXPERTS)
         part = tl.load(parts_ptr + pair * size + column, mask=inside & is_here, other=0.0)
         total += part.to(tl.float32)
-        if HAS_IDLE:
-            idle += tl.load(weights_ptr + pair, mask=number >= first_idle, other=0.0)
-    if HAS_IDLE:
-        total += tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0) * idle
+        if HAS_ZERO_EXPERTS:
+            zero_weight += tl.load(weights_ptr + pair, mask=number >= first_zero_expert, other=0.0)
+    if HAS_ZERO_EXPERTS:
+        total += tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0) * zero_weight
     if HAS_SHARED:
         shared = tl.load(shared_ptr + token * shared_stride + column, mask=inside, other=0.0)
         shared = shared.to(tl.float32)

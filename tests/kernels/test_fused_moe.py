@@ -51,9 +51,9 @@ def test_what_is_added_and_what_weighs_inputs() -> None:
     x, experts, choice = make_case()
     shared, gate = torch.randn(37, 48), torch.randn(37, 1)
     fewer = Experts(*(weight._replace(values=weight.values[:4]) for weight in experts))
-    idle = (choice.weights * (choice.expert_ids >= 4)).sum(1, keepdim=True)
-    expected = fused_moe(x, fewer, choice) + idle * x + gate.sigmoid() * shared
-    out = fused_moe(x, fewer, choice, extra=ExtraTerms(shared, gate, first_idle=4))
+    zero_weight = (choice.weights * (choice.expert_ids >= 4)).sum(1, keepdim=True)
+    expected = fused_moe(x, fewer, choice) + zero_weight * x + gate.sigmoid() * shared
+    out = fused_moe(x, fewer, choice, extra=ExtraTerms(shared, gate, first_zero_expert=4))
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
     ones = ExpertChoice(choice.expert_ids[:, :1], torch.ones(37, 1))

@@ -164,7 +164,9 @@ def mix(
     if not with_extras:
         return
     gate = torch.ones(len(x), 1)
-    fused_moe(x, experts, choice, extra=ExtraTerms(x, gate, first_idle=3), weighs_inputs=True)
+    fused_moe(
+        x, experts, choice, extra=ExtraTerms(x, gate, first_zero_expert=3), weighs_inputs=True
+    )
     for activation in (GELU, Activation("clamped", 1.702, 7.0)):
         fused_moe(x, experts, choice, activation=activation)
 

@@ -498,7 +498,7 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         for extra in (
             ExtraTerms(shared),
             ExtraTerms(shared, gate),
-            ExtraTerms(shared, first_idle=1),
+            ExtraTerms(shared, first_zero_expert=1),
         ):
             few = Experts(*(ExpertWeights(one.values[:1]) for one in plain))
             _compare(partial(fused_moe, x, few, choice, extra=extra), dtype)

@@ -212,7 +212,7 @@ class RoutedExperts:
         """
         group = self._options.group
         if group.rank:
-            extra = extra._replace(first_idle=None)  # idle experts count once, on rank 0
+            extra = extra._replace(first_zero_expert=None)  # zero experts count once, on rank 0
         out = fused_moe(
             *(hidden, self._experts, choice),
             extra=extra,
@@ -310,8 +310,8 @@ class MoeMLP:
             shared: [T, hidden]: this rank's summand of the shared expert's output; None for none.
             gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
         """
-        first_idle = self._moe.num_experts if self._moe.num_idle else None
-        extra = ExtraTerms(shared=shared, gate=gate, first_idle=first_idle)
+        first_zero_expert = self._moe.num_experts if self._moe.num_idle else None
+        extra = ExtraTerms(shared=shared, gate=gate, first_zero_expert=first_zero_expert)
         return self._experts.forward(hidden, choice, extra=extra, weighs_inputs=self.weighs_inputs)
 
     def _choose(
