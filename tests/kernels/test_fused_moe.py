@@ -89,7 +89,7 @@ def test_bits_of_what_is_added_do_not_depend_on_company_either() -> None:
     scores, shared = torch.randn(37, 7), torch.randn(37, 48)
 
     def run(rows: slice) -> torch.Tensor:
-        routing = Routing(num_chosen=2, scoring="sigmoid", normalize=True)
+        routing = Routing(top_k=2, scoring="sigmoid", normalize=True)
         choice = choose_experts(scores[rows, :6], None, routing)
         extra = ExtraTerms(shared[rows], scores[rows, 6:])
         return fused_moe(x[rows], experts, choice, extra=extra)

@@ -107,10 +107,10 @@ def token_ops(dtype: torch.dtype) -> None:
         )
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
-    choose_experts(torch.randn(2, 4), None, Routing(num_chosen=2))
-    grouped = Routing(num_chosen=8, scoring="sigmoid", num_groups=8, num_chosen_groups=4)
+    choose_experts(torch.randn(2, 4), None, Routing(top_k=2))
+    grouped = Routing(top_k=8, scoring="sigmoid", num_groups=8, top_k_groups=4)
     choose_experts(torch.randn(2, 256), torch.randn(256), grouped)
-    always = Routing(num_chosen=2, num_always=2)
+    always = Routing(top_k=2, num_always=2)
     choose_experts(torch.randn(2, 60), None, always, torch.randn(2, 1), torch.randn(60))
     mix(make_experts(4, hidden=128, inner=64, dtype=dtype), MIXED_TOKENS, dtype)
 

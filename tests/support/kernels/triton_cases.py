@@ -404,14 +404,14 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
     """Groups that are no power of two, biases, factors, scores that are part of a wider row."""
     bias = torch.randn(60).to(device)
     for routing, own in (
-        (Routing(num_chosen=4), None),
-        (Routing(num_chosen=1, normalize=True), None),
-        (Routing(num_chosen=6, scoring="sigmoid", normalize=True, scale=2.5), bias),
-        (Routing(num_chosen=3, scoring="softmax of chosen"), None),
-        (Routing(num_chosen=3, scoring="sigmoid of chosen", num_always=1), None),
-        (Routing(num_chosen=2, normalize=True, scale=2.0, num_always=2), None),
-        (Routing(num_chosen=5, num_groups=6, num_chosen_groups=2, num_summed=1), None),
-        (Routing(num_chosen=5, scoring="sigmoid", num_groups=4, num_chosen_groups=3), bias),
+        (Routing(top_k=4), None),
+        (Routing(top_k=1, normalize=True), None),
+        (Routing(top_k=6, scoring="sigmoid", normalize=True, scale=2.5), bias),
+        (Routing(top_k=3, scoring="softmax of chosen"), None),
+        (Routing(top_k=3, scoring="sigmoid of chosen", num_always=1), None),
+        (Routing(top_k=2, normalize=True, scale=2.0, num_always=2), None),
+        (Routing(top_k=5, num_groups=6, top_k_groups=2, num_summed=1), None),
+        (Routing(top_k=5, scoring="sigmoid", num_groups=4, top_k_groups=3), bias),
     ):
         scores = torch.randn(7, 70).to(device)[:, :60]
         gate = torch.randn(7, 3).to(device)[:, 2:] if routing.num_always == 2 else None
@@ -427,7 +427,7 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
             broken = choose_experts(torch.full_like(scores, float("nan")), own, routing)
         assert torch.equal(actual.expert_ids, expected.expert_ids), routing
         torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)
-        chosen = broken.expert_ids[:, : routing.num_chosen]
+        chosen = broken.expert_ids[:, : routing.top_k]
         assert bool(((chosen >= 0) & (chosen < 60)).all())
 
 

@@ -384,11 +384,11 @@ def _expert_parts(
 def routing_of(moe: MoeConfig) -> Routing:
     """Routing of a layer's experts for `choose_experts`."""
     return Routing(
-        num_chosen=moe.num_chosen,
+        top_k=moe.num_chosen,
         scoring="sigmoid" if moe.sigmoid else "softmax",
         normalize=moe.normalize,
         num_groups=moe.num_groups,
-        num_chosen_groups=moe.num_chosen_groups,
+        top_k_groups=moe.num_chosen_groups,
         num_summed=moe.num_summed,
         scale=moe.scale,
     )
