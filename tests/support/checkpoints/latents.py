@@ -246,8 +246,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
         mutations={
             **{key: value for key, value in _OF_LATENTS.items() if key in _OF_LONGCAT},
             "scale of latents": Patch(
-                target="worker.models.architectures.longcat:ScaledLatentAttention.pack",
-                value=LatentAttention.pack,
+                target="worker.models.architectures.longcat:ScaledLatentAttention.process_after_loading",
+                value=LatentAttention.process_after_loading,
             ),
             "shortcut": Patch(
                 target="worker.models.architectures.longcat:SecondHalf.feed_forward",

@@ -147,7 +147,7 @@ def test_memory_holds_the_model_once(tmp_path: Path, dtype: torch.dtype) -> None
     model = build(tmp_path, dtype=dtype)
     num_values = write_zeros(tmp_path / "model.safetensors", model)
     assert 2 * num_values > 180e6
-    model.pack = lambda: None  # type: ignore[method-assign]  # what is measured is the loader
+    model.process_after_loading = lambda: None  # type: ignore[method-assign]  # what is measured is the loader
     load_weights(model, model.config, show_progress=False)
     grown, size = memory_peak() - before, num_values * dtype.itemsize
     assert 0.8 * size < grown < size + 0.5 * 2 * num_values

@@ -34,7 +34,7 @@ def build(folder: Path, rank: int = 0, world_size: int = 1, **further: bool) -> 
         group=group, dtype=torch.float32, device=cpu, batch_invariant=False, **further
     )
     model: Any = build_model(load_model_config(str(folder), weights=False), options, 64)
-    model.pack = lambda: None  # what is compared is what was loaded
+    model.process_after_loading = lambda: None  # what is compared is what was loaded
     return model
 
 

@@ -26,7 +26,7 @@ class Module(Protocol):
         """Slots of all weights of the part; `prefix` ends with a dot."""
         ...
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which they are used."""
         ...
 
@@ -162,7 +162,7 @@ class DecoderModel(ABC):
         yield from self.norm.weight_slots(self.norm_name)
         yield from self.lm_head.weight_slots(self.head_name)
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which torch uses them, or drops those that
         `native` holds."""
         if self.native is not None:
@@ -170,8 +170,8 @@ class DecoderModel(ABC):
             self.lm_head.drop()
             return
         for layer in self.layers:
-            layer.pack()
-        self.lm_head.pack(self.embed_tokens)
+            layer.process_after_loading()
+        self.lm_head.process_after_loading(self.embed_tokens)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""

@@ -119,14 +119,14 @@ class LatentAttention:
         yield from self.kv_up.weight_slots(prefix)
         yield from self.output.weight_slots(f"{prefix}o_proj")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading; splits the one from latents into those of keys and
         of values."""
         if self._mla.is_interleaved:
             self._put_halves_first()
-        self.down.pack()
+        self.down.process_after_loading()
         if self.q_up is not None:
-            self.q_up.pack()
+            self.q_up.process_after_loading()
         up = self.kv_up.weight.dense().view(self._num_heads, -1, self._mla.kv_rank)
         keys, values = up.split([self._mla.plain_dim, self._mla.value_dim], dim=1)
         self._to_latents, self._to_values = (
@@ -134,7 +134,7 @@ class LatentAttention:
             for weights in (keys, values.transpose(1, 2))
         )
         self.kv_up.drop()
-        self.output.pack()
+        self.output.process_after_loading()
 
     def forward(
         self,

@@ -108,10 +108,10 @@ class GptOssMoe:
             start=self._share.first,
         )
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the router and the experts after loading."""
         assert self._weights is not None, "packed twice"
-        self._router.pack()
+        self._router.process_after_loading()
         self._experts = self._weights.pack()
         if self._options.group.rank and not self._share.is_whole:
             self._biases.down.zero_()  # only rank 0 adds it to the sum over ranks

@@ -68,10 +68,10 @@ class PreNormLayer:
         for name, norm in zip(self.norm_names, self.norms, strict=True):
             yield from norm.weight_slots(f"{prefix}{name}")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs mixer and feed-forward block after loading."""
-        self._mixer.pack()
-        self.mlp.pack()
+        self._mixer.process_after_loading()
+        self.mlp.process_after_loading()
 
     def forward(
         self,

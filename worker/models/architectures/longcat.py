@@ -42,9 +42,9 @@ class ScaledLatentAttention(LatentAttention):
         super().__init__(model, index)
         self._hidden_size = model.config.hidden_size
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the weights after loading, and folds the factors into the norms' weights."""
-        super().pack()
+        super().process_after_loading()
         for norm in (self.q_norm, self.kv_norm):
             assert norm is not None, "the architecture has latents of queries"
             norm.weight = norm.weight.float() * (self._hidden_size / len(norm.weight)) ** 0.5
@@ -71,10 +71,10 @@ class FirstHalf(PreNormLayer):
         yield from super().weight_slots(prefix)
         yield from self.experts.weight_slots(f"{prefix}mlp.")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the layer and the experts after loading."""
-        super().pack()
-        self.experts.pack()
+        super().process_after_loading()
+        self.experts.process_after_loading()
 
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None

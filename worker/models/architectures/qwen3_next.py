@@ -114,12 +114,12 @@ class GatedDeltaNet:
                 start=group.rank * self._value_heads,
             )
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading; fused ones are reordered."""
         if self._is_fused:
             self._projection.reorder(self._by_kind())
-        self._projection.pack()
-        self._output.pack()
+        self._projection.process_after_loading()
+        self._output.process_after_loading()
 
     def forward(
         self,

@@ -232,13 +232,13 @@ class Attention:
         if self.wide_norm is not None:
             yield from self.wide_norm.weight_slots(prefix)
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading; those with interleaved rotary dimensions are
         reordered."""
         if self._traits.is_interleaved:
             self.qkv.reorder(self._halves_first())
-        self.qkv.pack()
-        self.output.pack()
+        self.qkv.process_after_loading()
+        self.output.process_after_loading()
 
     def drop(self) -> None:
         """Drops the loaded projections, which the compiled CPU library holds now."""
@@ -378,10 +378,10 @@ class MLP:
         yield from self._up.weight_slots(prefix)
         yield from self._down.weight_slots(f"{prefix}{self._down_name}")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading."""
-        self._up.pack()
-        self._down.pack()
+        self._up.process_after_loading()
+        self._down.process_after_loading()
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
@@ -431,10 +431,10 @@ class GatedMLP:
         yield from self.gate_up.weight_slots(prefix)
         yield from self.down.weight_slots(f"{prefix}{self._down_name}")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading."""
-        self.gate_up.pack()
-        self.down.pack()
+        self.gate_up.process_after_loading()
+        self.down.process_after_loading()
 
     def drop(self) -> None:
         """Drops the loaded projections, which the compiled CPU library holds now."""

@@ -75,7 +75,7 @@ class _Linear:
         """A tensor with shape and type of the dense weight [out, in], without storage."""
         return torch.empty(self._shape, dtype=self._dtype, device="meta")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Converts the loaded weight to the form in which it is multiplied, and drops the
         original."""
         self._packed = self.weight.pack()
@@ -296,7 +296,7 @@ class ParallelLMHead:
                 start=start,
             )
 
-    def pack(self, embedding: VocabParallelEmbedding) -> None:
+    def process_after_loading(self, embedding: VocabParallelEmbedding) -> None:
         """Packs the loaded weight, or the embedding's if the two are tied."""
         weight = self.source(embedding).weight
         self._packed = pack_linear_weight(weight, batch_invariant=self._batch_invariant)

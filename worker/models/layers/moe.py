@@ -185,7 +185,7 @@ class RoutedExperts:
             yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
         yield slot(names.down, down, 2, full_size, share.start)
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the experts after loading."""
         assert self._gate_up is not None, "packed twice"
         assert self._down is not None, "packed twice"
@@ -276,12 +276,12 @@ class MoeMLP:
         if self._shared is not None:
             yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the router and the experts after loading."""
-        self._router.pack()
-        self._experts.pack()
+        self._router.process_after_loading()
+        self._experts.process_after_loading()
         if self._shared is not None:
-            self._shared.pack()
+            self._shared.process_after_loading()
 
     def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""

@@ -91,7 +91,7 @@ def pack_weights(
     """
     if options is not None:
         model.native = build_native(model, options, memory or WeightMemory())
-    model.pack()
+    model.process_after_loading()
 
 
 def build_native(
