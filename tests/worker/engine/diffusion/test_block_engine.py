@@ -224,7 +224,7 @@ def test_drafts_tell_how_a_block_comes_about(
     ("options", "message"),
     [
         ({"page_size": 4}, "--page-size 4 must be a multiple of this model's block size, 8"),
-        ({"max_num_batched_tokens": 8}, "at least two blocks"),
+        ({"max_num_batched_tokens": 8}, "two blocks of this model"),
         ({"max_model_len": 5}, "less than one block"),
         ({"speculative_method": "ngram"}, "not supported for block-diffusion models: use none"),
     ],
