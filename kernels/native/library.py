@@ -58,8 +58,8 @@ class StepRows(ctypes.Structure):
         ("token_stride", _I64),
         ("page_table", _PTR),
         ("page_stride", _I64),
-        ("read", _PTR),
-        ("num_read", _I64),
+        ("logits_indices", _PTR),
+        ("num_logits", _I64),
     )
 
 

@@ -205,12 +205,12 @@ def test_of_tokens_that_nobody_reads_only_keys_and_values_are_computed(
     bench.tokens = whole.tokens
     rows = (2, 0, 12), (0, 0, 100), (1, 0, 40)
     expected = whole.run(*rows)
-    for read in ([], [0], [11, 12, 60, 61, 111, 151], list(range(40)), list(range(152))):
-        assert torch.equal(bench.run(*rows, read=read), expected[read]), f"reading {read}"
+    for indices in ([], [0], [11, 12, 60, 61, 111, 151], list(range(40)), list(range(152))):
+        assert torch.equal(bench.run(*rows, logits_indices=indices), expected[indices]), indices
     # What follows finds all keys and values in place.
     following = (2, 12, 4), (0, 100, 8), (1, 40, 4)
-    bench.run(*rows, read=[])
-    assert torch.equal(bench.run(*following, read=[3, 9]), whole.run(*following)[[3, 9]])
+    bench.run(*rows, logits_indices=[])
+    assert torch.equal(bench.run(*following, logits_indices=[3, 9]), whole.run(*following)[[3, 9]])
 
 
 def test_a_pass_takes_as_many_threads_as_its_work_is_worth() -> None:

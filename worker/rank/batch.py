@@ -103,7 +103,7 @@ class Batch:
     """Rows of the graph that the step runs on; None for an eager step."""
     num_tokens: int = 0
     """Tokens of the graph that the step runs on if its rows are of any lengths; else 0."""
-    read_tokens: torch.Tensor | None = None
+    logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
     state_stores: Sequence[StateStore] = ()
@@ -252,12 +252,12 @@ class _StagedBatch:
         sampling = None
         if self._num_draws:
             sampling = self._sampling(staged[self._draw_group], speculative)
-        read_tokens = None
+        logits_indices = None
         # Unless prompts are scored, only positions that draw are read. Which positions of a running
         # block are read follows from its state, which BlockDecoder keeps.
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
-            read_tokens = None if sampling is None else sampling.tokens
+            logits_indices = None if sampling is None else sampling.tokens
         return Batch(
             rows=self._rows,
             num_rows=self._num_rows,
@@ -269,7 +269,7 @@ class _StagedBatch:
             prompts=prompts,
             size=self._size,
             num_tokens=self._ragged_tokens,
-            read_tokens=read_tokens,
+            logits_indices=logits_indices,
         )
 
     def _draw_arrays(
@@ -375,7 +375,7 @@ def gather_inputs(
         kv_caches=kv_caches,
         attention=by_layer,
         num_decode_tokens=batch.num_decodes,
-        read_tokens=batch.read_tokens,
+        logits_indices=batch.logits_indices,
         states=states or {},
         state_rows=state_rows,
     )

@@ -227,7 +227,7 @@ class ModelRunner:
                 slot.prepared.record()
             hidden = None
             if batch is not None:
-                hidden = self._run(batch, None if blocks is None else blocks.read)
+                hidden = self._run(batch, None if blocks is None else blocks.logits_indices)
             if slot is not None:
                 slot.forwarded.record()
         return ForwardStep(
@@ -290,11 +290,13 @@ class ModelRunner:
             self._graphs = None
 
     def run_model(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [S, hidden] of the batch's `read_tokens`, or [T, hidden] of all tokens."""
+        """Hidden states [S, hidden] of `batch.logits_indices`, or [T, hidden] of all tokens."""
         if batch.staged is None:
             assert self.model.native is not None, "an unstaged batch is for the library"
-            tables, read = self._tables, batch.read_tokens
-            return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
+            tables, logits_indices = self._tables, batch.logits_indices
+            return self.model.native.forward(
+                batch.rows, tables.token_pool, tables.page_table, logits_indices
+            )
         states = self._states
         inputs = gather_inputs(
             *(batch, self._tables, self._kv_caches, self._layout.groups, self._attention),
@@ -309,7 +311,7 @@ class ModelRunner:
     def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Logits of the batch's draws, fp32 [S, vocab], from the hidden states of `run_model`."""
         tokens = None if batch.sampling is None else batch.sampling.tokens
-        if tokens is not None and batch.read_tokens is None:
+        if tokens is not None and batch.logits_indices is None:
             hidden = hidden.index_select(0, tokens)
         return self.model.compute_logits(hidden)
 
@@ -353,22 +355,22 @@ class ModelRunner:
             plan, uploader=slot, size=size, num_tokens=num_tokens, speculative=speculative
         )
 
-    def _run(self, batch: Batch, read: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of the tokens with indices `read` in a step of blocks; without `read`, of
-        the batch's `read_tokens`, or of all."""
+    def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states of the tokens `logits_indices` in a step of blocks; if None, of the batch's
+        `logits_indices`, or of all."""
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif read is not None and "skip_unread" in self.config.dllm_features:
-            return self.run_model(replace(batch, read_tokens=read))
+        elif logits_indices is not None and "skip_unread" in self.config.dllm_features:
+            return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)
-        return hidden if read is None else hidden.index_select(0, read)
+        return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
-    def _forward_plan(self, plan: Plan, read: torch.Tensor) -> torch.Tensor:
+    def _forward_plan(self, plan: Plan, logits_indices: torch.Tensor) -> torch.Tensor:
         batch = self._build(plan, None, None)
         assert batch is not None, "a round has rows"
-        return self._run(batch, read)
+        return self._run(batch, logits_indices)
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)

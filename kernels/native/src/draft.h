@@ -72,8 +72,8 @@ class Drafter {
     StepRows own = step;
     own.num_rows = count;
     own.rows = rows.data();
-    own.read = last_.data();
-    own.num_read = count;
+    own.logits_indices = last_.data();
+    own.num_logits = count;
     decoder_.forward(own, hidden_.data());
     decoder_.logits(hidden_.data(), count, logits_.data());
   }

@@ -54,7 +54,7 @@ class DecoderLayer(Module, Protocol):
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Runs the layer on hidden states [T, hidden].
 
@@ -64,7 +64,7 @@ class DecoderLayer(Module, Protocol):
                 the first layer.
             positions: [T] int64.
             ctx: caches and planned attention of the step.
-            read: in the last layer, the tokens [S] whose output is needed; None for all.
+            logits_indices: in the last layer, the tokens [S] whose output is needed; None for all.
 
         Returns:
             Output and residual in the same form, [T, hidden] or [S, hidden].
@@ -181,12 +181,12 @@ class DecoderModel(ABC):
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """Token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final norm,
-        or to those [S, hidden] of the context's `read_tokens`."""
+        or to those [S, hidden] of the context's `logits_indices`."""
         hidden = self.embed(input_ids)
         residual: torch.Tensor | None = None
         for layer in self.layers:
-            read = ctx.read_tokens if layer is self.layers[-1] else None
-            hidden, residual = layer.forward(hidden, residual, positions, ctx, read)
+            logits_indices = ctx.logits_indices if layer is self.layers[-1] else None
+            hidden, residual = layer.forward(hidden, residual, positions, ctx, logits_indices)
         if not len(hidden):
             return hidden
         if residual is None:

@@ -25,9 +25,9 @@ class Mixer(Module, Protocol):
         hidden: torch.Tensor,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`."""
         ...
 
 
@@ -79,7 +79,7 @@ class PreNormLayer:
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of the feed-forward block, and the residual to which it has yet to be added;
         arguments and shapes as in DecoderLayer."""
@@ -88,10 +88,10 @@ class PreNormLayer:
             residual, hidden = hidden, before.forward(hidden)
         else:
             hidden, residual = before.forward_add(hidden, residual)
-        hidden = self._mixer.forward(hidden, positions, ctx, read)
-        if read is not None:
-            residual = residual.index_select(0, read)
-            if not len(read):
+        hidden = self._mixer.forward(hidden, positions, ctx, logits_indices)
+        if logits_indices is not None:
+            residual = residual.index_select(0, logits_indices)
+            if not len(logits_indices):
                 return hidden, residual
         return self.after_mixer(hidden, residual)
 

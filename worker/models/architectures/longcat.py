@@ -101,16 +101,16 @@ class SecondHalf(PreNormLayer):
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of MLP and experts, and the residual to which it has yet to be added; arguments
         and shapes as in DecoderLayer."""
-        if read is not None:
+        if logits_indices is not None:
             assert self._first.chosen is not None, "the first half went before"
             inputs, choice = self._first.chosen
-            own = ExpertChoice(*(part.index_select(0, read) for part in choice))
-            self._first.chosen = inputs.index_select(0, read), own
-        return super().forward(hidden, residual, positions, ctx, read)
+            own = ExpertChoice(*(part.index_select(0, logits_indices) for part in choice))
+            self._first.chosen = inputs.index_select(0, logits_indices), own
+        return super().forward(hidden, residual, positions, ctx, logits_indices)
 
     def feed_forward(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None

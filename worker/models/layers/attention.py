@@ -250,10 +250,10 @@ class Attention:
         hidden: torch.Tensor,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the keys and
-        values of all tokens to the cache."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
+        keys and values of all tokens to the cache."""
         qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
         q, k, *rest = torch.split(qkv, self._split, dim=1)
         v = rest[0] if rest else k
@@ -270,14 +270,16 @@ class Attention:
             norms=self._head_norms(),
             query_scale=self._traits.query_scale,
         )
-        if read is not None and not len(read):
+        if logits_indices is not None and not len(logits_indices):
             return hidden[:0]
         attended = attend(
             q, cache, ctx, self._layer_index, scale=self._scale, sinks=self._sinks
         ).reshape(hidden.shape[0], -1)
         if gate is not None:
             attended = gated(attended, gate.flatten(1))
-        return self.output.forward(attended if read is None else attended.index_select(0, read))
+        return self.output.forward(
+            attended if logits_indices is None else attended.index_select(0, logits_indices)
+        )
 
     def _head_norms(self) -> HeadNorms | None:
         """The norms over each head of q, k and v; None without any."""

@@ -93,9 +93,9 @@ class ForwardContext:
     """Attention inputs by layer that has a KV cache; layers of a group share one object."""
     num_decode_tokens: int
     """Number of leading tokens that are decode rows, of one token each."""
-    read_tokens: torch.Tensor | None = None
+    logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: tokens whose hidden states are needed; None for all. For other tokens
-    the last layer computes keys and values alone."""
+    the last layer only computes keys and values."""
     states: Mapping[int, StateCache] = field(default_factory=dict)
     """State caches by linear-attention layer."""
     state_rows: StateRows | None = None

@@ -20,7 +20,7 @@ from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
 from worker.protocol.diffusion import DllmAlgorithm
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.rank.diffusion.proposal import propose, random_positions
-from worker.rank.diffusion.running import RunningBlock, index_reads, read_indices
+from worker.rank.diffusion.running import RunningBlock, index_logits, logits_rows
 from worker.rank.diffusion.table import BlockTable
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.tables import DeviceTables
@@ -40,9 +40,8 @@ class BlockStep:
     plan: Plan
     blocks: Sequence[RunningBlock] = ()
     """Running blocks, one per BlockRow of `plan`."""
-    read: torch.Tensor | None = None
-    """[S] int64: indices of the first pass's tokens whose hidden states are read; None without
-    rows."""
+    logits_indices: torch.Tensor | None = None
+    """[S] int64: indices of the first pass's tokens whose logits are needed; None without rows."""
     left_out: tuple[int, ...] = ()
     """Indices, among the BlockRows of the Plan as it came, of windows whose requests had ended."""
 
@@ -135,14 +134,17 @@ class BlockDecoder:
             if isinstance(row, BlockRow):
                 block = BlockRow(row.slot, self._block_start(row), self._block_size)
                 blocks.append(RunningBlock(row=block, first_token=end - self._block_size))
-        return replace(step, blocks=blocks, read=self._reads(blocks) if plan.rows else None)
+        return replace(
+            step, blocks=blocks, logits_indices=self._index_logits(blocks) if plan.rows else None
+        )
 
     def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
         """Runs the Plan's rounds, of which the first forward pass is done.
 
         Args:
             step: the step as `prepare` returned it.
-            hidden: hidden states [S, hidden] of the tokens `step.read`; None without rows.
+            hidden: hidden states [S, hidden] of the tokens `step.logits_indices`; None without
+                rows.
             masks: bitmasks of the blocks in `Plan.masked`, as in a Sample message.
         """
         plan = step.plan
@@ -191,7 +193,7 @@ class BlockDecoder:
         for index, block in enumerate(blocks):
             block.first_token = index * self._block_size
         plan = Plan(seq, [], [], [block.row for block in blocks])
-        return self._forward(plan, self._reads(blocks))
+        return self._forward(plan, self._index_logits(blocks))
 
     def _step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
         """Runs one step of their algorithms for blocks that are not over."""
@@ -270,7 +272,7 @@ class BlockDecoder:
         parameters [S] for them; None where all are greedy."""
         rows, columns = np.nonzero(scored)
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
-        index = read_indices(blocks, rows, columns)
+        index = logits_rows(blocks, rows, columns)
         random = random_positions(
             self._tables.sampling,
             slots,
@@ -281,8 +283,8 @@ class BlockDecoder:
             hidden = hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
         return self._score(hidden), random
 
-    def _reads(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
-        tokens = index_reads(blocks, self.table, only_needed=self._masked_logits)
+    def _index_logits(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
+        tokens = index_logits(blocks, self.table, only_needed=self._masked_logits)
         return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
 
     def _finish(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:
