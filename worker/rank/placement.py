@@ -24,7 +24,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
+class DraftPlacement:
     """Positions of a step's F speculative rows, which make D draws in all."""
 
     tables: DeviceTables

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from worker.plan.plan import DraftRow, Row, StepResult
-from worker.rank.placement import Placement
+from worker.rank.placement import DraftPlacement
 from worker.rank.streams import StepSlot
 from worker.rank.transfer import IntArray
 
@@ -64,7 +64,7 @@ class DeviceRows:
     expected: torch.Tensor
     """[F, M] int64: the token after each position: a known one or a draft; NO_TOKEN at the row's
     last position and behind it."""
-    placement: Placement
+    placement: DraftPlacement
 
     def accept(self, tokens: torch.Tensor) -> DeviceAcceptance:
         """Compares a step's drawn tokens, int64 [S], with the drafts; does not wait for the

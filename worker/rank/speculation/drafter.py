@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from worker.plan.plan import DraftRow, Plan, Row
-from worker.rank.placement import Placement
+from worker.rank.placement import DraftPlacement
 from worker.rank.sampler import SamplerOutput
 from worker.rank.speculation.base import (
     NO_GUESSES,
@@ -176,7 +176,7 @@ class Drafter:
         plan = self._with_pages(plan)
         rows = [_longest(row) if isinstance(row, DraftRow) else row for row in plan.rows]
         draws = draws_of_rows(rows)
-        placement = Placement.of(plan, rows, draws, self._newest, self._tables)
+        placement = DraftPlacement.of(plan, rows, draws, self._newest, self._tables)
         proposer.draft(placement, [row for row in plan.rows if isinstance(row, DraftRow)])
         speculative = DeviceRows(
             draws=to_device(torch.from_numpy(draws), self._newest.device),
