@@ -17,7 +17,7 @@ from worker.models.layers.context import KVCache
 from worker.models.layers.kv_cache import group_layers
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, draw_weights, load_weights
+from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
@@ -99,7 +99,7 @@ class ModelRunner:
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
-            draw_weights(self.model, native)
+            fill_dummy_weights(self.model, native)
         else:
             load_weights(
                 self.model, self.model_config, show_progress=group.rank == 0, native=native

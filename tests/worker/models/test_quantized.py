@@ -23,7 +23,7 @@ from worker.models.config.quantization import Fp4Config, QuantizationConfig, Sca
 from worker.models.config.wrappers import TensorNames
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, draw_weights, load_weights
+from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 
 
 def build(folder: Path, rank: int = 0, world_size: int = 1, **further: bool) -> Any:
@@ -154,7 +154,7 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path, name: str) -> None:
     write_quantized(LAYOUTS[name], tmp_path / "own", tmp_path / "plain")
     (tmp_path / "own" / "model.safetensors").unlink()
     model = build(tmp_path / "own")
-    draw_weights(model)
+    fill_dummy_weights(model)
     for weight in dense(model):
         assert 0.012 < float(weight.std()) < 0.03
 

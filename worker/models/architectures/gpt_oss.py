@@ -209,7 +209,7 @@ class _Mxfp4Weights:
                 dim=dim,
                 start=start,
                 source_types=("U8",),
-                draw=self._draw_exponents if name == "scales" else None,
+                fill_dummy=self._fill_exponents if name == "scales" else None,
                 read_shape=(count, 2 * size, *rest),
             )
         dim, start = self._share.cut(2, self._share.start // _BLOCK)
@@ -222,11 +222,11 @@ class _Mxfp4Weights:
                 dim=dim,
                 start=start,
                 source_types=("U8",),
-                draw=self._draw_exponents if name == "scales" else None,
+                fill_dummy=self._fill_exponents if name == "scales" else None,
             )
 
     @staticmethod
-    def _draw_exponents(scales: torch.Tensor) -> None:
+    def _fill_exponents(scales: torch.Tensor) -> None:
         scales.fill_(_DRAWN_EXPONENT)
 
     def pack(self) -> Experts:

@@ -22,7 +22,7 @@ class IndexedCodes:
         columns: number of input features on this rank.
         config: parameters of the format.
         options: options of the model's layers.
-        draw_scales: fills scales of dummy weights.
+        fill_scales: fills scales of dummy weights.
 
     Raises:
         ValueError: ranks would divide the weight within a word of codes.
@@ -34,10 +34,10 @@ class IndexedCodes:
         columns: int,
         config: GroupedIntConfig,
         options: LayerOptions,
-        draw_scales: Callable[[torch.Tensor], object],
+        fill_scales: Callable[[torch.Tensor], object],
     ) -> None:
         self._part, self._config, self._options = part, config, options
-        self._draw_scales = draw_scales
+        self._fill_scales = fill_scales
         self._name = part.name
         rows, self._per_word = part.rows.stop - part.rows.start, 32 // config.bits
         self._first = [0, 0]
@@ -76,7 +76,7 @@ class IndexedCodes:
             full_shape=(groups, rows),
             dim=1,
             start=first_row,
-            draw=self._draw_scales,
+            fill_dummy=self._fill_scales,
         )
         yield WeightSlot(
             name=f"{name}.qzeros",
@@ -85,7 +85,7 @@ class IndexedCodes:
             dim=1,
             start=first_row // per_word,
             source_types=("I32",),
-            draw=lambda zeros: zeros.fill_(middle),
+            fill_dummy=lambda zeros: zeros.fill_(middle),
         )
         yield WeightSlot(
             name=f"{name}.g_idx",
@@ -93,7 +93,7 @@ class IndexedCodes:
             full_shape=(columns,),
             start=first_column,
             source_types=("I32",),
-            draw=lambda index: index.random_(groups),
+            fill_dummy=lambda index: index.random_(groups),
         )
 
     def dense(self) -> torch.Tensor:

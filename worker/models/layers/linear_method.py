@@ -48,7 +48,7 @@ class WeightSlot:
     """Shape of the slice in the file, if the destination has more dimensions; else None."""
     may_lack_ones: bool = False
     """Whether the checkpoint's tensor may lack last dimensions of size 1."""
-    draw: Callable[[torch.Tensor], object] | None = None
+    fill_dummy: Callable[[torch.Tensor], object] | None = None
     """Fills the destination with dummy weights; None for the loader's default."""
 
 

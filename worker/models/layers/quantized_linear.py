@@ -103,8 +103,8 @@ class QuantizedMethod(LinearMethod):
         if weights is None:
             return UnquantizedMethod().allocate(shape, parts, options)
         if isinstance(weights, GroupedIntConfig) and weights.has_index:
-            draw = _constant(_SPREAD / _INT_SPREADS[weights.bits])
-            own = [IndexedCodes(part, shape[1], weights, options, draw) for part in parts]
+            fill_dummy = _constant(_SPREAD / _INT_SPREADS[weights.bits])
+            own = [IndexedCodes(part, shape[1], weights, options, fill_dummy) for part in parts]
             return _JoinedWeight(own, options)
         return _QuantizedWeight(shape, parts, weights, options)
 
@@ -391,7 +391,7 @@ class _ScaledCodes(_PartCodes):
             self._scales,
             self.block,
             may_lack_ones=0 in self._config.block_shape,
-            draw=_constant(1.0 if is_float else _SPREAD / _INT8_SPREAD),
+            fill_dummy=_constant(1.0 if is_float else _SPREAD / _INT8_SPREAD),
         )
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -442,12 +442,18 @@ class _IntCodes(_PartCodes):
         words: dict[str, Any] = {**own, "source_types": ("I32",)}
         per_cell = (per_word, 1) if config.layout == "awq" else (1, per_word)
         yield self._slot(f"{name}.{names['weights']}", self._words, per_cell, **words)
-        draw = _constant(_SPREAD / _INT_SPREADS[config.bits])
-        yield self._slot(f"{name}.{names['scales']}", self._scales, (1, group), draw=draw, **own)
+        fill_dummy = _constant(_SPREAD / _INT_SPREADS[config.bits])
+        yield self._slot(
+            f"{name}.{names['scales']}", self._scales, (1, group), fill_dummy=fill_dummy, **own
+        )
         if config.has_zeros:
             middle = _constant({4: -0x77777778, 8: -0x7F7F7F80}[config.bits])
             yield self._slot(
-                f"{name}.{names['zeros']}", self._zeros, (per_word, group), draw=middle, **words
+                f"{name}.{names['zeros']}",
+                self._zeros,
+                (per_word, group),
+                fill_dummy=middle,
+                **words,
             )
         if config.layout == "gptq":
             yield WeightSlot(
@@ -456,7 +462,7 @@ class _IntCodes(_PartCodes):
                 full_shape=self._part.full_shape[1:],
                 start=self._starts[1],
                 source_types=("I32",),
-                draw=lambda _: None,
+                fill_dummy=lambda _: None,
             )
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -515,7 +521,7 @@ class _Fp4Codes(_PartCodes):
             self._scales,
             (1, self.block[1]),
             source_types=("U8",) if is_mxfp4 else ("F8_E4M3",),
-            draw=_constant(120.0 if is_mxfp4 else 1.0),
+            fill_dummy=_constant(120.0 if is_mxfp4 else 1.0),
         )
         if not is_mxfp4:
             spread = _SPREAD / _E2M1_SPREAD
@@ -524,7 +530,7 @@ class _Fp4Codes(_PartCodes):
                 destination=self._global,
                 full_shape=(1,),
                 may_lack_ones=True,
-                draw=_constant(spread if is_modelopt else 1.0 / spread),
+                fill_dummy=_constant(spread if is_modelopt else 1.0 / spread),
             )
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:

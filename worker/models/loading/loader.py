@@ -151,23 +151,23 @@ def _slots_by_name(model: DecoderModel) -> dict[str, list[WeightSlot]]:
     return slots
 
 
-def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
+def fill_dummy_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
     """Fills all slots with dummy (random) weights on their device, for measurements of speed, then
     packs the weights as `load_weights` does."""
     generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
         for slot in model.weight_slots():
-            if slot.draw is not None:
-                slot.draw(slot.destination)
+            if slot.fill_dummy is not None:
+                slot.fill_dummy(slot.destination)
             elif len(slot.full_shape) > 1:
-                _draw(slot.destination, generator)
+                _fill_random(slot.destination, generator)
             else:  # norms, and biases
                 slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
         pack_weights(model, native)
 
 
-def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
-    """Draws normally distributed values, for FP8 by way of bfloat16; random bits for integers."""
+def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:
+    """Fills in normally distributed values, for FP8 by way of bfloat16; random bits for integers."""
     if not destination.is_floating_point():
         limits = torch.iinfo(destination.dtype)
         destination.random_(limits.min, limits.max, generator=generator)
