@@ -63,7 +63,7 @@ class StepRows(ctypes.Structure):
     )
 
 
-class DrawColumns(ctypes.Structure):
+class SamplingColumns(ctypes.Structure):
     """Sampling parameters of all rows of the logits; None for a filter that no row uses."""
 
     _fields_ = (
@@ -107,7 +107,7 @@ def library() -> ctypes.CDLL:
         "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
         "apply_bitmask": (None, [_PTR, _I64, _PTR, _I64, ctypes.c_char_p]),
-        "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(DrawColumns), _PTR]),
+        "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(SamplingColumns), _PTR]),
         "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64, ctypes.c_double]),
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),

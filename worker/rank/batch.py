@@ -48,7 +48,7 @@ class SamplingBatch:
     staged: StagedArrays
     """Arrays [S] on the device: destinations and tokens; where any draw is random, or a graph
     draws, also positions, seeds, temperature, top_k, top_p and log_min_p."""
-    num_draws: int
+    num_samples: int
     tokens: torch.Tensor | None
     """[S] int64: indices of the step's tokens whose hidden states give the logits; None for all in
     order."""
@@ -64,7 +64,7 @@ class SamplingBatch:
     """Rows with logits processors or log-probabilities; None without any."""
     is_captured: bool = False
     """Whether the draw runs on a graph, which draws for each row, padding included."""
-    drawing: Sequence[int] | None = None
+    sampled_rows: Sequence[int] | None = None
     """Rows that the Plan draws for, where a graph draws for all; None where these are all."""
     speculative: SpeculativeRows | None = None
     """Speculative rows, whose draws verify their drafts; None without any."""
@@ -209,7 +209,7 @@ class _StagedBatch:
             self._num_rows = len(table)
             table = _pad(table, size, graph.tokens, tables)
         self._rows = table
-        slots, starts, lengths, draws = np.ascontiguousarray(table.T)
+        slots, starts, lengths, num_samples = np.ascontiguousarray(table.T)
         query_ends = np.cumsum(lengths)
         self._num_tokens = int(query_ends[-1])
         self._row_group = -1
@@ -221,22 +221,24 @@ class _StagedBatch:
                     "query_start": np.append(0, query_ends),
                 }
             )
-        self._drawing: list[int] | None = None
+        self._sampled_rows: list[int] | None = None
         if self._is_captured:
-            (drawing,) = np.nonzero(draws)
-            self._drawing = None if len(drawing) == self._num_rows else drawing.tolist()
+            (sampled_rows,) = np.nonzero(num_samples)
+            self._sampled_rows = (
+                None if len(sampled_rows) == self._num_rows else sampled_rows.tolist()
+            )
             # The graph draws for every row: tokens of rows that do not sample go where those of
             # padding go.
-            slots = np.where(draws, slots, tables.dummy_slot)
-            cells = slots, np.where(draws, starts + lengths, 1), query_ends - 1
+            slots = np.where(num_samples, slots, tables.dummy_slot)
+            cells = slots, np.where(num_samples, starts + lengths, 1), query_ends - 1
         else:
-            cells = draw_cells(table, query_ends)
-        self._num_draws = len(cells[0])
+            cells = sample_cells(table, query_ends)
+        self._num_samples = len(cells[0])
         self._filters: tuple[str, ...] = ()
         self._max_top_k = 0
-        self._draw_group = -1
-        if self._num_draws:
-            self._draw_group = staging.add(self._draw_arrays(*cells))
+        self._sampling_group = -1
+        if self._num_samples:
+            self._sampling_group = staging.add(self._sampling_arrays(*cells))
 
     def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
         """The batch, given the arrays on the device in the order in which they were staged."""
@@ -250,8 +252,8 @@ class _StagedBatch:
         if self._size is not None:
             ends = [self._tables.max_positions] * self._size
         sampling = None
-        if self._num_draws:
-            sampling = self._sampling(staged[self._draw_group], speculative)
+        if self._num_samples:
+            sampling = self._sampling(staged[self._sampling_group], speculative)
         logits_indices = None
         # Unless prompts are scored, only positions that draw are read. Which positions of a running
         # block are read follows from its state, which BlockDecoder keeps.
@@ -272,7 +274,7 @@ class _StagedBatch:
             logits_indices=logits_indices,
         )
 
-    def _draw_arrays(
+    def _sampling_arrays(
         self, slots: IntArray, ends: IntArray, tokens: IntArray
     ) -> dict[str, npt.NDArray[Any]]:
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -292,19 +294,19 @@ class _StagedBatch:
         positions = staged.get("positions")
         if placement is not None:
             destinations = placement.destinations(destinations)
-            positions = None if positions is None else placement.draw_positions(positions)
-        draws_all = self._num_draws == self._num_tokens
+            positions = None if positions is None else placement.sample_positions(positions)
+        samples_all = self._num_samples == self._num_tokens
         return SamplingBatch(
             staged=staged,
-            num_draws=self._num_draws,
-            tokens=None if draws_all else staged["tokens"],
+            num_samples=self._num_samples,
+            tokens=None if samples_all else staged["tokens"],
             destinations=destinations,
             positions=positions,
             filters=self._filters,
             max_top_k=self._max_top_k,
             processed=self._processed,
             is_captured=self._is_captured,
-            drawing=self._drawing,
+            sampled_rows=self._sampled_rows,
             speculative=speculative,
         )
 
@@ -431,18 +433,18 @@ def count_decodes(lengths: IntArray) -> int:
     return int(longer[0]) if len(longer) else len(lengths)
 
 
-def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def sample_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Draws of rows [R, 4], as three arrays [S]: slot, position of the new token, index of the
     step's token whose logits it is drawn from."""
-    slots, starts, lengths, draws = table.T
+    slots, starts, lengths, num_samples = table.T
     ends = starts + lengths
-    (samples,) = np.nonzero(draws)
-    if len(samples) == draws.sum():
+    (samples,) = np.nonzero(num_samples)
+    if len(samples) == num_samples.sum():
         return slots[samples], ends[samples], query_ends[samples] - 1
     return (
-        np.repeat(slots, draws),
-        ragged_ranges(ends - draws + 1, draws),
-        ragged_ranges(query_ends - draws, draws),
+        np.repeat(slots, num_samples),
+        ragged_ranges(ends - num_samples + 1, num_samples),
+        ragged_ranges(query_ends - num_samples, num_samples),
     )
 
 

@@ -13,16 +13,16 @@ from worker.models.layers.sharing import check_sharing
 
 
 def check_engine(config: EngineConfig) -> ModelConfig:
-    """Checks that a model can be served with this configuration, as far as config.json says it.
+    """Checks that a model can be served with this configuration, based on config.json.
 
-    The files beside the weights of a Hub repository are downloaded.
+    Downloads the files of a Hub repository other than weights.
 
     Returns:
         The model's configuration.
 
     Raises:
-        Unavailable: a file is missing, perhaps only for now.
-        ValueError: the model cannot be served so; the message says what to change.
+        Unavailable: a file is missing, perhaps temporarily.
+        ValueError: it cannot; the message names the option to change.
     """
     model = load_model_config(config.checkpoint, weights=False)
     max_model_len = model.resolve_max_model_len(config.max_model_len)
@@ -35,10 +35,10 @@ def check_engine(config: EngineConfig) -> ModelConfig:
 
 
 def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks that an engine's configuration suits its block-diffusion model, if it has one.
+    """Checks an engine's configuration for a block-diffusion model; accepts all others.
 
     Raises:
-        ValueError: it does not; the message says what to change.
+        ValueError: an option is not supported; the message names it.
     """
     size = model.block_size
     if size == 1:
@@ -61,8 +61,8 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
 def check_windows(
     config: EngineConfig, layer_windows: Sequence[int], *, num_groups: int = 1
 ) -> None:
-    """Checks that an engine's configuration suits a model with sliding windows, or with several
-    groups of layers in its KV cache.
+    """Checks an engine's configuration for a model with sliding windows, or with several groups of
+    layers in its KV cache.
 
     Args:
         config: the engine's configuration.
@@ -70,7 +70,7 @@ def check_windows(
         num_groups: number of groups in the KV cache layout, if it is known.
 
     Raises:
-        ValueError: it does not; the message says what to change.
+        ValueError: an option is not supported; the message names it.
     """
     windows = [window for window in layer_windows if window]
     if not windows and num_groups == 1:
@@ -90,11 +90,11 @@ def check_windows(
 
 
 def check_states(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks that an engine's configuration suits a model's linear-attention layers, if it has
-    any.
+    """Checks an engine's configuration for a model with linear-attention layers; accepts all
+    others.
 
     Raises:
-        ValueError: it does not; the message says what to leave out.
+        ValueError: an option is not supported; the message names it.
     """
     method = config.speculative_method
     unsupported = {
@@ -113,7 +113,7 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
     """Checks that the configured draft model can draft for `model`.
 
     Raises:
-        ValueError: it cannot; the message says why.
+        ValueError: it cannot; the message gives the reason.
     """
     if config.speculative_method != "draft":
         return

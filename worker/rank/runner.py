@@ -258,7 +258,7 @@ class ModelRunner:
                 blocks = self._blocks.run(step.blocks, step.hidden, masks)
             elif step.batch is not None and step.hidden is not None:
                 mask_rows = step.mask_rows(masks, self._tables)
-                output = self.draw(step.hidden, step.batch, mask_rows)
+                output = self.sample_batch(step.hidden, step.batch, mask_rows)
             if self._drafter is not None and step.drafted is not None:
                 accepted = self._drafter.observe(step.drafted, output)
             if slot is not None:
@@ -272,7 +272,7 @@ class ModelRunner:
         return SampledStep(
             seq=step.plan.seq,
             output=output,
-            drawing=None if sampling is None else sampling.drawing,
+            sampled_rows=None if sampling is None else sampling.sampled_rows,
             accepted=accepted,
             times=RankTimes(started, prepared, forwarded, finished),
             compute_ms=(finished - resumed + forwarded - started - step.copy_s) * 1e3,
@@ -315,7 +315,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, tokens)
         return self.model.compute_logits(hidden)
 
-    def draw(
+    def sample_batch(
         self,
         hidden: torch.Tensor,
         batch: Batch,
@@ -394,7 +394,7 @@ class ModelRunner:
             page_size=config.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,
-            native_draws=self.model.native is not None,
+            native_sampling=self.model.native is not None,
             block_size=self.model_config.block_size,
             page_factors=[group.layers_per_page for group in self._layout.groups],
         )

@@ -57,8 +57,8 @@ class ForwardStep:
         vocab_size, device = tables.vocab_size, tables.token_pool.device
         if self.drafted is None:
             return MaskRows(self.plan.masked, masks, vocab_size, device)
-        draws, kept = self.drafted.masked_draws(self.plan, masks, -(-vocab_size // 32) * 4)
-        return MaskRows(draws, kept, vocab_size, device) if draws else None
+        samples, kept = self.drafted.masked_samples(self.plan, masks, -(-vocab_size // 32) * 4)
+        return MaskRows(samples, kept, vocab_size, device) if samples else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class SampledStep:
     output: SamplerOutput | None
     """Drawn tokens and scores, on the host as soon as the slot's step has completed; None where
     nothing is drawn or scored."""
-    drawing: Sequence[int] | None = None
+    sampled_rows: Sequence[int] | None = None
     """Indices of the drawn tokens that count; None for all."""
     times: RankTimes
     """Times of the host; on CUDA these are times of launches."""
@@ -119,7 +119,11 @@ class SampledStep:
         if self.output is None or self.output.tokens is None:
             return []
         token_ids: list[int] = self.output.tokens.tolist()
-        return token_ids if self.drawing is None else [token_ids[row] for row in self.drawing]
+        return (
+            token_ids
+            if self.sampled_rows is None
+            else [token_ids[row] for row in self.sampled_rows]
+        )
 
 
 _SCORE_TENSORS = ("tokens", "own", "best", "weight", "rank", "top_tokens", "top_logits")

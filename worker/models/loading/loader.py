@@ -167,7 +167,7 @@ def fill_dummy_weights(model: DecoderModel, native: NativeOptions | None = None)
 
 
 def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:
-    """Fills in normally distributed values, for FP8 by way of bfloat16; random bits for integers."""
+    """Fills in normally distributed values, for FP8 via bfloat16; random bits for integers."""
     if not destination.is_floating_point():
         limits = torch.iinfo(destination.dtype)
         destination.random_(limits.min, limits.max, generator=generator)

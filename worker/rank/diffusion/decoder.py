@@ -43,7 +43,7 @@ class BlockStep:
     logits_indices: torch.Tensor | None = None
     """[S] int64: indices of the first pass's tokens whose logits are needed; None without rows."""
     left_out: tuple[int, ...] = ()
-    """Indices, among the BlockRows of the Plan as it came, of windows whose requests had ended."""
+    """Indices, among the BlockRows of the original Plan, of windows whose requests had ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +65,9 @@ class BlockResults:
 
 
 class BlockDecoder:
-    """Runs rounds of running blocks; their requests may name different algorithms.
+    """Runs rounds of running blocks, whose requests may use different algorithms.
 
-    All ranks have the same logits, decide alike, and so run the same rounds.
+    All ranks have the same logits, make the same decisions and so run the same rounds.
 
     Args:
         config: the engine's configuration; `dllm_fdfo` is the execution mode.
@@ -111,7 +111,7 @@ class BlockDecoder:
         tables.
 
         HAZARD: no cell may be written both here and by the Plan's own writes, which come later.
-        None is: an admission writes known tokens, and undecided positions lie behind these.
+        None is: an admission writes known tokens, and undecided positions come after these.
         """
         for accept in plan.accepts:
             self.table.accept(accept.slot, accept.end)
@@ -139,7 +139,7 @@ class BlockDecoder:
         )
 
     def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
-        """Runs the Plan's rounds, of which the first forward pass is done.
+        """Runs the Plan's rounds, after their first forward pass.
 
         Args:
             step: the step as `prepare` returned it.
@@ -172,7 +172,7 @@ class BlockDecoder:
 
         First done, first out (FDFO): the step ends when any block is done, or after
         `Plan.max_rounds`; the other blocks continue in the next step. Otherwise it ends when all
-        blocks are done: those that are done earlier stay in the forward passes until then.
+        blocks are done; blocks that finish earlier stay in the forward passes until then.
         """
         num_forwards = 0
         while True:
@@ -241,8 +241,8 @@ class BlockDecoder:
             self._finish(block, is_done, edits=algorithm.edits)
 
     def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """Runs one step for blocks under a grammar: proposes tokens from the leftmost undecided
-        position on, as far as each is above the threshold, for the grammar to check."""
+        """Runs one step for blocks under a grammar: proposes tokens, from the leftmost undecided
+        position up to the first one below the threshold, for the grammar to check."""
         table = self.table
         slots = [block.row.slot for block in blocks]
         undecided = table.undecided[slots]
@@ -251,7 +251,7 @@ class BlockDecoder:
         masks = b"".join(block.mask or b"" for block in blocks)
         firsts = (counts.cumsum() - counts).tolist()
         rows = MaskRows(firsts, masks, self._vocab_size, hidden.device)
-        rows.apply(logits, native=self._tables.native_draws)
+        rows.apply(logits, native=self._tables.native_sampling)
         proposal = propose(logits, undecided, mask_token_id=table.mask_token_id, random=random)
         sure = proposal.confidence > table.params(slots).threshold
         table.proposed[slots] = proposal.token_ids

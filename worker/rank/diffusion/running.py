@@ -39,7 +39,7 @@ class RunningBlock:
 
     @property
     def is_over(self) -> bool:
-        """Whether no later round of this Plan decides positions of the block."""
+        """Whether this Plan decides no further positions of the block."""
         return self.is_done or self.is_paused
 
 
