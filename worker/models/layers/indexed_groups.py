@@ -1,4 +1,5 @@
-"""GPTQ weights with activation order (desc_act): an index tells the group of each input feature."""
+"""GPTQ weights with activation order (desc_act), in which an index maps input features to
+groups."""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ from worker.models.layers.linear_method import LayerOptions, WeightPart, WeightS
 
 
 class IndexedCodes:
-    """One weight of a checkpoint on one rank, which is dequantized when it is packed.
+    """One weight of a checkpoint on one rank, dequantized when packed.
 
-    A rank may need any group whatever its input features, so each holds the scales of all. Kernels
-    for codes need groups of consecutive features. Reordering the features would give these, but
-    each part of a fused weight would need another order.
+    A rank's input features may be in any group, so each rank holds the scales of all. Kernels for
+    codes need groups of consecutive features. Reordering features would provide these, but each
+    part of a fused weight would need a different order.
 
     Args:
-        part: part of a fused weight that the checkpoint's tensor is.
+        part: part of a fused weight that corresponds to the checkpoint's tensor.
         columns: number of input features on this rank.
         config: parameters of the format.
         options: options of the model's layers.
-        fill_scales: fills scales of dummy weights.
+        fill_scales: fills the scales of dummy weights.
 
     Raises:
-        ValueError: ranks would divide the weight within a word of codes.
+        ValueError: the weight would be split within a word of codes.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class IndexedCodes:
         """The loaded weight [out, in] in the model's type.
 
         Raises:
-            ValueError: the index names a group that does not exist.
+            ValueError: the index contains a group that does not exist.
         """
         index = self._index.long()
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(self._scales):

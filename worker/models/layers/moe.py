@@ -1,4 +1,4 @@
-"""Mixture of experts (MoE) of a layer: experts, and the router that chooses among them."""
+"""Mixture of experts (MoE) of a layer: router and experts."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class MoeNames:
     shared_gate: str = ""
     """Name of the gate whose sigmoid multiplies the shared expert's output; empty for none."""
     stacked: StackedNames | None = None
-    """Names of tensors with all experts; None if each expert has tensors of its own."""
+    """Names of tensors with all experts; None if each expert has separate tensors."""
 
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
-    """The names for a checkpoint that may stack its experts in one tensor, as the headers of its
-    files tell."""
+    """The names for a checkpoint, which may stack its experts in one tensor, according to its
+    files' headers."""
     assert config.moe is not None, "the architecture has experts"
     stacked = StackedNames()
     shape = find_shape(config.folder, f".{stacked.gate_up}")
@@ -74,15 +74,15 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 class RoutedExperts:
     """Routed experts: gated MLPs, of which each token uses some. Each rank holds columns of every
-    expert, or some experts whole (`ExpertShare`).
+    expert, or whole experts (`ExpertShare`).
 
     Args:
         config: the model's configuration.
         moe: the layer's experts.
         options: options of the model's layers.
         names: names of the parts in a checkpoint.
-        num_shared: number of further experts into which the shared expert is split and that every
-            token uses; 0 if there is none or it is computed apart.
+        num_shared: number of additional experts, used by every token, into which the shared expert
+            is split; 0 if there is none or it is computed separately.
         activation: gated activation.
     """
 
@@ -113,7 +113,7 @@ class RoutedExperts:
         self._down: LinearWeight | None = method.allocate(
             (count * hidden_size, share.size), down_parts, options
         )
-        # Slots of other ranks' experts have no rows; with them, headers of all tensors are checked.
+        # Slots of other ranks' experts have no rows, but let the headers of all tensors be checked.
         elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
         others = _expert_parts(full, share, names, elsewhere, (0, 0))
         self._elsewhere = [
@@ -180,7 +180,7 @@ class RoutedExperts:
                 name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
             )
 
-        # A rank's columns of gate and of up are not contiguous in the checkpoint's tensor.
+        # A rank's columns of gate and up are not contiguous in the checkpoint's tensor.
         for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
             yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
         yield slot(names.down, down, 2, full_size, share.start)
@@ -202,13 +202,13 @@ class RoutedExperts:
         extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
         weighs_inputs: bool = False,
     ) -> torch.Tensor:
-        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
+        """Runs the selected experts, and sums over ranks: [T, hidden] to [T, hidden].
 
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            extra: further summands of the output, of which each rank has its part.
-            weighs_inputs: whether weights multiply the experts' inputs, and not their outputs.
+            extra: extra terms of the output, of which each rank has its part.
+            weighs_inputs: whether weights multiply the experts' inputs instead of their outputs.
         """
         group = self._options.group
         if group.rank:
@@ -237,7 +237,7 @@ class MoeMLP:
 
     needs_fp32: ClassVar[bool] = True
     weighs_inputs: ClassVar[bool] = False
-    """Whether the router's weights multiply the experts' inputs, and not their outputs."""
+    """Whether the router's weights multiply the experts' inputs instead of their outputs."""
 
     def __init__(
         self,
@@ -302,12 +302,12 @@ class MoeMLP:
         shared: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
+        """Runs the selected experts, and sums over ranks: [T, hidden] to [T, hidden].
 
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            shared: [T, hidden]: this rank's summand of the shared expert's output; None for none.
+            shared: [T, hidden]: this rank's partial output of the shared expert; None for none.
             gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
         """
         first_zero_expert = self._moe.num_experts if self._moe.num_idle else None
@@ -317,8 +317,7 @@ class MoeMLP:
     def _choose(
         self, hidden: torch.Tensor, fp32_input: torch.Tensor | None
     ) -> tuple[ExpertChoice, torch.Tensor | None]:
-        """Experts of each token with their weights, and the shared expert's gate [T, 1], if
-        any."""
+        """Experts of each token with their weights, and the shared expert's gate [T, 1], if any."""
         scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
@@ -326,9 +325,9 @@ class MoeMLP:
 
 
 def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
-    """Number of routed experts' sizes into which the shared expert is split to be computed with
-    them, which saves the launches of an MLP on CUDA. 0 if it is computed apart, since its size,
-    format or division among ranks differs."""
+    """Number of experts into which the shared expert is split, to compute it with the routed
+    experts and save the launches of an MLP on CUDA. 0 if it is computed separately, since its size,
+    format or sharding differs."""
     if (
         not registry.uses_triton(options.device)
         or config.quantization is not None

@@ -17,8 +17,8 @@ class HiddenNorm(ABC):
 
     Args:
         weight: [size], unset.
-        eps: number that is added to the mean square, or to the variance.
-        offset: number that is added to the checkpoint's weight.
+        eps: added to the mean square, or to the variance.
+        offset: added to the checkpoint's weight.
         block_scale: factor of a block's output where it is added to the residual.
     """
 
@@ -27,11 +27,11 @@ class HiddenNorm(ABC):
     ) -> None:
         self.weight = weight
         self.eps = eps
-        """Number that is added to the mean square, or to the variance."""
+        """Added to the mean square, or to the variance."""
         self._offset, self._block_scale = offset, block_scale
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, whole on every rank."""
+        """The slot of `name`.weight, replicated on every rank."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight,
@@ -76,7 +76,7 @@ class HiddenNorm(ABC):
         norms: tuple[Norm, ...],
         after_block: HiddenNorm | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        assert not isinstance(after_block, LayerNorm), "sums are of root-mean-square norms"
+        assert not isinstance(after_block, LayerNorm), "fused sums only support RMSNorm"
         weight = None if after_block is None else after_block.weight
         scale = self._block_scale
         return fused_add_norm(x, residual, norms, self.eps, x_weight=weight, x_scale=scale)
@@ -87,9 +87,9 @@ class RMSNorm(HiddenNorm):
 
     Args:
         size: size of the last dimension.
-        eps: number that is added to the mean square.
+        eps: added to the mean square.
         options: options of the model's layers.
-        offset: number that is added to the checkpoint's weight; the sum is kept in fp32.
+        offset: added to the checkpoint's weight; the sum is kept in fp32.
         block_scale: factor of a block's output where it is added to the residual.
     """
 
@@ -129,10 +129,10 @@ class LayerNorm(HiddenNorm):
 
     Args:
         size: size of the last dimension.
-        eps: number that is added to the variance.
+        eps: added to the variance.
         options: options of the model's layers.
         has_bias: whether the norm has a bias.
-        offset: number that is added to the checkpoint's weight.
+        offset: added to the checkpoint's weight.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class LayerNorm(HiddenNorm):
         self.bias = torch.empty_like(weight) if has_bias else None
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of `name`.weight and `name`.bias, whole on every rank."""
+        """Slots of `name`.weight and `name`.bias, replicated on every rank."""
         yield from super().weight_slots(name)
         if self.bias is not None:
             shape = tuple(self.bias.shape)

@@ -1,10 +1,10 @@
-"""Quantized linear weights: layouts of checkpoints are converted to one layout of codes.
+"""Quantized linear weights: converts the layouts of checkpoints to one layout of codes.
 
-Whatever the layout, loaded weights become codes [out, in] with scales, and perhaps zero points, per
+Loaded weights of every layout become codes [out, in] with scales, and possibly zero points, per
 block of input features of each row (`kernels.BlockScales`). On CUDA, codes stay in memory and are
-dequantized tile by tile; on CPU, weights are dequantized when they are packed.
+dequantized tile by tile; on CPU, weights are dequantized when packed.
 
-To add a layout, derive from `_PartCodes` and name the class in `_PARTS`.
+To add a layout, derive from `_PartCodes` and add the class to `_PARTS`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def create_linear_method(
 
     Args:
         config: quantization of the checkpoint; None for none.
-        tensors: other names of tensors in the checkpoint; None for the family's.
+        tensors: alternative names of tensors in the checkpoint; None for the family's.
     """
     if config is None or isinstance(config.weights, GptOssMxfp4Config):
         return UnquantizedMethod()
@@ -63,12 +63,12 @@ def create_linear_method(
 
 
 class QuantizedMethod(LinearMethod):
-    """Quantized weights, with one format for all modules or one per module; unquantized weights for
-    modules that the checkpoint leaves out.
+    """Quantized weights, with one format for all modules or one per module; modules that the
+    checkpoint excludes are unquantized.
 
     Args:
         config: quantization of the checkpoint.
-        tensors: other names of tensors in the checkpoint.
+        tensors: alternative names of tensors in the checkpoint.
     """
 
     def __init__(self, config: QuantizationConfig, tensors: TensorNames) -> None:
@@ -78,8 +78,8 @@ class QuantizedMethod(LinearMethod):
     def allocate(
         self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
     ) -> LinearWeight:
-        """Returns a weight that is allocated when its slots are asked for: only then are the names
-        of its modules known, from which the format follows."""
+        """Returns a weight that is allocated when its slots are created: its format depends on the
+        names of its modules, which are only known then."""
         return _NamedWeight(self, shape, parts, options)
 
     def create(
@@ -89,8 +89,8 @@ class QuantizedMethod(LinearMethod):
         options: LayerOptions,
         prefix: str,
     ) -> LinearWeight:
-        """Allocates a weight [out, in] in the format of its modules, whose names are `prefix` and
-        the parts' names."""
+        """Allocates a weight [out, in] in the format of its modules, named `prefix` plus the parts'
+        names."""
         config = self._config
         formats = [
             config.format_of(self._tensors.checkpoint_names(prefix + part.name)) for part in parts
@@ -161,8 +161,8 @@ class _Loaded(Protocol):
 
 
 class _JoinedWeight(LinearWeight):
-    """Fused weight whose parts have different formats, or one that no kernel reads; it is
-    dequantized when it is packed.
+    """Fused weight whose parts differ in format, or whose format has no kernel; dequantized when
+    packed.
 
     Args:
         own: weights of the parts, from the first row to the last.
@@ -214,7 +214,7 @@ class _QuantizedWeight(LinearWeight):
             create(part, self._codes[part.rows], columns, config, options) for part in parts
         ]
         self._scaling: BlockScales | None = None
-        """Scales and zero points of the codes, once they are loaded."""
+        """Scales and zero points of the codes, once loaded."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, part in zip(self._names, self._parts, strict=True):
@@ -249,8 +249,8 @@ class _QuantizedWeight(LinearWeight):
         return pack_quantized_experts(weights, self._options.dtype)
 
     def _loaded(self) -> BlockScales:
-        """Scales and zero points of the loaded codes. They are per row, since parts, or ranks, may
-        begin within a block of rows."""
+        """Scales and zero points of the loaded codes, per row, since parts or ranks may begin
+        within a block of rows."""
         if self._scaling is None:
             first = self._parts[0]
             scales, zeros = zip(*(part.finish() for part in self._parts), strict=True)
@@ -266,10 +266,10 @@ class _QuantizedWeight(LinearWeight):
 
 
 class _PartCodes(ABC):
-    """Codes of one weight of a checkpoint on one rank, while it is loaded.
+    """Codes of one weight of a checkpoint on one rank, during loading.
 
     Args:
-        part: part of the rank's weight that the checkpoint's fills.
+        part: part of the rank's weight filled from the checkpoint's weight.
         codes: uint8 [rows, columns], or [rows, columns / 2] for 4 bits: the rank's codes, to be
             filled.
         columns: number of input features on this rank.
@@ -298,7 +298,7 @@ class _PartCodes(ABC):
         self._starts = (starts[0], starts[1])
         self._row_offset = starts[0] % self.block[0]
         self.offset = starts[1] % self.block[1]
-        """Number of input features of the first block that are before this rank's."""
+        """Number of input features of the first block before this rank's."""
         self._scales = self._empty(
             -(-(self._row_offset + self._shape[0]) // self.block[0]),
             -(-(self.offset + columns) // self.block[1]),
@@ -337,7 +337,7 @@ class _PartCodes(ABC):
             destination: this rank's elements, output features first.
             per_cell: numbers of output and of input features per element.
             is_transposed: whether input features come first in the checkpoint's tensor.
-            own: further fields of the slot.
+            extra: further fields of the slot.
         """
         dim = self._part.dim
         full = tuple(
@@ -426,7 +426,7 @@ class _IntCodes(_PartCodes):
             self._words = codes.view(torch.int32)
         inputs = torch.arange(columns, dtype=torch.int32, device=options.device)
         self._groups = (inputs + self._starts[1]) // self.block[1]
-        """Group of each input feature, which GPTQ's index must equal."""
+        """Expected group of each input feature in GPTQ's index."""
         self._loaded_groups = self._groups.clone()
 
     def slots(self, name: str) -> Iterator[WeightSlot]:

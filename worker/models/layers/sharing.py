@@ -1,5 +1,4 @@
-"""Sharing of a model among the ranks of tensor parallelism: what each rank gets. Imports no
-torch."""
+"""Sharding of a model among tensor-parallel ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,14 +6,14 @@ from worker.models.config.model_config import ModelConfig
 from worker.models.config.moe_config import MoeConfig
 
 _MOST_RANKS = 64
-"""Maximum number of ranks that is suggested: two racks of GPUs with a common NVLink hold 72."""
+"""Maximum number of ranks suggested in messages; an NVLink domain of two racks has 72 GPUs."""
 
 
 def divide(size: int, world_size: int, what: str) -> int:
     """size / world_size.
 
     Raises:
-        ValueError: that is no integer; the message has the numbers, and names `what` is divided.
+        ValueError: that is not an integer; the message names `what` and the numbers.
     """
     if size % world_size:
         raise ValueError(
@@ -28,7 +27,7 @@ def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
     """Numbers of query heads and KV heads on one rank.
 
     Raises:
-        ValueError: the ranks cannot share the heads evenly; the message has the numbers.
+        ValueError: the heads cannot be divided evenly among the ranks; the message has the numbers.
     """
     num_heads = divide(config.num_heads, world_size, "the number of attention heads")
     if config.num_kv_heads >= world_size:
@@ -45,7 +44,7 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
     """Number of experts, and of each one's columns, on one rank.
 
     Raises:
-        ValueError: the ranks cannot share experts, or their columns, evenly.
+        ValueError: experts, or their columns, cannot be divided evenly among the ranks.
     """
     if not expert_parallel:
         return moe.num_experts, divide(moe.intermediate_size, world_size, "the size of an expert")
@@ -58,13 +57,13 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
 
 
 def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
-    """Checks, before anything is started, that ranks can share a model evenly.
+    """Checks, before startup, that a model can be divided evenly among the ranks.
 
     Layers check this again when they are built; weights that are quantized in groups may exclude
-    further sizes then.
+    further sizes.
 
     Raises:
-        ValueError: they cannot. The second line of the message lists sizes that they can.
+        ValueError: it cannot. The second line of the message lists sizes that work.
     """
     if expert_parallel and config.moe is None:
         raise ValueError(

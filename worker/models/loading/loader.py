@@ -1,4 +1,4 @@
-"""Loader: builds a model and reads its weights from safetensors files, on each rank only its slice.
+"""Loader: builds a model and reads each rank's slice of its weights from safetensors files.
 
 Names, shapes and types are checked in the files' headers before any weight is read.
 """
@@ -37,7 +37,7 @@ _NAMES_SHOWN = 8
 _TIED_NAME = "lm_head.weight"
 _SEED = 0
 _SPREAD = 0.02
-"""Standard deviation of dummy weights, with which models are commonly initialised."""
+"""Standard deviation of dummy weights, as common for initialization."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +45,8 @@ class _Contents:
     """Tensors of a checkpoint that the model needs."""
 
     by_file: Mapping[Path, Sequence[tuple[str, str]]]
-    """Tensors by file, each with its name in the file and the family's name for it. They are in the
-    order of the file, so that reading is sequential."""
+    """Tensors by file, each with its name in the file and the family's name for it, in the order of
+    the file, so that reading is sequential."""
     tied_file: Path | None
     """File with an LM head that must equal the embedding, since the two are tied; else None."""
     tied_name: str
@@ -57,8 +57,8 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
     """Builds a model, with unset weights.
 
     Raises:
-        ValueError: the ranks cannot share the model evenly, or expert parallelism is on and it has
-            no experts.
+        ValueError: the model cannot be divided evenly among the ranks, or expert parallelism is
+            enabled for a model without experts.
     """
     check_sharing(config, options.group.world_size, expert_parallel=options.expert_parallel)
     module, name = FAMILIES[config.architecture].implementation.split(":")
@@ -71,28 +71,28 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
 
 
 def check_weights(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
-    """Checks a checkpoint as a rank does when it loads it, but reads only headers of weight files
-    and takes no memory for weights.
+    """Checks a checkpoint as a rank does on loading, but only reads headers of weight files and
+    allocates no weights.
 
     Args:
         config: the model's configuration.
         world_size: number of ranks.
-        expert_parallel: whether ranks hold some experts whole.
+        expert_parallel: whether ranks hold whole experts.
 
     Raises:
-        ValueError: the ranks cannot share the model evenly, or tensors are missing, unexpected, or
-            of another shape or type.
+        ValueError: the model cannot be divided evenly among the ranks, or tensors are missing,
+            unexpected, or of the wrong shape or type.
     """
     device = torch.device("meta")
     group = TensorParallelGroup(rank=0, world_size=world_size, device=device, process_group=None)
     options = LayerOptions(
         group=group,
-        dtype=torch.bfloat16,  # headers are checked alike for all types
+        dtype=torch.bfloat16,  # the check of headers is the same for all types
         device=device,
         batch_invariant=False,
         expert_parallel=expert_parallel,
     )
-    # One block: the tables of the rotary embedding are made on the CPU, for each position.
+    # One block: rotary tables are computed on the CPU for each position.
     model = build_model(config, options, max_model_len=config.block_size)
     _check_headers(_slots_by_name(model), config)
 
@@ -104,10 +104,10 @@ def load_weights(
     show_progress: bool,
     native: NativeOptions | None = None,
 ) -> None:
-    """Reads all slots of the model from the checkpoint, then packs the weights. If the compiled
-    library has them packed in a file, nothing is read.
+    """Reads all slots of the model from the checkpoint, then packs the weights. Reads nothing if
+    the compiled library has cached the packed weights in a file.
 
-    Memory never holds more than the model and some blocks that are being read.
+    Peak memory is the model and some blocks that are being read.
 
     Args:
         model: the model to load.
@@ -116,8 +116,8 @@ def load_weights(
         native: options for the compiled CPU library; None packs the weights for torch.
 
     Raises:
-        ValueError: tensors are missing, unexpected, or of another shape or type; the message names
-            them.
+        ValueError: tensors are missing, unexpected, or of the wrong shape or type; the message
+            names them.
     """
     with torch.inference_mode(), weight_memory(model, native) as memory:
         if not memory.is_filled:
@@ -127,8 +127,8 @@ def load_weights(
 
 
 def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None:
-    """Fills all slots of a model. No slot outlives this call: slots reference memory that packing
-    frees."""
+    """Fills all slots of a model. No slot may outlive this call: slots reference memory that
+    packing frees."""
     slots = _slots_by_name(model)
     contents = _check_headers(slots, config)
     start = time.perf_counter()
@@ -152,8 +152,8 @@ def _slots_by_name(model: DecoderModel) -> dict[str, list[WeightSlot]]:
 
 
 def fill_dummy_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
-    """Fills all slots with dummy (random) weights on their device, for measurements of speed, then
-    packs the weights as `load_weights` does."""
+    """Fills all slots with dummy (random) weights on their device, for benchmarks, then packs the
+    weights as `load_weights` does."""
     generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
         for slot in model.weight_slots():
@@ -161,7 +161,7 @@ def fill_dummy_weights(model: DecoderModel, native: NativeOptions | None = None)
                 slot.fill_dummy(slot.destination)
             elif len(slot.full_shape) > 1:
                 _fill_random(slot.destination, generator)
-            else:  # norms, and biases
+            else:  # norms and biases
                 slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
         pack_weights(model, native)
 
@@ -247,7 +247,7 @@ def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
 
 def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
     """Checks that the LM head of a checkpoint with tied embeddings equals the embedding, since
-    transformers would use it.
+    transformers would use the head.
 
     Raises:
         ValueError: it does not.
