@@ -82,7 +82,7 @@ class OpRegistry:
     def set_backend(self, backend: Backend) -> None:
         """Selects "auto" (Triton on CUDA), "torch" or "triton" for all ops of the process."""
         if backend not in BACKENDS:
-            raise ValueError(f"unknown kernel backend {backend!r}; choose one of {BACKENDS}")
+            raise ValueError(f"unknown kernel backend {backend!r}: use one of {BACKENDS}")
         self.backend = backend
 
     @contextmanager

@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 WHY = {
-    "triton": "attends as every model family here does, and its steps replay CUDA graphs, with "
-    "prompts or without; libraries do so without prompts alone",
-    "torch": "ops run on torch and the compiled library here",
+    "triton": "supports all model families, and CUDA graphs for prefill and decode steps",
+    "torch": "ops run on torch and the compiled CPU library",
 }
 """Reasons for the backend that `--attention-backend auto` takes, by its name, for the log. It takes
 no library's, since none was measured here."""
@@ -42,7 +41,7 @@ def create_attention_backend(name: str, settings: AttentionSettings) -> Attentio
     """
     if name == "auto":
         name = "triton" if registry.uses_triton(settings.device) else "torch"
-        logger.info("attention backend %s: %s", name, WHY[name])
+        logger.info("using attention backend %s: %s", name, WHY[name])
     module = importlib.import_module(f"kernels.attention.{name}_backend")
     return cast("AttentionBackend", module.create(settings))
 

@@ -60,31 +60,31 @@ class AttentionSettings:
         """
         option = f"--attention-backend {name}"
         if self.batch_invariant:
-            raise ValueError(f"{option} is not batch-invariant; use auto or triton")
+            raise ValueError(f"{option} is not batch-invariant: use auto or triton")
         if self.block_size > 1:
-            raise ValueError(f"{option} attends causally, this model in blocks: use auto")
+            raise ValueError(f"{option} supports causal attention only: use auto")
         if self.window:
             raise ValueError(
-                f"{option} attends to all positions, layers of this model see {self.window}: use "
-                f"auto, or set --max-model-len {self.window}"
+                f"{option} does not support sliding windows (this model's: {self.window} tokens): "
+                f"use auto, or set --max-model-len {self.window}"
             )
         if self.cap:
-            raise ValueError(f"{option} caps no scores, as this model does: use auto")
+            raise ValueError(f"{option} does not support logit soft-capping: use auto")
         if self.has_sinks:
-            raise ValueError(f"{option} knows no attention sinks, which this model has: use auto")
+            raise ValueError(f"{option} does not support attention sinks: use auto")
         if self.has_latents:
-            raise ValueError(f"{option} attends to no latents, as this model does: use auto")
+            raise ValueError(f"{option} does not support MLA: use auto")
         if len(self.head_dims) > 1:
             sizes = " and ".join(map(str, self.head_dims))
             raise ValueError(
-                f"{option} plans steps for all layers at once, whose heads have {sizes} dimensions "
-                "in this model: use auto"
+                f"{option} needs the same head size in all layers, not {sizes}: use auto"
             )
         if self.device.type != "cuda":
-            raise ValueError(f"{option} needs a CUDA device; use auto or torch")
+            raise ValueError(f"{option} needs a CUDA device: use auto or torch")
         if self.dtype not in _HALF_TYPES:
             raise ValueError(
-                f"{option} takes float16 and bfloat16, not {self.dtype}; use auto, or --dtype"
+                f"{option} supports float16 and bfloat16, not {self.dtype}: use auto, or "
+                "set --dtype"
             )
 
 

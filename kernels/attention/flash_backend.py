@@ -29,14 +29,13 @@ def create(settings: AttentionSettings) -> FlashAttention:
         return FlashAttention(importlib.import_module("flash_attn_interface"), version=3)
     if importlib.util.find_spec("flash_attn") is None:
         raise ValueError(
-            "--attention-backend flash: run `pip install flash-attn` (and set --page-size 256), "
-            "install flash_attn_interface (FlashAttention 3), or use auto"
+            "--attention-backend flash: FlashAttention is not installed. Run `pip install "
+            "flash-attn` (and set --page-size 256), install FlashAttention 3, or use auto"
         )
     if settings.page_size % _PAGE_MULTIPLE:
         raise ValueError(
-            f"--attention-backend flash: FlashAttention 2 reads pages of a multiple of "
-            f"{_PAGE_MULTIPLE} tokens, not {settings.page_size}; set --page-size {_PAGE_MULTIPLE}, "
-            "or install FlashAttention 3"
+            f"--page-size {settings.page_size}: FlashAttention 2 needs a multiple of "
+            f"{_PAGE_MULTIPLE}. Set --page-size {_PAGE_MULTIPLE}, or install FlashAttention 3"
         )
     return FlashAttention(importlib.import_module("flash_attn"), version=2)
 

@@ -36,7 +36,8 @@ def create(settings: AttentionSettings) -> FlashInferAttention:
     settings.check_library("flashinfer")
     if importlib.util.find_spec("flashinfer") is None:
         raise ValueError(
-            "--attention-backend flashinfer: run `pip install flashinfer-python`, or use auto"
+            "--attention-backend flashinfer: FlashInfer is not installed. Run `pip install "
+            "flashinfer-python`, or use auto"
         )
     return FlashInferAttention(importlib.import_module("flashinfer"), settings.device)
 

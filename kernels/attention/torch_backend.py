@@ -32,11 +32,11 @@ def create(settings: AttentionSettings) -> TorchAttention:
         ValueError: batch-invariant attention is asked for on CUDA, or with a soft cap.
     """
     if settings.batch_invariant and settings.device.type != "cpu":
-        raise ValueError("--attention-backend torch is not batch-invariant; use auto or triton")
+        raise ValueError("--attention-backend torch is not batch-invariant: use auto or triton")
     if settings.batch_invariant and settings.cap:
         raise ValueError(
-            "--batch-invariant: on CPU attention whose scores are capped, as this model's are, is "
-            "not batch-invariant; leave it out"
+            "--batch-invariant is not supported on CPU for models with logit soft-capping: "
+            "remove it"
         )
     return TorchAttention(batch_invariant=settings.batch_invariant, cap=settings.cap)
 

@@ -31,16 +31,15 @@ def create(settings: AttentionSettings) -> TritonAttention:
             asked for; or heads are wider than a program can hold.
     """
     if not registry.uses_triton(settings.device):
-        raise ValueError("--attention-backend triton needs a CUDA device; use auto or torch")
+        raise ValueError("--attention-backend triton needs a CUDA device: use auto or torch")
     if settings.has_latents and settings.batch_invariant:
         raise ValueError(
-            "--batch-invariant: on CUDA attention to latents, as this model has them, is not "
-            "batch-invariant; leave it out"
+            "--batch-invariant is not supported on CUDA for models with MLA: remove it"
         )
     if not settings.has_latents and max(settings.head_dims, default=0) > MAX_HEAD_DIM:
         raise ValueError(
-            f"--attention-backend triton takes heads of at most {MAX_HEAD_DIM} dimensions, this "
-            f"model's have {max(settings.head_dims)}: use torch"
+            f"--attention-backend triton supports head sizes up to {MAX_HEAD_DIM}, this model's "
+            f"is {max(settings.head_dims)}: use torch"
         )
     arrived = None
     if settings.has_latents:

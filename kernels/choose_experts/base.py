@@ -25,14 +25,14 @@ class ExpertChoice(NamedTuple):
 class Routing:
     """Parameters of the choice of experts."""
 
-    num_chosen: int
+    top_k: int
     """Number of chosen experts per token (top-k)."""
     scoring: Scoring = "softmax"
     normalize: bool = False
     """Whether a token's weights are normalised to sum to 1."""
     num_groups: int = 1
     """Number of groups of consecutive experts, all of the same size."""
-    num_chosen_groups: int = 1
+    top_k_groups: int = 1
     """Number of groups that experts are chosen from: those with the largest sums of
     probabilities."""
     num_summed: int = 2

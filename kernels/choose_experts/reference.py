@@ -32,20 +32,20 @@ def choose_experts(
 def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> ExpertChoice:
     """Chosen experts alone, with their weights."""
     if routing.scoring in ("softmax of chosen", "sigmoid of chosen"):
-        chosen, expert_ids = scores.topk(routing.num_chosen, dim=-1)
+        chosen, expert_ids = scores.topk(routing.top_k, dim=-1)
         is_softmax = routing.scoring == "softmax of chosen"
         return ExpertChoice(
             expert_ids, chosen.softmax(dim=-1) if is_softmax else rowwise.sigmoid(chosen)
         )
     shares = rowwise.sigmoid(scores) if routing.scoring == "sigmoid" else scores.softmax(dim=-1)
     ranking = shares if bias is None else shares + bias
-    if routing.num_chosen_groups < routing.num_groups:
+    if routing.top_k_groups < routing.num_groups:
         groups = ranking.view(len(ranking), routing.num_groups, -1)
         best = groups.topk(min(routing.num_summed, groups.shape[2]), dim=-1).values.sum(dim=-1)
-        chosen = best.topk(routing.num_chosen_groups, dim=-1).indices
+        chosen = best.topk(routing.top_k_groups, dim=-1).indices
         is_left_out = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
         ranking = groups.masked_fill(is_left_out.unsqueeze(2), -torch.inf).flatten(1)
-    expert_ids = ranking.topk(routing.num_chosen, dim=-1).indices
+    expert_ids = ranking.topk(routing.top_k, dim=-1).indices
     weights = shares.gather(1, expert_ids)
     if routing.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)

@@ -20,13 +20,13 @@ def choose_experts(
 ) -> ExpertChoice:
     """Launches one program per token."""
     num_tokens, num_experts = scores.shape
-    num_taken = routing.num_chosen + routing.num_always
+    num_taken = routing.top_k + routing.num_always
     shape, device = (num_tokens, num_taken), scores.device
     expert_ids = torch.empty(shape, dtype=torch.int64, device=device)
     weights = torch.empty(shape, dtype=torch.float32, device=device)
     if num_tokens == 0:
         return ExpertChoice(expert_ids, weights)
-    has_groups = routing.num_chosen_groups < routing.num_groups
+    has_groups = routing.top_k_groups < routing.num_groups
     groups = routing.num_groups if has_groups else 1
     size = num_experts // groups
     blocks = next_power_of_2(groups), next_power_of_2(size)
@@ -36,8 +36,8 @@ def choose_experts(
         scores if gate is None else gate, 0 if gate is None else gate.stride(0),
         scores if factors is None else factors,
         GROUPS=groups, SIZE=size, SCORING=routing.scoring, HAS_BIAS=bias is not None,
-        NUM_CHOSEN_GROUPS=routing.num_chosen_groups if has_groups else 1,
-        NUM_SUMMED=min(routing.num_summed, size), NUM_CHOSEN=routing.num_chosen,
+        NUM_CHOSEN_GROUPS=routing.top_k_groups if has_groups else 1,
+        NUM_SUMMED=min(routing.num_summed, size), NUM_CHOSEN=routing.top_k,
         NUM_TAKEN=num_taken, HAS_GATE=gate is not None, HAS_FACTORS=factors is not None,
         NORMALIZE=routing.normalize, BLOCK_GROUPS=blocks[0], BLOCK_SIZE=blocks[1],
         BLOCK_CHOSEN=next_power_of_2(num_taken),

@@ -17,5 +17,5 @@ class Norm(NamedTuple):
     subtracts_mean: bool = False
     """Whether the norm is a LayerNorm, which rounds once, at the end; an RMSNorm rounds before the
     weight and after it, as `rms_norm` does."""
-    is_wide: bool = False
+    is_fp32: bool = False
     """Whether the result is fp32; its values are rounded to the type of the rows in any case."""

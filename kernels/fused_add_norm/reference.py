@@ -41,4 +41,4 @@ def _normalised(x: torch.Tensor, norm: Norm, eps: float) -> torch.Tensor:
         ).to(x.dtype)
     else:
         normed = rms_norm(x, norm.weight, eps)
-    return normed.float() if norm.is_wide else normed
+    return normed.float() if norm.is_fp32 else normed

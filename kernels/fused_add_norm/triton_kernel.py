@@ -27,7 +27,7 @@ def fused_add_norm(
     """Launches one program per token; rows of x and residual are contiguous."""
     num_tokens, width = x.shape
     outs = tuple(
-        torch.empty(x.shape, dtype=torch.float32 if norm.is_wide else x.dtype, device=x.device)
+        torch.empty(x.shape, dtype=torch.float32 if norm.is_fp32 else x.dtype, device=x.device)
         for norm in norms
     )
     total = x

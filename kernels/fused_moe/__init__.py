@@ -10,10 +10,10 @@ from kernels.fused_moe.base import (
     GELU,
     SILU,
     Activation,
-    Beside,
     ExpertBiases,
     Experts,
     ExpertWeights,
+    ExtraTerms,
     pack_quantized_experts,
 )
 from kernels.registry import registry
@@ -31,7 +31,7 @@ def fused_moe(
     choice: ExpertChoice,
     *,
     biases: ExpertBiases | None = None,
-    beside: Beside = Beside(),  # noqa: B008  # a tuple
+    extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
     activation: Activation = SILU,
     first_expert: int = 0,
     weighs_inputs: bool = False,
@@ -48,7 +48,7 @@ def fused_moe(
         experts: weights of the experts.
         choice: experts of each token, and their weights.
         biases: biases of both products; None for none.
-        beside: further terms that are added to the sum.
+        extra: further terms that are added to the sum.
         activation: gated activation.
         first_expert: expert id of the first of `experts`; chosen experts that are not among them
             contribute nothing.
@@ -57,7 +57,7 @@ def fused_moe(
         batch_invariant: whether a token's result must not depend, in any bit, on other tokens.
     """
     assert biases is None or not weighs_inputs, "biases are not weighted"
-    options = (biases, beside, activation, first_expert, weighs_inputs, batch_invariant)
+    options = (biases, extra, activation, first_expert, weighs_inputs, batch_invariant)
     return _FUSED_MOE.select(x)(x, experts, choice, *options)
 
 
@@ -65,11 +65,11 @@ __all__ = [
     "GELU",
     "SILU",
     "Activation",
-    "Beside",
     "ExpertBiases",
     "ExpertChoice",
     "ExpertWeights",
     "Experts",
+    "ExtraTerms",
     "fused_moe",
     "pack_quantized_experts",
 ]

@@ -68,14 +68,14 @@ class ExpertBiases(NamedTuple):
     """[E, H]: biases of down projections."""
 
 
-class Beside(NamedTuple):
+class ExtraTerms(NamedTuple):
     """Terms that are added to the sum of a token's experts."""
 
     shared: torch.Tensor | None = None
     """[T, H] in the type of the inputs: output of the shared expert; None for none."""
     gate: torch.Tensor | None = None
     """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None for no gate."""
-    first_idle: int | None = None
+    first_zero_expert: int | None = None
     """First id of zero-computation experts, whose output is their input; None for no such."""
 
 

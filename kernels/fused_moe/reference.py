@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 
 from kernels import rowwise
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts
+from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExtraTerms
 
 _TILE = 16
 
@@ -17,7 +17,7 @@ def fused_moe(
     experts: Experts,
     choice: ExpertChoice,
     biases: ExpertBiases | None,
-    beside: Beside,
+    extra: ExtraTerms,
     activation: Activation,
     first_expert: int,
     weighs_inputs: bool,
@@ -48,18 +48,18 @@ def fused_moe(
         ]
         result = torch.cat(parts)[: len(tokens)].float()
         total.index_add_(0, tokens, result if weighs_inputs else result * weights)
-    return _add(total.to(x.dtype), x, choice, beside)
+    return _add(total.to(x.dtype), x, choice, extra)
 
 
 def _add(
-    routed: torch.Tensor, x: torch.Tensor, choice: ExpertChoice, beside: Beside
+    routed: torch.Tensor, x: torch.Tensor, choice: ExpertChoice, extra: ExtraTerms
 ) -> torch.Tensor:
-    """Adds the terms of `beside` one after another, each rounded."""
-    if beside.first_idle is not None:
-        is_idle = choice.expert_ids >= beside.first_idle
-        routed = routed + x * (choice.weights * is_idle).sum(dim=-1, keepdim=True).to(x.dtype)
-    if beside.shared is None:
+    """Adds the terms of `extra` one after another, each rounded."""
+    if extra.first_zero_expert is not None:
+        is_zero = choice.expert_ids >= extra.first_zero_expert
+        routed = routed + x * (choice.weights * is_zero).sum(dim=-1, keepdim=True).to(x.dtype)
+    if extra.shared is None:
         return routed
-    if beside.gate is None:
-        return routed + beside.shared
-    return routed + beside.shared * rowwise.sigmoid(beside.gate).to(x.dtype)
+    if extra.gate is None:
+        return routed + extra.shared
+    return routed + extra.shared * rowwise.sigmoid(extra.gate).to(x.dtype)

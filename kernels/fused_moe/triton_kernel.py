@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.attention.triton_config import dot_precision
 from kernels.choose_experts.base import ExpertChoice
-from kernels.fused_moe.base import Activation, Beside, ExpertBiases, Experts, ExpertWeights
+from kernels.fused_moe.base import Activation, ExpertBiases, Experts, ExpertWeights, ExtraTerms
 from kernels.fused_moe.triton_align import Tiles, align_pairs
 from kernels.gate_and_mul.triton_kernel import activated
 from kernels.linear.base import HALF_BYTES, BlockScales
@@ -56,7 +56,7 @@ def fused_moe(
     experts: Experts,
     choice: ExpertChoice,
     biases: ExpertBiases | None,
-    beside: Beside,
+    extra: ExtraTerms,
     activation: Activation,
     first_expert: int,
     weighs_inputs: bool,
@@ -78,14 +78,14 @@ def fused_moe(
     second = experts.down, tiles, second_bias, factors[1], None
     parts = _multiply(_multiply(x, *first, num_pairs, num_choices), *second, num_pairs, 1)
     out = torch.empty_like(x)
-    size, shared, gate = x.shape[1], beside.shared, beside.gate
+    size, shared, gate = x.shape[1], extra.shared, extra.gate
     _sum_kernel[(num_tokens, cdiv(size, _SUM_BLOCK))](
         parts, choice.expert_ids, out, size, first_expert,
         x if shared is None else shared, x.stride(0) if shared is None else shared.stride(0),
         choice.weights if gate is None else gate, 0 if gate is None else gate.stride(0),
-        x, x.stride(0), choice.weights, 0 if beside.first_idle is None else beside.first_idle,
+        x, x.stride(0), choice.weights, extra.first_zero_expert or 0,
         HAS_SHARED=shared is not None, HAS_GATE=gate is not None,
-        HAS_IDLE=beside.first_idle is not None,
+        HAS_ZERO_EXPERTS=extra.first_zero_expert is not None,
         NUM_EXPERTS=num_experts, NUM_CHOICES=num_choices, BLOCK=_SUM_BLOCK,
     )  # fmt: skip
     return out
@@ -216,15 +216,16 @@ def _multiply_kernel(
 @triton.jit(do_not_specialize=["first_expert"])
 def _sum_kernel(
     parts_ptr, ids_ptr, out_ptr, size, first_expert,
-    shared_ptr, shared_stride, gate_ptr, gate_stride, x_ptr, x_stride, weights_ptr, first_idle,
-    HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr, HAS_IDLE: tl.constexpr,
+    shared_ptr, shared_stride, gate_ptr, gate_stride, x_ptr, x_stride, weights_ptr,
+    first_zero_expert,
+    HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr, HAS_ZERO_EXPERTS: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, NUM_CHOICES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
     total = tl.zeros((BLOCK,), tl.float32)
-    idle = 0.0
+    zero_weight = 0.0
     for choice in range(NUM_CHOICES):
         pair = token * NUM_CHOICES + choice
         number = tl.load(ids_ptr + pair)
@@ -232,10 +233,10 @@ def _sum_kernel(
         is_here = (expert >= 0) & (expert < NUM_EXPERTS)
         part = tl.load(parts_ptr + pair * size + column, mask=inside & is_here, other=0.0)
         total += part.to(tl.float32)
-        if HAS_IDLE:
-            idle += tl.load(weights_ptr + pair, mask=number >= first_idle, other=0.0)
-    if HAS_IDLE:
-        total += tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0) * idle
+        if HAS_ZERO_EXPERTS:
+            zero_weight += tl.load(weights_ptr + pair, mask=number >= first_zero_expert, other=0.0)
+    if HAS_ZERO_EXPERTS:
+        total += tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0) * zero_weight
     if HAS_SHARED:
         shared = tl.load(shared_ptr + token * shared_stride + column, mask=inside, other=0.0)
         shared = shared.to(tl.float32)

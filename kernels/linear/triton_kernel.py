@@ -50,7 +50,7 @@ def matmul_fixed_tiles(
     """
     tiles = (_TILES if scaling is None else _QUANTIZED_TILES).get(x.dtype)
     if tiles is None:
-        raise ValueError(f"no batch-invariant product for {x.dtype}; use {list(_TILES)}")
+        raise ValueError(f"no batch-invariant matmul for {x.dtype}: use one of {list(_TILES)}")
     rows, depth = x.shape
     step = tiles.depth if scaling is None else quantized_depth(scaling, depth, tiles.depth)
     columns = weight.shape[0]

@@ -62,7 +62,7 @@ def _compile(compiler: str, flags: list[str], library: Path) -> None:
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(f"{compiler} did not finish: {error}") from error
+        raise NativeUnavailable(f"{compiler} failed: {error}") from error
     if done.returncode:
         unfinished.unlink(missing_ok=True)
         raise NativeUnavailable(f"{compiler} failed:\n{done.stderr[-2000:]}")
@@ -76,7 +76,7 @@ def _compiler() -> str:
         if found:
             return found
     raise NativeUnavailable(
-        f"no C++ compiler ({named or 'c++, g++ or clang++'}) is installed: install g++, or set CXX"
+        f"no C++ compiler found ({named or 'c++, g++ or clang++'}): install g++, or set CXX"
     )
 
 
@@ -91,7 +91,7 @@ def _flags_without(most: str) -> list[str]:
     if not most:
         return []
     if most not in _WITHOUT:
-        raise NativeUnavailable(f"{MAX_CPU_ISA} is {most}: it may be {', '.join(_WITHOUT)}")
+        raise NativeUnavailable(f"unknown {MAX_CPU_ISA} {most!r}: use {', '.join(_WITHOUT)}")
     kinds = list(_WITHOUT)
     return [flag for kind in kinds[: kinds.index(most) + 1] for flag in _WITHOUT[kind]]
 

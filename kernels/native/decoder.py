@@ -79,7 +79,7 @@ class ModelTensors:
     def unsupported(self, page_size: int) -> str | None:
         """Reason why the library cannot run this model; None if it can."""
         if self.embedding.dtype not in (torch.float32, torch.bfloat16):
-            return f"{self.embedding.dtype} is neither fp32 nor bf16"
+            return f"{self.embedding.dtype} is not supported, only fp32 and bf16"
         sizes = {
             "hidden size": self.embedding.shape[1],
             "head size": self.head_dim,
@@ -87,9 +87,9 @@ class ModelTensors:
         }
         for name, size in sizes.items():
             if size % _VECTOR:
-                return f"its {name} ({size}) is no multiple of {_VECTOR}"
+                return f"its {name} ({size}) is not a multiple of {_VECTOR}"
         if page_size % self.block_size:
-            return f"its page size ({page_size}) is no multiple of its block size"
+            return f"its page size ({page_size}) is not a multiple of its block size"
         return None
 
 
@@ -154,30 +154,30 @@ class NativeDecoder:
         rows: npt.NDArray[np.int64],
         token_pool: torch.Tensor,
         page_table: torch.Tensor,
-        read_tokens: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states after the final norm, fp32 [T, hidden] of a step's tokens, or [S, hidden]
-        of `read_tokens`.
+        of `logits_indices`.
 
         Args:
             rows: [R, 4], contiguous: slot, first position, number of tokens, and a number that is
                 not read.
             token_pool: int32 [slots, positions].
             page_table: int32 [slots, pages].
-            read_tokens: int64 [S], contiguous, ascending: indices of the tokens whose hidden states
-                are needed; None for all. For others the last layer computes keys and values alone.
+            logits_indices: int64 [S], contiguous, ascending: tokens whose hidden states are needed;
+                None for all. For others the last layer only computes keys and values.
 
         Raises:
             Exception: the exception that `all_reduce` raised.
         """
         assert self._handle is not None, "bind comes first"
-        num_tokens = int(rows[:, 2].sum()) if read_tokens is None else len(read_tokens)
+        num_tokens = int(rows[:, 2].sum()) if logits_indices is None else len(logits_indices)
         hidden = torch.empty(num_tokens, self._hidden_size)
         step = StepRows(
             len(rows), rows.ctypes.data,
             token_pool.data_ptr(), token_pool.stride(0),
             page_table.data_ptr(), page_table.stride(0),
-            *((None, -1) if read_tokens is None else (read_tokens.data_ptr(), num_tokens)),
+            *((None, -1) if logits_indices is None else (logits_indices.data_ptr(), num_tokens)),
         )  # fmt: skip
         done = self._library.rayfleet_forward(self._handle, ctypes.byref(step), hidden.data_ptr())
         if not done:

@@ -58,12 +58,12 @@ class StepRows(ctypes.Structure):
         ("token_stride", _I64),
         ("page_table", _PTR),
         ("page_stride", _I64),
-        ("read", _PTR),
-        ("num_read", _I64),
+        ("logits_indices", _PTR),
+        ("num_logits", _I64),
     )
 
 
-class DrawColumns(ctypes.Structure):
+class SamplingColumns(ctypes.Structure):
     """Sampling parameters of all rows of the logits; None for a filter that no row uses."""
 
     _fields_ = (
@@ -100,14 +100,14 @@ def library() -> ctypes.CDLL:
     try:
         loaded = ctypes.CDLL(str(build_library()))
     except OSError as error:
-        raise NativeUnavailable(f"the compiled library does not load: {error}") from error
+        raise NativeUnavailable(f"failed to load the compiled library: {error}") from error
     signatures = {
         "has_tiles": (ctypes.c_int32, []),
         "packed_elements": (_I64, [_I64, _I64, _I64]),
         "pack": (None, [_I64, _PTR, _I64, _I64, _PTR]),
         "linear": (None, [_I64, _PTR, _I64, ctypes.POINTER(LinearWeight), _PTR]),
         "apply_bitmask": (None, [_PTR, _I64, _PTR, _I64, ctypes.c_char_p]),
-        "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(DrawColumns), _PTR]),
+        "sample": (None, [_PTR, _I64, _I64, ctypes.POINTER(SamplingColumns), _PTR]),
         "create": (_PTR, [ctypes.POINTER(ModelWeights), _I64, ctypes.c_double]),
         "destroy": (None, [_PTR]),
         "forward": (ctypes.c_int32, [_PTR, ctypes.POINTER(StepRows), _PTR]),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.native.library import DrawColumns, library
+from kernels.native.library import SamplingColumns, library
 from kernels.sample_tokens.base import GREEDY_BELOW, SamplingParameters
 
 
@@ -28,11 +28,11 @@ def sample_native(logits: torch.Tensor, parameters: SamplingParameters | None) -
     return tokens
 
 
-def _describe(parameters: SamplingParameters) -> DrawColumns:
+def _describe(parameters: SamplingParameters) -> SamplingColumns:
     columns = (parameters.seeds, parameters.positions, parameters.temperature)
     filters = (parameters.top_k, parameters.top_p, parameters.log_min_p)
     addresses = [None if one is None else one.data_ptr() for one in (*columns, *filters)]
-    return DrawColumns(GREEDY_BELOW, *addresses)
+    return SamplingColumns(GREEDY_BELOW, *addresses)
 
 
 def apply_bitmask_native(logits: torch.Tensor, rows: Sequence[int], masks: bytes) -> None:

@@ -82,10 +82,10 @@ class MappedMemory(WeightMemory):
         self._region[self._num_bytes :] = self.sums()
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mprotect(ctypes.c_void_p(self._address), len(self._region), _PROT_READ):
-            raise OSError(ctypes.get_errno(), "weights cannot be protected")
+            raise OSError(ctypes.get_errno(), "failed to write-protect the weights")
 
     def _extend(self, least: int) -> torch.Tensor:
-        raise AssertionError(f"{least} bytes more are taken than were counted")
+        raise AssertionError(f"{least} bytes more are used than were counted")
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
             if memory is None:
                 memory = stack.enter_context(_new_file(path, num_bytes))
         except OSError as error:
-            logger.warning("packed weights stay this process's own, in no cache folder: %s", error)
+            logger.warning("packed weights are not cached or shared: %s", error)
             yield WeightMemory()
             return
         yield memory
@@ -126,7 +126,7 @@ def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
 def _folder() -> Path:
     folder = private_folder("weights")
     if folder is None:
-        raise PermissionError("the user's cache folder cannot be written, or others may write it")
+        raise PermissionError("the user's cache folder is not writable, or others may write to it")
     return folder
 
 
@@ -144,7 +144,7 @@ def _map(path: Path, num_bytes: int) -> MappedMemory | None:
                 os.utime(path)
                 logger.info("mapped %.1f MB of packed weights", num_bytes / 1e6)
                 return memory
-    logger.warning("%s is spoilt: its weights are packed again", path)
+    logger.warning("%s is corrupt; repacking weights", path)
     path.unlink(missing_ok=True)
     return None
 
@@ -166,7 +166,9 @@ def _new_file(path: Path, num_bytes: int) -> Iterator[MappedMemory]:
             memory.finish()
             unfinished.rename(path)
         except OSError as error:
-            logger.warning("the next start packs weights, too: %s", error)
+            logger.warning(
+                "failed to cache packed weights; the next start packs them again: %s", error
+            )
 
 
 def _file_bytes(num_bytes: int) -> int:
@@ -192,4 +194,4 @@ def _make_room(folder: Path, needed: int) -> None:
             path.unlink(missing_ok=True)
             total -= status.st_size
     if total > most:
-        raise OSError(errno.ENOSPC, f"{folder} would take more than 1/{_DISK_SHARES} of its disk")
+        raise OSError(errno.ENOSPC, f"{folder} would exceed 1/{_DISK_SHARES} of its disk")

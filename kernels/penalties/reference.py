@@ -40,6 +40,6 @@ def apply_penalties_(
 
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
     """Adds 1 at each drawn token."""
-    drawn = tokens.index_select(0, rows.rows)
-    cells = rows.slots * counts.shape[1] + drawn
+    sampled = tokens.index_select(0, rows.rows)
+    cells = rows.slots * counts.shape[1] + sampled
     counts.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))

@@ -23,8 +23,8 @@ def sample_tokens(
     """Draws for all rows, and replaces the draws of greedy rows with their likeliest tokens."""
     is_greedy = parameters.temperature < GREEDY_BELOW
     noise = gumbel_noise(parameters.seeds, parameters.positions, logits.shape[-1])
-    drawn = noise.add_(masked_logits(logits, parameters)).argmax(dim=-1)
-    tokens = torch.where(is_greedy, logits.argmax(dim=-1), drawn)
+    sampled = noise.add_(masked_logits(logits, parameters)).argmax(dim=-1)
+    tokens = torch.where(is_greedy, logits.argmax(dim=-1), sampled)
     if cells is not None:
         cells.tokens.index_copy_(0, cells.cells, tokens.int())
     return tokens if out is None else out.copy_(tokens)

@@ -39,7 +39,7 @@ def sample_tokens(
     best = torch.empty(rows, num_chunks, dtype=torch.float32, device=device)
     token = torch.empty(rows, num_chunks, dtype=torch.int32, device=device)
     thresholds = find_thresholds(logits, parameters) if parameters.filters else None
-    _draw_kernel[(rows, num_chunks)](
+    _sample_kernel[(rows, num_chunks)](
         logits, parameters.temperature, parameters.seeds, parameters.positions,
         parameters.temperature if thresholds is None else thresholds, best, token,
         vocab_size, logits.stride(0),
@@ -57,7 +57,7 @@ def sample_tokens(
         "temperature_ptr", "seed_ptr", "position_ptr", "threshold_ptr",
     ]
 )  # fmt: skip
-def _draw_kernel(
+def _sample_kernel(
     logits_ptr, temperature_ptr, seed_ptr, position_ptr, threshold_ptr, best_ptr, token_ptr,
     vocab_size, row_stride,
     FILTERS: tl.constexpr, CHUNK: tl.constexpr,

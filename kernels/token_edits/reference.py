@@ -33,8 +33,8 @@ def _ban(logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: to
     first = rows.slots[owner] * edits.words.shape[1] + starts
     word, position = _lists(num_before)
     wanted = edits.words.view(-1)[first[word] + position]
-    drawn = token_pool.view(-1)[(rows.cells[owner] - num_before)[word] + position]
-    num_different = torch.zeros_like(num_before).index_add_(0, word, (wanted != drawn).long())
+    sampled = token_pool.view(-1)[(rows.cells[owner] - num_before)[word] + position]
+    num_different = torch.zeros_like(num_before).index_add_(0, word, (wanted != sampled).long())
     fits = num_different == 0
     tokens = edits.words.view(-1)[(first + num_before)[fits]].long()
     values = torch.full(tokens.shape, float("-inf"), device=logits.device)

@@ -72,8 +72,8 @@ def _edit_kernel(
                     position = first + tl.arange(0, BLOCK)
                     inside = position < num_before
                     wanted = tl.load(tokens + position, mask=inside, other=0)
-                    drawn = tl.load(latest + position, mask=inside, other=0)
-                    num_different += tl.sum((wanted != drawn).to(tl.int32))
+                    sampled = tl.load(latest + position, mask=inside, other=0)
+                    num_different += tl.sum((wanted != sampled).to(tl.int32))
                 if num_different == 0:
                     banned = tl.load(tokens + num_before)
                     tl.atomic_add(place + banned, float("-inf"), sem="relaxed")

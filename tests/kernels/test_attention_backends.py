@@ -192,19 +192,19 @@ def create(name: str, **options: Any) -> AttentionBackend:
 def test_auto_is_what_the_ops_run_on(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="kernels.attention"):
         assert isinstance(create("auto"), TorchAttention)
-    assert caplog.messages == [f"attention backend torch: {WHY['torch']}"]
+    assert caplog.messages == [f"using attention backend torch: {WHY['torch']}"]
     assert isinstance(create("torch", batch_invariant=True), TorchAttention)
     with registry.using("triton"):
         assert isinstance(create("torch"), TorchAttention)
     with pytest.raises(ValueError, match="not batch-invariant"):
         create("torch", batch_invariant=True, device=torch.device("cuda"))
-    with pytest.raises(ValueError, match="--batch-invariant: on CPU attention whose scores"):
+    with pytest.raises(ValueError, match="--batch-invariant is not supported on CPU"):
         create("torch", batch_invariant=True, cap=50.0)
 
 
 @pytest.mark.parametrize("name", ["triton", "flashinfer", "flash"])
 def test_a_backend_without_cuda_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="needs a CUDA device; use auto or torch"):
+    with pytest.raises(ValueError, match="needs a CUDA device: use auto or torch"):
         create(name)
 
 
@@ -213,12 +213,12 @@ def test_a_backend_without_cuda_is_refused(name: str) -> None:
     ("options", "message"),
     [
         ({"batch_invariant": True}, "not batch-invariant"),
-        ({"block_size": 4}, "attends causally"),
+        ({"block_size": 4}, "supports causal attention only"),
         ({"window": 9}, "use auto, or set --max-model-len 9"),
-        ({"cap": 50.0}, "caps no scores"),
-        ({"has_sinks": True}, "knows no attention sinks"),
-        ({"head_dims": (256, 512)}, "heads have 256 and 512 dimensions"),
-        ({"dtype": torch.float32}, "takes float16 and bfloat16, not torch.float32"),
+        ({"cap": 50.0}, "does not support logit soft-capping"),
+        ({"has_sinks": True}, "does not support attention sinks"),
+        ({"head_dims": (256, 512)}, "same head size in all layers, not 256 and 512"),
+        ({"dtype": torch.float32}, "supports float16 and bfloat16, not torch.float32"),
     ],
     ids=["batch-invariant", "blocks", "window", "cap", "sinks", "heads", "fp32"],
 )
@@ -233,9 +233,9 @@ def test_heads_that_no_program_holds_are_refused() -> None:
     with registry.using("triton"):
         create("triton", head_dims=(256, 512))
         create("triton", head_dims=(576,), has_latents=True)
-        with pytest.raises(ValueError, match="--batch-invariant: on CUDA attention to latents"):
+        with pytest.raises(ValueError, match="--batch-invariant is not supported on CUDA"):
             create("triton", head_dims=(576,), has_latents=True, batch_invariant=True)
-        with pytest.raises(ValueError, match="at most 512 dimensions, this model's have 640"):
+        with pytest.raises(ValueError, match="up to 512, this model's is 640"):
             create("triton", head_dims=(128, 640))
 
 

@@ -49,7 +49,7 @@ def test_norms_around_a_sum() -> None:
     x, residual = torch.randn(2, 4, 48).to(torch.bfloat16)
     weights = torch.randn(5, 48).to(torch.bfloat16)
     (first, second, third), total = fused_add_norm(
-        *(x, residual, (Norm(weights[0]), Norm(weights[1], is_wide=True), Norm(weights[2])), 1e-6),
+        *(x, residual, (Norm(weights[0]), Norm(weights[1], is_fp32=True), Norm(weights[2])), 1e-6),
         x_weight=weights[3],
         residual_weight=weights[4],
         x_scale=0.5,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels import ExpertBiases, Routing, choose_experts, clamped_swiglu
-from kernels.fused_moe import Activation, Beside, ExpertChoice, Experts, fused_moe
+from kernels.fused_moe import Activation, ExpertChoice, Experts, ExtraTerms, fused_moe
 from tests.support.kernels.experts import make_experts, make_quantized_experts
 
 
@@ -51,9 +51,9 @@ def test_what_is_added_and_what_weighs_inputs() -> None:
     x, experts, choice = make_case()
     shared, gate = torch.randn(37, 48), torch.randn(37, 1)
     fewer = Experts(*(weight._replace(values=weight.values[:4]) for weight in experts))
-    idle = (choice.weights * (choice.expert_ids >= 4)).sum(1, keepdim=True)
-    expected = fused_moe(x, fewer, choice) + idle * x + gate.sigmoid() * shared
-    out = fused_moe(x, fewer, choice, beside=Beside(shared, gate, first_idle=4))
+    zero_weight = (choice.weights * (choice.expert_ids >= 4)).sum(1, keepdim=True)
+    expected = fused_moe(x, fewer, choice) + zero_weight * x + gate.sigmoid() * shared
+    out = fused_moe(x, fewer, choice, extra=ExtraTerms(shared, gate, first_zero_expert=4))
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
     ones = ExpertChoice(choice.expert_ids[:, :1], torch.ones(37, 1))
@@ -89,10 +89,10 @@ def test_bits_of_what_is_added_do_not_depend_on_company_either() -> None:
     scores, shared = torch.randn(37, 7), torch.randn(37, 48)
 
     def run(rows: slice) -> torch.Tensor:
-        routing = Routing(num_chosen=2, scoring="sigmoid", normalize=True)
+        routing = Routing(top_k=2, scoring="sigmoid", normalize=True)
         choice = choose_experts(scores[rows, :6], None, routing)
-        beside = Beside(shared[rows], scores[rows, 6:])
-        return fused_moe(x[rows], experts, choice, beside=beside)
+        extra = ExtraTerms(shared[rows], scores[rows, 6:])
+        return fused_moe(x[rows], experts, choice, extra=extra)
 
     whole = run(slice(None))
     for rows in (slice(0, 1), slice(3, 20), slice(36, 37)):

@@ -126,7 +126,7 @@ def test_products_in_tiles_are_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_an_unknown_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.MAX_CPU_ISA, "AVX1024")
-    with pytest.raises(NativeUnavailable, match="may be AVX512_CORE_BF16, AVX512"):
+    with pytest.raises(NativeUnavailable, match="use AVX512_CORE_BF16, AVX512"):
         build_library()
 
 
@@ -205,12 +205,12 @@ def test_of_tokens_that_nobody_reads_only_keys_and_values_are_computed(
     bench.tokens = whole.tokens
     rows = (2, 0, 12), (0, 0, 100), (1, 0, 40)
     expected = whole.run(*rows)
-    for read in ([], [0], [11, 12, 60, 61, 111, 151], list(range(40)), list(range(152))):
-        assert torch.equal(bench.run(*rows, read=read), expected[read]), f"reading {read}"
+    for indices in ([], [0], [11, 12, 60, 61, 111, 151], list(range(40)), list(range(152))):
+        assert torch.equal(bench.run(*rows, logits_indices=indices), expected[indices]), indices
     # What follows finds all keys and values in place.
     following = (2, 12, 4), (0, 100, 8), (1, 40, 4)
-    bench.run(*rows, read=[])
-    assert torch.equal(bench.run(*following, read=[3, 9]), whole.run(*following)[[3, 9]])
+    bench.run(*rows, logits_indices=[])
+    assert torch.equal(bench.run(*following, logits_indices=[3, 9]), whole.run(*following)[[3, 9]])
 
 
 def test_a_pass_takes_as_many_threads_as_its_work_is_worth() -> None:
@@ -271,12 +271,12 @@ def test_a_failed_sum_over_ranks_ends_the_step() -> None:
 def test_what_it_cannot_run() -> None:
     model = make_model(torch.float32)
     assert model.unsupported(16) is None
-    assert model.unsupported(8) == "its page size (8) is no multiple of 16"
-    assert "no multiple of its block size" in str(
+    assert model.unsupported(8) == "its page size (8) is not a multiple of 16"
+    assert "not a multiple of its block size" in str(
         make_model(torch.float32, block_size=32).unsupported(16)
     )
     half = make_model(torch.float16)
-    assert half.unsupported(16) == "torch.float16 is neither fp32 nor bf16"
+    assert half.unsupported(16) == "torch.float16 is not supported, only fp32 and bf16"
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

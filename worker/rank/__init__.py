@@ -1,1 +1,1 @@
-"""One rank: runs Plans on its device, from inputs to drawn tokens."""
+"""One rank: runs Plans on its device, from inputs to sampled tokens."""

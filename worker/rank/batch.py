@@ -48,7 +48,7 @@ class SamplingBatch:
     staged: StagedArrays
     """Arrays [S] on the device: destinations and tokens; if any row is random, or a graph samples,
     also positions, seeds, temperature, top_k, top_p and log_min_p."""
-    num_draws: int
+    num_samples: int
     tokens: torch.Tensor | None
     """[S] int64: indices of the step's tokens whose logits are sampled; None for all in order."""
     destinations: torch.Tensor
@@ -63,7 +63,7 @@ class SamplingBatch:
     """Rows with logits processors or log-probabilities; None without any."""
     is_captured: bool = False
     """Whether sampling runs on a graph, which samples all rows, padding included."""
-    drawing: Sequence[int] | None = None
+    sampled_rows: Sequence[int] | None = None
     """Rows that the Plan samples if a graph samples all; None if these are all rows."""
     speculative: SpeculativeRows | None = None
     """Speculative rows, whose sampled tokens verify their drafts; None without any."""
@@ -102,7 +102,7 @@ class Batch:
     """Rows of the graph that the step runs on; None for an eager step."""
     num_tokens: int = 0
     """Tokens of the graph that the step runs on if its rows may have any length; else 0."""
-    read_tokens: torch.Tensor | None = None
+    logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: indices of the step's tokens whose hidden states the forward pass
     returns; None for all T."""
     state_stores: Sequence[StateStore] = ()
@@ -148,7 +148,7 @@ class BatchBuilder:
         writes = tables.stage(plan) if plan.admits or plan.page_writes else None
         if writes is not None:
             groups.append(writes)
-        rows = [(row.slot, row.start, row.length, row.num_draws) for row in plan.rows]
+        rows = [(row.slot, row.start, row.length, row.num_samples) for row in plan.rows]
         table = np.array(rows, dtype=np.int64)
         processed = tables.sampling.gather(table)
         graph = _GraphSize(size, num_tokens)
@@ -209,7 +209,7 @@ class _StagedBatch:
             self._num_rows = len(table)
             table = _pad(table, size, graph.tokens, tables)
         self._rows = table
-        slots, starts, lengths, draws = np.ascontiguousarray(table.T)
+        slots, starts, lengths, num_samples = np.ascontiguousarray(table.T)
         query_ends = np.cumsum(lengths)
         self._num_tokens = int(query_ends[-1])
         self._row_group = -1
@@ -217,24 +217,25 @@ class _StagedBatch:
             self._row_group = len(groups)
             query_start = np.append(0, query_ends)
             groups.append({"slots": slots, "starts": starts, "query_start": query_start})
-        self._drawing: list[int] | None = None
+        self._sampled_rows: list[int] | None = None
         if self._is_captured:
-            (drawing,) = np.nonzero(draws)
-            self._drawing = None if len(drawing) == self._num_rows else drawing.tolist()
+            (sampled_rows,) = np.nonzero(num_samples)
+            is_all = len(sampled_rows) == self._num_rows
+            self._sampled_rows = None if is_all else sampled_rows.tolist()
             # The graph samples every row: tokens of rows that do not sample are written where
             # those of padding are.
-            slots = np.where(draws, slots, tables.dummy_slot)
-            cells = slots, np.where(draws, starts + lengths, 1), query_ends - 1
+            slots = np.where(num_samples, slots, tables.dummy_slot)
+            cells = slots, np.where(num_samples, starts + lengths, 1), query_ends - 1
         else:
-            cells = draw_cells(table, query_ends)
-        self._num_draws = len(cells[0])
+            cells = sample_cells(table, query_ends)
+        self._num_samples = len(cells[0])
         self._has_parameters = False
         self._filters: tuple[str, ...] = ()
         self._max_top_k = 0
-        self._draw_group = -1
-        if self._num_draws:
-            self._draw_group = len(groups)
-            groups.append(self._draw_arrays(*cells))
+        self._sampling_group = -1
+        if self._num_samples:
+            self._sampling_group = len(groups)
+            groups.append(self._sampling_arrays(*cells))
 
     def finish(self, staged: list[StagedArrays], speculative: SpeculativeRows | None) -> Batch:
         """The batch, given the arrays on the device in the order in which they were staged."""
@@ -248,14 +249,14 @@ class _StagedBatch:
         if self._size is not None:
             ends = [self._tables.max_positions] * self._size
         sampling = None
-        if self._num_draws:
-            sampling = self._sampling(staged[self._draw_group], speculative)
-        read_tokens = None
+        if self._num_samples:
+            sampling = self._sampling(staged[self._sampling_group], speculative)
+        logits_indices = None
         # Unless prompts are scored, only sampled positions need hidden states. For running blocks
         # BlockDecoder selects the positions.
         prompts = () if self._processed is None else self._processed.prompts
         if self._size is None and self._tables.block_size == 1 and not prompts:
-            read_tokens = None if sampling is None else sampling.tokens
+            logits_indices = None if sampling is None else sampling.tokens
         return Batch(
             rows=self._rows,
             num_rows=self._num_rows,
@@ -267,10 +268,10 @@ class _StagedBatch:
             prompts=prompts,
             size=self._size,
             num_tokens=self._ragged_tokens,
-            read_tokens=read_tokens,
+            logits_indices=logits_indices,
         )
 
-    def _draw_arrays(
+    def _sampling_arrays(
         self, slots: IntArray, ends: IntArray, tokens: IntArray
     ) -> dict[str, npt.NDArray[Any]]:
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -291,19 +292,19 @@ class _StagedBatch:
         positions = staged["positions"] if self._has_parameters else None
         if placement is not None:
             destinations = placement.destinations(destinations)
-            positions = None if positions is None else placement.draw_positions(positions)
-        draws_all = self._num_draws == self._num_tokens
+            positions = None if positions is None else placement.sample_positions(positions)
+        samples_all = self._num_samples == self._num_tokens
         return SamplingBatch(
             staged=staged,
-            num_draws=self._num_draws,
-            tokens=None if draws_all else staged["tokens"],
+            num_samples=self._num_samples,
+            tokens=None if samples_all else staged["tokens"],
             destinations=destinations,
             positions=positions,
             filters=self._filters,
             max_top_k=self._max_top_k,
             processed=self._processed,
             is_captured=self._is_captured,
-            drawing=self._drawing,
+            sampled_rows=self._sampled_rows,
             speculative=speculative,
         )
 
@@ -376,7 +377,7 @@ def gather_inputs(
         kv_caches=kv_caches,
         attention=by_layer,
         num_decode_tokens=batch.num_decodes,
-        read_tokens=batch.read_tokens,
+        logits_indices=batch.logits_indices,
         states=states or {},
         state_rows=state_rows,
     )
@@ -425,18 +426,18 @@ def count_decodes(lengths: IntArray) -> int:
     return int(longer[0]) if len(longer) else len(lengths)
 
 
-def draw_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def sample_cells(table: IntArray, query_ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Tokens that rows [R, 4] sample, as three arrays [S]: slot, position of the new token, index
     of the step's token whose logits it is sampled from."""
-    slots, starts, lengths, draws = table.T
+    slots, starts, lengths, num_samples = table.T
     ends = starts + lengths
-    (samples,) = np.nonzero(draws)
-    if len(samples) == draws.sum():
+    (samples,) = np.nonzero(num_samples)
+    if len(samples) == num_samples.sum():
         return slots[samples], ends[samples], query_ends[samples] - 1
     return (
-        np.repeat(slots, draws),
-        ragged_ranges(ends - draws + 1, draws),
-        ragged_ranges(query_ends - draws, draws),
+        np.repeat(slots, num_samples),
+        ragged_ranges(ends - num_samples + 1, num_samples),
+        ragged_ranges(query_ends - num_samples, num_samples),
     )
 
 

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 _KEEP_BYTES = 1 << 30
 _NICENESS = 10
-"""Niceness that a rank adds to its own. Two workers under 1.3 times the load that they sustain on
-two cores, with gateway and clients on the same cores: at 0, 5 and 10 the median TTFT of urgent
+"""Niceness that a rank adds to its own. Measured with two workers at 1.3 times their sustainable
+load on two cores, shared with gateway and clients: at 0, 5 and 10 the median TTFT of urgent
 requests was 68, 56 and 53 ms, and throughput 2,850, 2,906 and 3,097 tokens/s."""
 
 _AUTOGROUP_ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")
@@ -30,11 +30,11 @@ _OWN_AUTOGROUP = Path("/proc/self/autogroup")
 def yield_cpu_to_others() -> None:
     """Lowers the priority of this process, so that other processes get a core when they need one.
 
-    Steps use all CPU time there is, whatever their priority. Gateways, frontends, schedulers and
-    clients use little, but need it at once: on cores that they share with steps of the same
-    priority, they wait several milliseconds each time they become runnable.
+    Steps use all available CPU time, whatever their priority. Gateways, frontends, schedulers and
+    clients use little, but need it immediately: on cores shared with steps of the same priority,
+    they wait several milliseconds each time they become runnable.
 
-    For a process that does nothing but steps. Threads inherit the priority if they start later.
+    Only for a process that runs nothing but steps. Threads that start later inherit the priority.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -42,12 +42,11 @@ def yield_cpu_to_others() -> None:
 
 
 def _yield_cpu_to_other_sessions(niceness: int) -> None:
-    """Makes the niceness count against processes of other sessions, too.
+    """Applies the niceness relative to processes of other sessions, too.
 
-    With autogroups, Linux's default outside of containers, cores are shared evenly among sessions,
-    and niceness ranks only the processes within one. HAProxy, which Ray starts in a session of its
-    own, was seen to wait up to three seconds for a core beside two busy ranks, and all streams with
-    it.
+    With autogroups, Linux's default outside containers, cores are shared evenly among sessions, and
+    niceness only applies within a session. HAProxy, which Ray starts in a separate session, waited
+    up to three seconds for a core next to two busy ranks, which stalled all streams.
     """
     try:
         if _AUTOGROUP_ENABLED.read_text().strip() == "1":
@@ -55,14 +54,14 @@ def _yield_cpu_to_other_sessions(niceness: int) -> None:
                 os.setsid()
             _OWN_AUTOGROUP.write_text(str(niceness))
     except OSError as error:
-        logger.info("sessions share cores evenly, whatever their niceness: %s", error)
+        logger.info("failed to lower the priority of this session: %s", error)
 
 
 def tune_cpu_process(num_threads: int, world_size: int) -> None:
-    """Sets up torch in a rank's process; with `num_threads` 0, ranks share all cores but one.
+    """Configures torch in a rank's process; with `num_threads` 0, ranks share all cores but one.
 
-    That core is for the scheduler and the frontend: a compute thread that waits for a core delays
-    the whole step.
+    The scheduler and the frontend use that core: a compute thread that waits for a core delays the
+    whole step.
     """
     torch.set_num_threads(num_threads or max(1, (available_cores() - 1) // world_size))
     _keep_freed_memory()
@@ -71,7 +70,7 @@ def tune_cpu_process(num_threads: int, world_size: int) -> None:
 def native_options(
     config: EngineConfig, device: torch.device, world_size: int
 ) -> NativeOptions | None:
-    """Options of a rank for the compiled CPU library; None where it does not use it.
+    """Options of a rank for the compiled CPU library; None if it does not use it.
 
     By default ranks share all cores: the library uses fewer threads for short steps anyway.
     """
@@ -94,8 +93,8 @@ def available_cores() -> int:
 def lazy_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:
-    """A tensor of zeros for a cache. On CPU (`device` None included) it takes physical memory only
-    where it is written, so a large unused cache costs none."""
+    """A tensor of zeros for a cache. On CPU (also if `device` is None), physical memory is only
+    allocated for pages that are written, so a large unused cache is free."""
     if device is not None and device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_values = math.prod(shape)
@@ -104,10 +103,10 @@ def lazy_zeros(
 
 
 def _keep_freed_memory() -> None:
-    """Has malloc keep large freed blocks, since every step allocates them again.
+    """Makes malloc keep large freed blocks, since every step allocates them again.
 
-    By default glibc returns them to the kernel; the page faults that follow were measured at half
-    the time of a 32-row step.
+    By default glibc returns them to the kernel; the resulting page faults took half the time of a
+    32-row step.
     """
     if not keep_freed_memory(_KEEP_BYTES) and sys.platform.startswith("linux"):
-        logger.warning("malloc refuses to keep freed memory; steps will be slower")
+        logger.warning("malloc does not support keeping freed memory; steps will be slower")

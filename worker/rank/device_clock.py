@@ -1,10 +1,10 @@
 """Device clock: converts CUDA events to times of the host's clock.
 
-CUDA events only measure time between each other. Steps are therefore chained: the times of a step
-follow from the end of the previous step and the time between their events, so the gap between two
-steps is what the device saw. The chain begins at a step whose end is taken to be the moment when
-the host saw it. It begins anew where it would place a step's end after that moment, or long before
-it though the host was waiting.
+CUDA events only measure time relative to each other. Steps are therefore chained: the times of a
+step follow from the end of the previous step and the time between their events, so the gap between
+two steps is as measured on the device. A chain begins at a step whose end is set to the time at
+which the host observed it. A new chain begins if a step's end would lie after that time, or long
+before it although the host was waiting.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Protocol
 from worker.plan.plan import RankTimes
 
 _LARGEST_LAG_S = 1e-3
-"""Most seconds between a step's end and the moment when the host, waiting, saw it: more than waking
-up takes, and so few that drift between the two clocks exceeds them once in thousands of steps."""
+"""Maximum seconds between a step's end and its observation by a waiting host: longer than a
+wake-up, and short enough that clock drift exceeds it once in thousands of steps."""
 
 _LONGEST_CHAIN_S = 1.0
 """Idle seconds before a step after which a new chain begins."""
 
 
 class TimedEvent(Protocol):
-    """A completed event that was recorded with its time."""
+    """A completed event with timing enabled."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
         """Milliseconds from this event to another of its kind."""
@@ -31,7 +31,8 @@ class TimedEvent(Protocol):
 
 
 class DeviceClock:
-    """Places the steps of one rank on the host's clock, in the order of their completion."""
+    """Converts the times of one rank's steps to the host's clock, in the order of their
+    completion."""
 
     def __init__(self) -> None:
         self._last: tuple[TimedEvent, float] | None = None
@@ -46,7 +47,7 @@ class DeviceClock:
             events: the step's events before its first launch, before its forward pass, after its
                 forward pass, and after its last launch.
             launched: time at which the host began to launch the step.
-            seen: time at which the host knew that the step had completed.
+            seen: time at which the host observed the completion of the step.
             waited: whether the host waited for the step, so that `seen` is soon after its end.
         """
         first, prepared, forwarded, last = events

@@ -15,7 +15,7 @@ from worker.models.layers.tensor_parallel import TensorParallelGroup
 logger = logging.getLogger(__name__)
 
 LEAST_CAPABILITY = (8, 0)
-"""Lowest compute capability that is supported: with it begin products of bfloat16."""
+"""Minimum compute capability for bfloat16 matmuls."""
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -28,15 +28,15 @@ def resolve_dtype(
 ) -> torch.dtype:
     """The data type to compute in, the same on all ranks.
 
-    `auto` on CUDA is the checkpoint's type if that is bfloat16 or float16, else bfloat16; float16
-    takes the place of bfloat16 on devices without it. On CPU it is bfloat16 if the checkpoint is
-    stored in it and all ranks' processors are quicker with it, else float32. In batch-invariant
-    mode it is always float32 there, since no output may depend on a measurement.
+    `auto` on CUDA is the checkpoint's type if that is bfloat16 or float16, else bfloat16; devices
+    without bfloat16 use float16 instead. On CPU it is bfloat16 if the checkpoint is stored in it
+    and it is faster on all ranks' processors, else float32. In batch-invariant mode it is always
+    float32 on CPU, since outputs must not depend on a measurement.
 
     Args:
         config: the engine's configuration.
-        stored: data type that the checkpoint's config.json names, if it does.
-        group: the ranks, all of which have to call, since CPUs of several nodes may differ.
+        stored: data type in the checkpoint's config.json, if any.
+        group: the ranks, all of which must call this, since CPUs of several nodes may differ.
     """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
@@ -50,29 +50,29 @@ def resolve_dtype(
     is_quick, why = prefers_bf16(config.cpu_steps)
     votes = group.all_reduce(torch.tensor([float(is_quick)]))
     if is_quick and int(votes) < group.world_size:
-        is_quick, why = False, "another rank's processor is not quicker with bfloat16"
+        is_quick, why = False, "bfloat16 is not faster on another rank's processor"
     if group.rank == 0:
-        logger.info("--dtype auto takes %s: %s", "bfloat16" if is_quick else "float32", why)
+        logger.info("--dtype auto: using %s, since %s", "bfloat16" if is_quick else "float32", why)
     return torch.bfloat16 if is_quick else torch.float32
 
 
 def prefers_bf16(backend: CPUBackend) -> tuple[bool, str]:
-    """Whether CPU steps with `backend` are quicker in bfloat16 than in float32, and why."""
+    """Whether CPU steps with `backend` are faster in bfloat16 than in float32, and why."""
     if not has_bf16_products():
-        return False, "this processor has no products of bfloat16 (AMX, AVX512_BF16)"
+        return False, "this processor has no bfloat16 instructions (AMX, AVX512_BF16)"
     speedups = {who: _speedup(who) for who in _multipliers(backend)}
-    told = ", ".join(f"{speedup:.2g} times as quick by {who}" for who, speedup in speedups.items())
-    return min(speedups.values()) > 1.0, f"products of bfloat16 are {told} as those of float32"
+    measured = ", ".join(f"{speedup:.2g}x ({who})" for who, speedup in speedups.items())
+    return min(speedups.values()) > 1.0, f"bfloat16 matmuls run at {measured} of float32's speed"
 
 
 def _multipliers(backend: CPUBackend) -> Sequence[Multiplier]:
-    """Multipliers that have to be quicker; with `auto` both, since the model decides which one
-    computes."""
+    """Matmul implementations that have to be faster; with `auto` both, since the model determines
+    which one is used."""
     return ("native", "torch") if backend == "auto" else (backend,)
 
 
 def _speedup(multiplier: Multiplier) -> float:
     try:
         return bf16_speedup(multiplier)
-    except NativeUnavailable:  # torch takes its place
+    except NativeUnavailable:  # torch is used instead
         return bf16_speedup("torch")

@@ -147,7 +147,7 @@ class StepGraphs:
             size = self._token_sizes[-1]
             staged = builder.build_padding(self._num_rows(size), size).staged
             self._rows = max(self._rows, _like(staged), key=len)
-        self._draws = None if largest.sampling is None else _like(largest.sampling.staged)
+        self._samples = None if largest.sampling is None else _like(largest.sampling.staged)
         self._hidden: torch.Tensor | None = None
         self._tokens = torch.zeros(sizes[-1], dtype=torch.int64, device=tables.device)
         words = -(-tables.vocab_size // 32)
@@ -247,8 +247,8 @@ class StepGraphs:
         if masks is None:
             replay()
         else:
-            drawing = sampling.drawing
-            rows = masks.rows if drawing is None else masks.rows_among(drawing)
+            sampled_rows = sampling.sampled_rows
+            rows = masks.rows if sampled_rows is None else masks.rows_among(sampled_rows)
             self._masks.index_copy_(0, rows, masks.bitmask)
             replay()
             self._masks.index_fill_(0, rows, -1)
@@ -259,9 +259,9 @@ class StepGraphs:
         assert batch.staged is not None, "graphs gather their inputs"
         self._rows[: len(batch.staged.packed)].copy_(batch.staged.packed)
         if batch.sampling is not None and batch.sampling.is_captured:
-            assert self._draws is not None, "captured sampling covers all rows"
+            assert self._samples is not None, "captured sampling covers all rows"
             packed = batch.sampling.staged.packed
-            self._draws[: len(packed)].copy_(packed)
+            self._samples[: len(packed)].copy_(packed)
 
     def _capture(self, padding: Batch, capture: Capture) -> None:
         """Captures forward pass and sampling for the size of `padding`, a batch of dummy rows."""
@@ -270,13 +270,13 @@ class StepGraphs:
         self._forward[size] = self._captured_forward(padding, capture)
         if sampling is None:
             return
-        assert self._draws is not None
-        draws = sampling.staged.at(self._draws)
+        assert self._samples is not None
+        samples = sampling.staged.at(self._samples)
         own = replace(
             sampling,
-            staged=draws,
-            destinations=draws["destinations"],
-            positions=draws["positions"],
+            staged=samples,
+            destinations=samples["destinations"],
+            positions=samples["positions"],
             max_top_k=self._tables.vocab_size,
         )
         for filters in ((), FILTERS):
@@ -320,7 +320,7 @@ def captured_rows(rows: Sequence[Row], row_tokens: int) -> int:
     if row_tokens > 1:
         return sum(row.length for row in rows) // row_tokens
     # Rows of one token come first.
-    if not rows or rows[-1].length > 1 or any(row.num_draws > 1 for row in rows):
+    if not rows or rows[-1].length > 1 or any(row.num_samples > 1 for row in rows):
         return 0
     return len(rows)
 

@@ -13,7 +13,7 @@ class OutOfStep(RuntimeError):
 
 
 RUN_AHEAD = 1
-"""Most steps that a rank has launched and whose tokens it has not added to its digest yet."""
+"""Maximum number of launched steps whose tokens are not in the digest yet."""
 
 
 class Launched(Protocol):
@@ -32,8 +32,8 @@ class Launched(Protocol):
 class PlanGuard:
     """Checks each Plan's sequence number, and every digest of sampled tokens that a Plan carries.
 
-    A rank that continued after a mismatch would mix requests in the next all-reduce; wrong text
-    would be the only symptom.
+    If a rank continued after a mismatch, the next all-reduce would mix requests; the only symptom
+    would be wrong text.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class PlanGuard:
         """Checks that `plan` is the next one, and that its digest, if any, is this rank's.
 
         Raises:
-            OutOfStep: either is not so.
+            OutOfStep: it is not.
         """
         if plan.seq != self._last_seq + 1:
-            raise OutOfStep(f"Plan {plan.seq} arrived after Plan {self._last_seq}: one was lost")
+            raise OutOfStep(f"Plan {plan.seq} arrived after Plan {self._last_seq}: a Plan was lost")
         self._last_seq = plan.seq
         while self._launched and self._launched[0].seq <= plan.digest_seq:
             self.record(self._launched.popleft().result())
@@ -61,8 +61,8 @@ class PlanGuard:
         self._digest.update(result.seq, result.token_ids)
 
     def follow(self, step: Launched) -> None:
-        """Has a launched step's tokens added to the digest later; waits for all steps but the
-        newest."""
+        """Queues a launched step, whose tokens are added to the digest later; waits for all steps
+        but the newest."""
         self._launched.append(step)
         while len(self._launched) > RUN_AHEAD:
             self.record(self._launched.popleft().result())

@@ -17,11 +17,11 @@ from worker.rank.streams import DeviceStreams
 from worker.rank.transfer import to_device
 
 _STAGED_BYTES = 32 << 20
-"""Most bytes of the staging buffer on the device."""
+"""Maximum bytes of the staging buffer on the device."""
 
 
 LoadMs = Callable[[], float]
-"""Returns the milliseconds that a step's loads took; to be called once the step has completed."""
+"""Returns the milliseconds that a step's loads took; call it once the step has completed."""
 
 
 class HostPages(ABC):
@@ -40,8 +40,8 @@ class HostPages(ABC):
         """[slots, planes, values] in host memory."""
 
     def copy(self, plan: Plan) -> LoadMs | None:
-        """Makes a Plan's copies, before anything else in the step; returns the time of its loads,
-        or None without any."""
+        """Runs a Plan's copies, before anything else in the step; returns the time of its loads, or
+        None without loads."""
         if plan.stores is None and plan.loads is None:
             return None
         return self._copy(plan)
@@ -69,26 +69,26 @@ class CPUHostPages(HostPages):
 
 
 class CUDAHostPages(HostPages):
-    """Host pages in pinned memory, copied on a stream of their own while the step before computes.
+    """Host pages in pinned memory, copied on a separate stream while the previous step computes.
 
         copy     │ stores N │ loads N │
         compute  … step N-1 ──────────│ step N …
 
     A slot is contiguous, so that it crosses the bus in one transfer; kernels gather its parts from
-    the layers, and scatter them to the layers, by way of a staging buffer on the device.
+    the layers, and scatter them to the layers, via a staging buffer on the device.
 
-    HAZARD(stream): copies do not wait for the compute stream. They need not: the scheduler stores
-    and loads only pages that no step in flight touches. Copies run in the order of the Plans, since
-    several may touch a slot or a page, and the compute stream waits for all of them.
+    HAZARD(stream): copies do not wait for the compute stream. This is safe since the scheduler only
+    stores and loads pages that no step in flight touches. Copies run in the order of the Plans,
+    since several may touch a slot or a page, and the compute stream waits for all of them.
 
     Raises:
-        ValueError: so much host memory cannot be pinned.
+        ValueError: the host memory cannot be pinned.
     """
 
     def __init__(self, num_slots: int, caches: Sequence[KVCache], streams: DeviceStreams) -> None:
         super().__init__(num_slots, caches)
         _pin(self.slots)
-        # Unpinned with this object: the process's next engine may map, and pin, the same addresses.
+        # Unpin with this object: the process's next engine may map and pin the same addresses.
         weakref.finalize(self, _unpin, self.slots.data_ptr()).atexit = False
         self._streams = streams
         self._stream = torch.cuda.Stream(streams.device)
@@ -166,8 +166,8 @@ def _pin(tensor: torch.Tensor) -> None:
     error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), num_bytes, 0)
     if int(error):
         raise ValueError(
-            f"{num_bytes / 2**30:.1f} GiB of host memory cannot be pinned (CUDA error "
-            f"{int(error)}): lower --host-cache-gib"
+            f"failed to pin {num_bytes / 2**30:.1f} GiB of host memory (CUDA error {int(error)}): "
+            "lower --host-cache-gib"
         )
 
 

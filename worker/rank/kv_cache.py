@@ -16,7 +16,7 @@ from worker.rank.cpu import lazy_zeros
 
 
 def page_groups(config: EngineConfig, layout: KVCacheLayout) -> PageGroups:
-    """The layout's page groups in the form that the scheduler takes."""
+    """The layout's page groups, for the scheduler."""
     num_pages = layout.snapshot_pages(config.page_size) if config.enable_prefix_caching else 0
     return msgspec.structs.replace(layout.page_groups, snapshot_pages=num_pages)
 
@@ -35,11 +35,11 @@ def page_bytes(
 def allocate_kv_caches(
     num_pages: int, page_size: int, layout: KVCacheLayout, device: torch.device
 ) -> Mapping[int, KVCache]:
-    """KV caches by layer that has pages. They are zeros, since attention reads unused slots of a
-    page, and masks them.
+    """KV caches by layer with pages. Initialized to zeros, since attention reads unused slots of a
+    page and masks them.
 
     Layers at the same index in different groups share one tensor: their groups own different pages
-    of it. Where a page holds several layers of a group (`layers_per_page`), each has a view that
+    of it. If a page holds several layers of a group (`layers_per_page`), each has a view that
     begins at its part of page 0; page `p` is then index `layers_per_page * p` of the view.
     """
     spec = layout.spec

@@ -1,4 +1,4 @@
-"""Default limits of a step, chosen by device: most running requests and most tokens."""
+"""Default limits of a step by device: maximum running requests and tokens."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def resolve_limits(
     """The configuration with all limits set, the same on all ranks.
 
     Args:
-        config: the engine's configuration, which may leave limits to the device.
-        model: the model's configuration; linear-attention layers take memory for a state per slot,
-            so their default is fewer requests.
-        group: the ranks, all of which have to call, since their GPUs may differ.
+        config: the engine's configuration, in which limits may be unset.
+        model: the model's configuration; linear-attention layers need memory for a state per slot,
+            so they have a lower default for requests.
+        group: the ranks, all of which must call this, since their GPUs may differ.
     """
     if config.max_num_seqs and config.max_num_batched_tokens:
         return config
@@ -48,7 +48,7 @@ def resolve_limits(
     resolved = config.with_limits(*limits)
     if group.rank == 0:
         logger.info(
-            "at most %d requests run, with %d tokens in a step",
+            "max_num_seqs=%d, max_num_batched_tokens=%d",
             *(resolved.max_num_seqs, resolved.max_num_batched_tokens),
         )
     return resolved

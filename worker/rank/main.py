@@ -40,19 +40,20 @@ def run_rank(
     """Runs one rank until the coordinator stops it; blocks.
 
     Args:
-        rank: index of this rank in the group; 0 too may run here, apart from the scheduler (CPU).
+        rank: index of this rank in the group; on CPU, rank 0 may run here, too.
         config: the group's engine configuration, equal on all ranks.
         directory: the group's private folder, with plan sockets and the rendezvous file.
-        rendezvous: used in place of the folder where the ranks are on several nodes.
+        rendezvous: used instead of the folder if the ranks are on several nodes.
 
     Raises:
-        Exception: whatever ended the rank, after the coordinator was notified.
+        Exception: the error that ended the rank, after notifying the coordinator.
     """
     with closing(RankChannel(directory, rendezvous)) as channel, ExitStack() as at_last:
         try:
             _load_and_serve(rank, config, directory, rendezvous, channel, at_last)
         except Exception as error:
-            # Sent before the group ends, which takes long where peers wait in a collective.
+            # Sent before shutting down the group, which takes long while peers wait in a
+            # collective.
             channel.send(Failure(rank=rank, error=_root_cause(error), heals=may_heal(error)))
             raise
 
@@ -65,8 +66,9 @@ def _load_and_serve(
     channel: RankChannel,
     at_last: ExitStack,
 ) -> None:
-    """Loads the rank and executes Plans; registers with `at_last` what closes the rank."""
-    # Imported here: the coordinator on CPU imports this module's package and must stay torch-free.
+    """Loads the rank and executes Plans; registers its closing with `at_last`."""
+    # Imported lazily: the coordinator on CPU imports this module's package and must stay
+    # torch-free.
     from worker.models.layers.tensor_parallel import TensorParallelGroup
     from worker.rank.cpu import yield_cpu_to_others
     from worker.rank.memory import await_free_memory
@@ -80,7 +82,7 @@ def _load_and_serve(
     group = TensorParallelGroup.create(
         number, config.tensor_parallel_size, device, directory, rendezvous=rendezvous
     )
-    at_last.callback(_let_go, rank)
+    at_last.callback(_close, rank)
     process = os.getpid() if rendezvous is None else 0
     channel.send(msgspec.structs.replace(rank.load(group), process=process))
     start = channel.receive()
@@ -91,11 +93,11 @@ def _load_and_serve(
         _execute_plans(number, rank, channel)
 
 
-def _let_go(rank: Rank) -> None:
-    """Closes the rank. If its group does not end, exits the process, which would otherwise hold the
-    device's memory for ever."""
+def _close(rank: Rank) -> None:
+    """Closes the rank. If its group does not shut down, exits the process, which would otherwise
+    hold the device's memory forever."""
     if not rank.close():
-        logger.error("the group of ranks does not end: this process does")
+        logger.error("the process group did not shut down; exiting the process")
         os._exit(1)
 
 
@@ -112,7 +114,7 @@ def _execute_plans(number: int, rank: Rank, channel: RankChannel) -> None:
             case Stop():
                 return
             case _:
-                raise AssertionError(f"rank {number} was sent {message!r}")
+                raise AssertionError(f"unexpected message to rank {number}: {message!r}")
         if number == 0 and step.sampled is not None:
             channel.send(Result(step=step.result()))
 
@@ -125,7 +127,7 @@ def _exit_with_parent() -> None:
     """Ends this process when its parent ends: the other end of stdin is the parent's."""
 
     def watch() -> None:
-        # The raw descriptor: a thread inside sys.stdin's lock would break a clean exit.
+        # Use the raw descriptor: a thread holding sys.stdin's lock would break a clean exit.
         while os.read(0, 1):
             pass
         os._exit(1)

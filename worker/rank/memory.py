@@ -17,15 +17,15 @@ from worker.protocol.page_groups import PageGroups
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.1
-"""Fraction of the machine's available memory that all ranks' caches together take by default."""
+"""Fraction of the machine's available memory that all ranks' caches together use by default."""
 _CPU_MOST_BYTES = 4 << 30
 _STEADY_S, _AWAIT_S = 3.0, 60.0
-"""Seconds without more free memory after which the rest counts as other processes', and most
-seconds to wait in all. The driver frees a killed process's memory in parts, within a second or
-two."""
+"""Seconds without growth of free memory after which the rest is attributed to other processes, and
+maximum seconds to wait in total. The driver frees a killed process's memory in parts, within a
+second or two."""
 _POLL_S = 0.1
 _NOISE_BYTES = 16 << 20
-"""Growth of free memory that does not count as a dead rank's, which frees more."""
+"""Growth of free memory that is ignored; an exiting rank frees more."""
 
 
 def await_free_memory(
@@ -35,11 +35,11 @@ def await_free_memory(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Waits while the driver frees a CUDA device's memory of a process that has ended.
+    """Waits while the driver frees a CUDA device's memory after a process has exited.
 
-    A group that replaces a dead one would otherwise find little memory, and keep a small cache for
-    ever. Returns at once if as much is free as this rank may use, else when free memory has not
-    grown for some seconds: the rest belongs to other processes. Does nothing on CPU.
+    Without this, a group that replaces a failed one would find little free memory, and keep a small
+    cache for its lifetime. Returns immediately if this rank's share is free, else when free memory
+    has not grown for some seconds: the rest belongs to other processes. Does nothing on CPU.
 
     Args:
         device: this rank's device.
@@ -54,7 +54,7 @@ def await_free_memory(
     if free >= wanted:
         return
     logger.info(
-        "%.1f of %.1f GB of %s are free: what a dead process held may come back",
+        "%.1f of %.1f GB of %s are free; waiting for memory of exited processes",
         *(free / 1e9, total / 1e9, device),
     )
     most, began = free, clock()
@@ -64,7 +64,7 @@ def await_free_memory(
         free, _ = torch.cuda.mem_get_info(device)
         if free > most + _NOISE_BYTES:
             most, changed = free, clock()
-    logger.info("%.1f GB are free after %.1f s", most / 1e9, clock() - began)
+    logger.info("%.1f GB free after %.1f s", most / 1e9, clock() - began)
 
 
 def plan_pages(
@@ -78,7 +78,7 @@ def plan_pages(
     graphs: Callable[[], int],
     state_bytes: int = 0,
 ) -> int:
-    """Number of KV pages for one rank, the dummy page included.
+    """Number of KV pages for one rank, including the dummy page.
 
     Args:
         config: the engine's configuration.
@@ -86,10 +86,10 @@ def plan_pages(
         page_bytes: bytes of one page, with its share of state snapshots.
         page_groups: groups of layers with pages of their own.
         max_model_len: tokens of the longest request.
-        profile: on CUDA, runs the largest step once, for the peak of its activations; it allocates
-            the states, too.
-        graphs: on CUDA, returns the bytes that CUDA graphs will take, and frees what `profile`
-            allocated.
+        profile: on CUDA, runs the largest step once to measure peak activation memory; also
+            allocates the states.
+        graphs: on CUDA, returns the bytes that CUDA graphs will take, and frees the allocations of
+            `profile`.
         state_bytes: bytes of all slots' states and of the tables of logits processors, which are
             subtracted on CPU; on CUDA `profile` allocates them.
 
@@ -105,29 +105,29 @@ def plan_pages(
         available = min(share // config.tensor_parallel_size, _CPU_MOST_BYTES) - state_bytes
     pages = available // page_bytes
     if group.device.type == "cpu" or not config.enable_prefix_caching:
-        # At most what all slots use at full length. With prefix caching on a GPU, whose memory
-        # serves nothing else, the rest keeps prefixes.
+        # Capped at the use of all slots at full length. With prefix caching on a GPU, whose memory
+        # has no other use, the rest caches prefixes.
         useful = config.max_num_seqs * page_groups.num_pages(
             max_model_len, config.page_size, config.max_num_batched_tokens
         )
         pages = min(useful + 1, pages)
     if pages <= page_groups.num_groups:
         raise ValueError(
-            f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB are left and one page takes "
-            f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization, "
+            f"no room for a KV cache: {max(0, available) / 1e6:.0f} MB available, one page needs "
+            f"{page_groups.num_groups * page_bytes / 1e6:.1f} MB. Raise --gpu-memory-utilization, "
             "lower --max-num-batched-tokens or --max-num-seqs, or set --kv-cache-tokens"
         )
     return pages
 
 
 def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
-    """Number of pages that one rank keeps in host memory; 0 without a host-memory tier.
+    """Number of pages of one rank's host-memory tier; 0 without one.
 
-    A draft model's part of a page is not kept: it is computed again for each request that enters a
+    A draft model's part of a page is not offloaded: it is recomputed for each request that enters a
     slot, even if its prefix is cached.
 
     Raises:
-        ValueError: the machine has less memory than that, or not even one page fits.
+        ValueError: the machine has less memory than configured, or not even one page fits.
     """
     if not config.host_cache_gib:
         return 0
@@ -135,15 +135,16 @@ def plan_host_pages(config: EngineConfig, layout: KVCacheLayout) -> int:
     most = psutil.virtual_memory().total
     if num_bytes >= most:
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g}: this machine has "
-            f"{most / 2**30:.1f} GiB of memory in all"
+            f"--host-cache-gib {config.host_cache_gib:g} exceeds this machine's memory "
+            f"({most / 2**30:.1f} GiB): lower it"
         )
     page_bytes = layout.page_bytes(config.page_size)
     num_pages = num_bytes // config.tensor_parallel_size // page_bytes
     if not num_pages:
         least = page_bytes * config.tensor_parallel_size / 2**30
         raise ValueError(
-            f"--host-cache-gib {config.host_cache_gib:g} holds no page: the least is {least:.4f}"
+            f"--host-cache-gib {config.host_cache_gib:g} is smaller than one page: use at least "
+            f"{least:.4f}"
         )
     return num_pages
 
@@ -163,13 +164,14 @@ def _cuda_cache_bytes(
     graph_bytes = graphs()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    # A barrier for ranks on one device: behind it, all have freed the memory of the profiled step.
+    # Also a barrier for ranks on one device: after it, all have freed the memory of the profiled
+    # step.
     ranks = group.gather_on_device([peak + graph_bytes, torch.cuda.memory_reserved(device)])
     free, total = torch.cuda.mem_get_info(device)
     share = cache_share(total, free, config.gpu_memory_utilization, ranks)
     logger.info(
-        "memory: %.1f GB in all, %.1f GB free, %.1f GB at the peak of a step, %.1f GB for CUDA "
-        "graphs, %.1f GB for the KV cache",
+        "memory: %.1f GB total, %.1f GB free, %.1f GB peak of a step, %.1f GB for CUDA graphs, "
+        "%.1f GB for the KV cache",
         *(value / 1e9 for value in (total, free, peak, graph_bytes, share)),
     )
     return share
@@ -185,7 +187,7 @@ def cache_share(total: int, free: int, utilization: float, ranks: Sequence[Seque
         ranks: (bytes at the peak of a step and of graphs, bytes held between steps) of each rank.
     """
     held = sum(held for _, held in ranks)
-    # Neither free nor held by the ranks' tensors: CUDA contexts, libraries, other processes.
+    # Neither free nor used by the ranks' tensors: CUDA contexts, libraries, other processes.
     foreign = total - free - held
     peaks = sum(peak for peak, _ in ranks)
     return (int(total * utilization) - foreign - peaks) // len(ranks)

@@ -1,10 +1,10 @@
-"""Placement of a step's speculative rows on the device, which alone knows their newest tokens.
+"""Placement of speculative rows on the device, where alone their newest positions are known.
 
     planned    start ──────── window of the newest token ──────── end
     computed                  first ── newest ── drafts ── first + length
 
 `first` is the newest token's position, or an earlier one if the window ends less than the row's
-length after it: positions before the newest token are then computed again, to no effect.
+length after it: positions before the newest token are then recomputed, without effect.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
-    """Positions of a step's F speculative rows, which make D draws in all."""
+class DraftPlacement:
+    """Positions of a step's F speculative rows, with D samples in total."""
 
     tables: DeviceTables
     rows: torch.Tensor
@@ -44,19 +44,19 @@ class Placement:
     """Largest of `lengths`, on the host."""
     last_ends: Sequence[int]
     """Planned ends of all rows of the step, on the host: upper bounds of the computed ones."""
-    draws: torch.Tensor
-    """[D] int64: indices of the speculative rows' draws among the step's draws."""
-    draw_rows: torch.Tensor
-    """[D] int64: which of the F rows each draw belongs to."""
-    draw_offsets: torch.Tensor
-    """[D] int64: position of each draw within its row, from 0."""
+    samples: torch.Tensor
+    """[D] int64: indices of the speculative rows' samples among the step's samples."""
+    sample_rows: torch.Tensor
+    """[D] int64: index of the speculative row of each sample."""
+    sample_offsets: torch.Tensor
+    """[D] int64: position of each sample within its row, from 0."""
 
     @classmethod
     def of(
         cls,
         plan: Plan,
         rows: Sequence[Row],
-        draws: IntArray,
+        samples: IntArray,
         newest: torch.Tensor,
         tables: DeviceTables,
     ) -> Self:
@@ -65,7 +65,7 @@ class Placement:
         Args:
             plan: the Plan, whose speculative rows are the windows.
             rows: the Plan's rows, with the lengths that are computed.
-            draws: [F, M]: draws of each row's positions, as in DeviceRows.
+            samples: [F, M]: samples of each row's positions, as in DeviceRows.
             newest: [slots]: positions of the newest tokens; a later start of a window takes
                 precedence.
             tables: the rank's tables.
@@ -77,8 +77,8 @@ class Placement:
         ]
         # Kernels take contiguous columns.
         table = np.ascontiguousarray(np.array(windows, dtype=np.int64).T)
-        draw_rows, draw_offsets = np.nonzero(np.arange(draws.shape[1]) < table[4][:, None])
-        flat = np.stack((draws[draw_rows, draw_offsets], draw_rows, draw_offsets))
+        sample_rows, sample_offsets = np.nonzero(np.arange(samples.shape[1]) < table[4][:, None])
+        flat = np.stack((samples[sample_rows, sample_offsets], sample_rows, sample_offsets))
         device = tables.token_pool.device
         numbers, slots, starts, ends, lengths = to_device(torch.from_numpy(table), device).unbind()
         own, own_rows, own_offsets = to_device(torch.from_numpy(flat), device).unbind()
@@ -92,11 +92,11 @@ class Placement:
             firsts=firsts,
             shifts=firsts - starts,
             lengths=lengths,
-            longest=draws.shape[1],
+            longest=samples.shape[1],
             last_ends=[row.start + row.length for row in plan.rows],
-            draws=own,
-            draw_rows=own_rows,
-            draw_offsets=own_offsets,
+            samples=own,
+            sample_rows=own_rows,
+            sample_offsets=own_offsets,
         )
 
     def write(self, drafts: torch.Tensor) -> None:
@@ -122,15 +122,17 @@ class Placement:
         return planned.index_add(0, self.rows, self.shifts)
 
     def destinations(self, planned: torch.Tensor) -> torch.Tensor:
-        """Cells [S] that all drawn tokens are written to, from the planned ones; draws in place of
-        known tokens go to the dummy slot."""
-        cells = planned[self.draws] + self.shifts[self.draw_rows]
-        is_new = self.firsts[self.draw_rows] + self.draw_offsets >= self.newest[self.draw_rows]
-        return planned.index_copy(0, self.draws, torch.where(is_new, cells, self._nowhere))
+        """Cells [S] that all sampled tokens are written to, from the planned ones; samples at
+        positions of known tokens go to the dummy slot."""
+        cells = planned[self.samples] + self.shifts[self.sample_rows]
+        is_new = (
+            self.firsts[self.sample_rows] + self.sample_offsets >= self.newest[self.sample_rows]
+        )
+        return planned.index_copy(0, self.samples, torch.where(is_new, cells, self._nowhere))
 
-    def draw_positions(self, planned: torch.Tensor) -> torch.Tensor:
-        """Positions [S] of all draws' new tokens, from the planned ones."""
-        return planned.index_add(0, self.draws, self.shifts[self.draw_rows])
+    def sample_positions(self, planned: torch.Tensor) -> torch.Tensor:
+        """Positions [S] of all sampled tokens, from the planned ones."""
+        return planned.index_add(0, self.samples, self.shifts[self.sample_rows])
 
     def _cells(self, positions: torch.Tensor) -> torch.Tensor:
         """Cells [F, n] of the flat token pool, for positions [F, n] of the rows' slots."""

@@ -13,16 +13,16 @@ from worker.models.layers.sharing import check_sharing
 
 
 def check_engine(config: EngineConfig) -> ModelConfig:
-    """Checks that a model can be served with this configuration, as far as config.json says it.
+    """Checks that a model can be served with this configuration, based on config.json.
 
-    The files beside the weights of a Hub repository are downloaded.
+    Downloads the files of a Hub repository other than weights.
 
     Returns:
         The model's configuration.
 
     Raises:
-        Unavailable: a file is missing, perhaps only for now.
-        ValueError: the model cannot be served so; the message says what to change.
+        Unavailable: a file is missing, perhaps temporarily.
+        ValueError: it cannot; the message names the option to change.
     """
     model = load_model_config(config.checkpoint, weights=False)
     max_model_len = model.resolve_max_model_len(config.max_model_len)
@@ -35,10 +35,10 @@ def check_engine(config: EngineConfig) -> ModelConfig:
 
 
 def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks that an engine's configuration suits its block-diffusion model, if it has one.
+    """Checks an engine's configuration for a block-diffusion model; accepts all others.
 
     Raises:
-        ValueError: it does not; the message says what to change.
+        ValueError: an option is not supported; the message names it.
     """
     size = model.block_size
     if size == 1:
@@ -49,20 +49,20 @@ def check_blocks(config: EngineConfig, model: ModelConfig) -> None:
         )
     if 0 < config.max_num_batched_tokens < 2 * size:
         raise ValueError(
-            f"--max-num-batched-tokens must be at least two blocks of this model, {2 * size}"
+            f"--max-num-batched-tokens must be at least {2 * size}, two blocks of this model"
         )
     if config.speculative_method != "none":
         raise ValueError(
-            f"--speculative-method {config.speculative_method} drafts single tokens, this "
-            "model decides blocks: use none"
+            f"--speculative-method {config.speculative_method} is not supported for "
+            "block-diffusion models: use none"
         )
 
 
 def check_windows(
     config: EngineConfig, layer_windows: Sequence[int], *, num_groups: int = 1
 ) -> None:
-    """Checks that an engine's configuration suits a model with sliding windows, or with several
-    groups of layers in its KV cache.
+    """Checks an engine's configuration for a model with sliding windows, or with several groups of
+    layers in its KV cache.
 
     Args:
         config: the engine's configuration.
@@ -70,48 +70,42 @@ def check_windows(
         num_groups: number of groups in the KV cache layout, if it is known.
 
     Raises:
-        ValueError: it does not; the message says what to change.
+        ValueError: an option is not supported; the message names it.
     """
     windows = [window for window in layer_windows if window]
     if not windows and num_groups == 1:
         return
-    what, remedy = "layers of this model keep unlike things of a token", "leave it out"
+    models, remedy = "models whose layers differ in KV cache per token", "remove it"
     if windows:
-        what = f"layers of this model see {min(windows)} at a time"
+        models = f"models with sliding windows (this model's: {min(windows)} tokens)"
         remedy = f"{remedy}, or set --max-model-len {min(windows)}"
-    refused = {
-        "--host-cache-gib": ("keeps prefixes whole", config.host_cache_gib > 0.0),
-        "--speculative-method draft": (
-            "takes pages of all positions",
-            config.speculative_method == "draft",
-        ),
-        "--cpu-backend native": ("attends to all positions", config.cpu_backend == "native"),
+    unsupported = {
+        "--host-cache-gib": config.host_cache_gib > 0.0,
+        "--speculative-method draft": config.speculative_method == "draft",
+        "--cpu-backend native": config.cpu_backend == "native",
     }
-    for option, (reason, is_set) in refused.items():
+    for option, is_set in unsupported.items():
         if is_set:
-            raise ValueError(f"{option} {reason}, {what}: {remedy}")
+            raise ValueError(f"{option} is not supported for {models}: {remedy}")
 
 
 def check_states(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks that an engine's configuration suits a model's linear-attention layers, if it has
-    any.
+    """Checks an engine's configuration for a model with linear-attention layers; accepts all
+    others.
 
     Raises:
-        ValueError: it does not; the message says what to leave out.
+        ValueError: an option is not supported; the message names it.
     """
-    refused = {
-        "--host-cache-gib": ("keeps pages alone", config.host_cache_gib > 0.0),
-        f"--speculative-method {config.speculative_method}": (
-            "takes back positions that were computed",
-            config.speculative_method != "none",
-        ),
-        "--cpu-backend native": ("knows attention alone", config.cpu_backend == "native"),
+    method = config.speculative_method
+    unsupported = {
+        "--host-cache-gib": config.host_cache_gib > 0.0,
+        f"--speculative-method {method}": method != "none",
+        "--cpu-backend native": config.cpu_backend == "native",
     }
-    for option, (reason, is_set) in refused.items():
+    for option, is_set in unsupported.items():
         if model.linear_layers and is_set:
             raise ValueError(
-                f"{option} {reason}, and layers of this model keep a state of each request: "
-                "leave it out"
+                f"{option} is not supported for models with linear-attention layers: remove it"
             )
 
 
@@ -119,28 +113,28 @@ def check_draft_model(config: EngineConfig, model: ModelConfig, *, max_model_len
     """Checks that the configured draft model can draft for `model`.
 
     Raises:
-        ValueError: it cannot; the message says why.
+        ValueError: it cannot; the message gives the reason.
     """
     if config.speculative_method != "draft":
         return
     draft = load_model_config(config.draft_checkpoint, weights=False)
     if draft.block_size > 1:
         raise ValueError(
-            "--speculative-model decides blocks of tokens: use one that produces one after another"
+            "--speculative-model: block-diffusion models are not supported; use an "
+            "autoregressive model"
         )
     if draft.vocab_size != model.vocab_size:
         raise ValueError(
             f"--speculative-model has a vocabulary of {draft.vocab_size} tokens, the model "
-            f"one of {model.vocab_size}: they must share a tokenizer"
+            f"{model.vocab_size}: use one with the same tokenizer"
         )
     if draft.linear_layers:
         raise ValueError(
-            "--speculative-model has layers of linear attention, which are not supported: use "
-            "another one"
+            "--speculative-model: linear-attention layers are not supported; use another model"
         )
     windows = list(filter(None, draft.windows_within(max_model_len)))
     if windows:
         raise ValueError(
-            f"--speculative-model has layers that see {min(windows)} positions at a time, which is "
-            f"not supported: use another one, or set --max-model-len {min(windows)}"
+            f"--speculative-model: sliding windows ({min(windows)} tokens) are not supported; use "
+            f"another model, or set --max-model-len {min(windows)}"
         )

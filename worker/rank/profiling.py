@@ -1,4 +1,4 @@
-"""Profile Plans: the largest steps, run at start-up to measure their peak memory."""
+"""Profile Plans: the largest steps, run at startup to measure peak memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PROCESSORS: Final = LogitsParams(
     allowed_token_ids=bytes(4),
     num_logprobs=1,
 )
-"""Logits processors of every kind, and log-probabilities: all tables of processors are made, and
-raw logits copied."""
+"""Logits processors of every kind, and log-probabilities: allocates all tables of processors, and a
+copy of raw logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfilePlans:
-    """Steps for a cache that reads and writes the dummy page alone."""
+    """Steps that only access the dummy page of a cache."""
 
     plans: tuple[Plan, ...]
-    """The largest prefill, then the largest draw."""
+    """The largest prefill, then the largest sampling step."""
     num_tokens: int
     """Tokens of the longest row."""
 
@@ -48,16 +48,16 @@ def profile_plans(config: EngineConfig, *, max_model_len: int, block_size: int) 
         block = BlockAdmit(None, [], max_model_len)
         known = chunk - block_size
         slots = range(min(len(slots), config.max_num_batched_tokens // block_size))
-    # Random draws with top-p take the most memory.
+    # Random sampling with top-p takes the most memory.
     admits = [Admit(slot, bytes(4 * known), 1.0, 0, 0.5, 0.0, slot, block=block) for slot in slots]
     processed = admits
     if not block:
-        # These tables are made for the first request with processors, and stay.
-        processed = [msgspec.structs.replace(one, logits_params=PROCESSORS) for one in admits]
+        # These tables are allocated for the first request with processors, and kept.
+        processed = [msgspec.structs.replace(admit, logits_params=PROCESSORS) for admit in admits]
     prefill: list[Row] = [PlannedRow(slot, 0, chunk, True) for slot in slots[:num_chunks]]
-    draw: list[Row] = [PlannedRow(slot, 0, 1, True) for slot in slots]
+    sampling: list[Row] = [PlannedRow(slot, 0, 1, True) for slot in slots]
     if block:
         prefill = [BlockRow(slot, 0, chunk) for slot in slots[:num_chunks]]
-        draw = [BlockRow(slot, known, block_size) for slot in slots]
-    plans = (Plan(0, admits, [], prefill), Plan(0, processed, [], draw))
+        sampling = [BlockRow(slot, known, block_size) for slot in slots]
+    plans = (Plan(0, admits, [], prefill), Plan(0, processed, [], sampling))
     return ProfilePlans(plans=plans, num_tokens=chunk + 1)

@@ -17,7 +17,7 @@ from worker.models.layers.context import KVCache
 from worker.models.layers.kv_cache import group_layers
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, draw_weights, load_weights
+from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 from worker.plan.messages import Hello
 from worker.plan.plan import Plan, RankTimes, StepResult
 from worker.rank.batch import Batch, BatchBuilder, gather_inputs
@@ -99,7 +99,7 @@ class ModelRunner:
         check_draft_model(config, self.model_config, max_model_len=self.max_model_len)
         native = native_options(config, self.device, group.world_size)
         if is_dummy:
-            draw_weights(self.model, native)
+            fill_dummy_weights(self.model, native)
         else:
             load_weights(
                 self.model, self.model_config, show_progress=group.rank == 0, native=native
@@ -231,7 +231,7 @@ class ModelRunner:
             # Forward pass: on a graph if one fits.
             hidden = None
             if batch is not None:
-                hidden = self._run(batch, None if blocks is None else blocks.read)
+                hidden = self._run(batch, None if blocks is None else blocks.logits_indices)
             if slot is not None:
                 slot.forwarded.record()
         return ForwardStep(
@@ -263,7 +263,7 @@ class ModelRunner:
                 blocks = self._blocks.run(step.blocks, step.hidden, masks)
             elif step.batch is not None and step.hidden is not None:
                 mask_rows = step.mask_rows(masks, self._tables) if step.plan.masked else None
-                output = self.draw(step.hidden, step.batch, mask_rows)
+                output = self.sample_batch(step.hidden, step.batch, mask_rows)
             # Drafts: those that match the sampled tokens are accepted.
             if self._drafter is not None and step.drafted is not None:
                 accepted = self._drafter.observe(step.drafted, output)
@@ -279,7 +279,7 @@ class ModelRunner:
         return SampledStep(
             seq=step.plan.seq,
             output=output,
-            drawing=None if sampling is None else sampling.drawing,
+            sampled_rows=None if sampling is None else sampling.sampled_rows,
             accepted=accepted,
             times=RankTimes(started, prepared, forwarded, finished),
             compute_ms=(finished - resumed + forwarded - started - step.copy_s) * 1e3,
@@ -297,11 +297,13 @@ class ModelRunner:
             self._graphs = None
 
     def run_model(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [S, hidden] of the batch's `read_tokens`, or [T, hidden] of all tokens."""
+        """Hidden states [S, hidden] of `batch.logits_indices`, or [T, hidden] of all tokens."""
         if batch.staged is None:
             assert self.model.native is not None, "only the compiled library needs no arrays"
-            tables, read = self._tables, batch.read_tokens
-            return self.model.native.forward(batch.rows, tables.token_pool, tables.page_table, read)
+            tables, logits_indices = self._tables, batch.logits_indices
+            return self.model.native.forward(
+                batch.rows, tables.token_pool, tables.page_table, logits_indices
+            )
         states = self._states
         inputs = gather_inputs(
             *(batch, self._tables, self._kv_caches, self._layout.groups, self._attention),
@@ -316,17 +318,17 @@ class ModelRunner:
     def compute_logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Logits to sample, fp32 [S, vocab], from the hidden states of `run_model`."""
         tokens = None if batch.sampling is None else batch.sampling.tokens
-        if tokens is not None and batch.read_tokens is None:
+        if tokens is not None and batch.logits_indices is None:
             hidden = hidden.index_select(0, tokens)
         return self.model.compute_logits(hidden)
 
-    def draw(
+    def sample_batch(
         self,
         hidden: torch.Tensor,
         batch: Batch,
         masks: MaskRows | None = None,
     ) -> SamplerOutput | None:
-        """Samples the batch's draws and scores its prompts, without waiting for the device; None if
+        """Samples the batch's rows and scores its prompts, without waiting for the device; None if
         there is neither."""
         sampling = batch.sampling
         if sampling is not None and sampling.is_captured:
@@ -360,22 +362,22 @@ class ModelRunner:
             plan, uploader=slot, size=size, num_tokens=num_tokens, speculative=speculative
         )
 
-    def _run(self, batch: Batch, read: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of the tokens with indices `read` (block diffusion); without `read`, of the
-        batch's `read_tokens`, or of all."""
+    def _run(self, batch: Batch, logits_indices: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states of the tokens `logits_indices` (block diffusion); if None, of the
+        batch's `logits_indices`, or of all."""
         if batch.size is not None:
             assert self._graphs is not None, "a padded batch without graphs"
             hidden = self._graphs.forward(batch)
-        elif read is not None and "skip_unread" in self.config.dllm_features:
-            return self.run_model(replace(batch, read_tokens=read))
+        elif logits_indices is not None and "skip_unread" in self.config.dllm_features:
+            return self.run_model(replace(batch, logits_indices=logits_indices))
         else:
             hidden = self.run_model(batch)
-        return hidden if read is None else hidden.index_select(0, read)
+        return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
-    def _forward_plan(self, plan: Plan, read: torch.Tensor) -> torch.Tensor:
+    def _forward_plan(self, plan: Plan, logits_indices: torch.Tensor) -> torch.Tensor:
         batch = self._build(plan, None, None)
         assert batch is not None, "a round has rows"
-        return self._run(batch, read)
+        return self._run(batch, logits_indices)
 
     def _on_compute_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams.compute)
@@ -399,7 +401,7 @@ class ModelRunner:
             page_size=config.page_size,
             vocab_size=self.model_config.vocab_size,
             device=self.device,
-            native_draws=self.model.native is not None,
+            native_sampling=self.model.native is not None,
             block_size=self.model_config.block_size,
             page_factors=[group.layers_per_page for group in self._layout.groups],
         )

@@ -1,8 +1,8 @@
-"""Sampler: draws tokens, by argmax for greedy rows and by keyed Gumbel noise for the others.
+"""Sampler: argmax for greedy rows, keyed Gumbel noise for the others.
 
-HAZARD(invariance): a row's draw must not depend on other rows. All operations are elementwise,
-compare, or sum integers; floating-point sums are avoided, as another number of rows may split them
-in another way.
+HAZARD(invariance): a row's sample must not depend on other rows. All operations are elementwise,
+compare, or sum integers; floating-point sums are avoided, since their order may depend on the
+number of rows.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class SamplerOutput:
     """Tokens and scores of a launched step, on the device or being copied to the host."""
 
     tokens: torch.Tensor | None
-    """[S] int64: drawn tokens; None where no row samples."""
+    """[S] int64: sampled tokens; None if no row samples."""
     acceptance: Acceptance | None = None
-    """Number of draws that count per speculative row; None without such rows."""
+    """Number of accepted tokens per speculative row; None without such rows."""
     scores: Scores | None = None
-    """Scores of the drawn tokens in `scored_rows`; None without any."""
+    """Scores of the sampled tokens in `scored_rows`; None without any."""
     scored_rows: Sequence[int] = ()
-    """Indices of the draws whose requests ask for log-probabilities."""
+    """Indices of the sampled tokens whose requests return log-probabilities."""
     prompt_scores: dict[int, list[Scores]] | None = None
     """Scores of prompt tokens, by row of the Plan."""
 
     def add_logprobs(self, result: StepResult) -> StepResult:
-        """Adds the log-probabilities that requests ask for to a result; waits for the device."""
+        """Adds the requested log-probabilities to a result; waits for the device."""
         if self.scores is not None:
             logprobs: list[TokenLogprobs | None] = [None] * len(result.token_ids)
             for row, scored in zip(self.scored_rows, self.scores.to_host(), strict=True):
@@ -62,29 +62,29 @@ def sample(
     tables: DeviceTables,
     masks: MaskRows | None = None,
 ) -> SamplerOutput:
-    """Draws tokens [S] from fp32 logits [S, vocab], and writes them to the token pool, from which
-    the next step reads. Edits the logits in place.
+    """Samples tokens [S] from fp32 logits [S, vocab], and writes them to the token pool, which the
+    next step reads. Edits the logits in place.
 
-    The order is vLLM's: grammar, logits processors, then temperature and filters. Scores are those
-    of the raw logits.
+    The order is vLLM's: grammar, logits processors, then temperature and filters. Scores are
+    computed from the raw logits.
     """
     processed, raw = batch.processed, None
     if processed is not None and processed.logprobs is not None:
         raw = logits.index_select(0, processed.logprobs.rows)
     if masks is not None:
-        masks.apply(logits, native=tables.native_draws)
+        masks.apply(logits, native=tables.native_sampling)
     if processed is not None:
         tables.sampling.process(logits, processed, tables.token_pool)
-    tokens = draw_tokens(logits, batch.parameters(), native=tables.native_draws)
+    tokens = sample_logits(logits, batch.parameters(), native=tables.native_sampling)
     acceptance, accepted = None, None
     if batch.speculative is not None:
         acceptance = batch.speculative.accept(tokens)
     if processed is not None:
-        # Speculative rows that the device has placed have no processors, and of other rows all
-        # draws count.
+        # Speculative rows placed by the device have no processors, and all samples of other rows
+        # are accepted.
         if isinstance(acceptance, HostAcceptance):
-            assert isinstance(batch.speculative, HostRows), "the host accepts what it has placed"
-            accepted = batch.speculative.accepted_draws(acceptance, len(tokens))
+            assert isinstance(batch.speculative, HostRows), "the host verifies rows that it placed"
+            accepted = batch.speculative.accepted_samples(acceptance, len(tokens))
             accepted = to_device(accepted, tokens.device)
         tables.sampling.count(tokens, processed, accepted)
     tables.flat_tokens.index_copy_(0, batch.destinations, tokens.int())
@@ -99,15 +99,15 @@ def sample(
     )
 
 
-def draw_tokens(
+def sample_logits(
     logits: torch.Tensor, parameters: SamplingParameters | None, *, native: bool = False
 ) -> torch.Tensor:
-    """Draws one token per row of the fp32 logits [S, vocab]: int64 [S].
+    """Samples one token per row of the fp32 logits [S, vocab]: int64 [S].
 
     Args:
         logits: logits after all edits.
-        parameters: sampling parameters of the rows; None where all are greedy.
-        native: whether the compiled CPU library draws.
+        parameters: sampling parameters of the rows; None if all are greedy.
+        native: whether to sample in the compiled CPU library.
     """
     if native:
         return sample_native(logits, parameters)

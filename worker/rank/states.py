@@ -15,7 +15,7 @@ from worker.rank.transfer import to_device
 
 
 class RequestStates:
-    """State caches: a row for each slot, the dummy slot included, then one for each snapshot.
+    """State caches: one row per slot, including the dummy slot, then one per snapshot.
 
     Args:
         layout: layout of the model's caches.
@@ -45,10 +45,10 @@ class RequestStates:
             cache.copy(snapshots, slots)
 
     def rows(self, batch: Batch) -> StateRows:
-        """Rows of the state caches for a step's rows, and the snapshots to store, for layers."""
-        assert batch.staged is not None, "the compiled library knows no states"
-        assert batch.starts is not None, "the compiled library knows no states"
-        assert batch.size is None, "steps with states run on no graph"
+        """Rows of the state caches for a step's rows, and the snapshots to store."""
+        assert batch.staged is not None, "the compiled library does not support states"
+        assert batch.starts is not None, "the compiled library does not support states"
+        assert batch.size is None, "steps with states do not run on graphs"
         border = batch.num_decodes
         stores: dict[int, list[StateStore]] = {}
         for store in batch.state_stores:

@@ -55,8 +55,8 @@ class ForwardStep:
         vocab_size, device = tables.vocab_size, tables.token_pool.device
         if self.drafted is None:
             return MaskRows(self.plan.masked, masks, vocab_size, device)
-        draws, kept = self.drafted.masked_draws(self.plan, masks, -(-vocab_size // 32) * 4)
-        return MaskRows(draws, kept, vocab_size, device) if draws else None
+        samples, kept = self.drafted.masked_samples(self.plan, masks, -(-vocab_size // 32) * 4)
+        return MaskRows(samples, kept, vocab_size, device) if samples else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class SampledStep:
     output: SamplerOutput | None
     """Sampled tokens and scores, on the host once the slot's step has completed; None if nothing is
     sampled or scored."""
-    drawing: Sequence[int] | None = None
+    sampled_rows: Sequence[int] | None = None
     """Indices of the sampled tokens that count; None for all."""
     times: RankTimes
     """Host times; on CUDA those of launches."""
@@ -102,8 +102,8 @@ class SampledStep:
         output, token_ids = self.output, list[int]()
         if output is not None and output.tokens is not None:
             token_ids = output.tokens.tolist()
-            if self.drawing is not None:
-                token_ids = [token_ids[row] for row in self.drawing]
+            if self.sampled_rows is not None:
+                token_ids = [token_ids[row] for row in self.sampled_rows]
         result = StepResult(
             seq=self.seq,
             token_ids=token_ids,

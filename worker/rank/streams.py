@@ -6,12 +6,12 @@
     copy                       └─ tokens N       └─ tokens N+1
 
 Inputs are copied from pinned memory on the schedule stream; the compute stream waits for them. All
-that touches the tables, the caches and the sampling state runs on the compute stream, one step
-after another, so that no write can overtake an earlier step's read. Drawn tokens are copied to
-pinned memory on the copy stream, and the host sleeps until that copy's event.
+accesses to the tables, the caches and the sampling state run on the compute stream, in the order of
+steps, so that no write can overtake an earlier step's read. Sampled tokens are copied to pinned
+memory on the copy stream, and the host sleeps until that copy's event.
 
-HAZARD(stream): buffers that several streams touch belong to a `StepSlot`. A slot is reused only
-when its last step has completed, which the host knows by the slot's last event.
+HAZARD(stream): buffers that several streams use belong to a `StepSlot`. A slot is only reused once
+its last step has completed, as signalled by the slot's last event.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class DeviceStreams:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.schedule, self.compute, self.copy = (torch.cuda.Stream(device) for _ in range(3))
-        # Work of the default stream, such as loading weights, ends before any of them begins.
+        # Work of the default stream, such as loading weights, finishes before any stream starts.
         torch.cuda.synchronize(device)
         self._slots = itertools.cycle([StepSlot(self) for _ in range(NUM_SLOTS)])
         self.latest: StepSlot | None = None
         """The slot whose results were fetched last."""
 
     def take(self) -> StepSlot:
-        """The next slot in turn, emptied. Waits for its last step, which has completed already if
-        results are taken in time."""
+        """The next slot in turn, emptied. Waits for its last step, which has already completed if
+        results are fetched in time."""
         slot = next(self._slots)
         slot.wait()
         slot.reset()
         return slot
 
     def await_fetches(self) -> None:
-        """Has the compute stream wait until all results so far are copied from their buffers."""
+        """Makes the compute stream wait until all results so far are copied from their buffers."""
         if self.latest is not None:
             self.latest.hold_back(self.compute)
 
@@ -108,7 +108,7 @@ class StepSlot:
         return staged
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Launches the copy of a result to pinned memory; `finish` has to be called before.
+        """Launches the copy of a result to pinned memory; call `finish` first.
 
         Returns:
             A tensor on the host that holds the values once `wait` has returned.
@@ -122,7 +122,7 @@ class StepSlot:
         return host
 
     def finish(self) -> None:
-        """Marks the step's last launch; from here on results may be fetched."""
+        """Marks the step's last launch; results may be fetched from then on."""
         self.finished.record(self._streams.compute)
         self._streams.copy.wait_event(self.finished)
 
@@ -133,7 +133,7 @@ class StepSlot:
         self._streams.latest = self
 
     def hold_back(self, stream: torch.cuda.Stream) -> None:
-        """Has `stream` wait until the slot's results are on the host."""
+        """Makes `stream` wait until the slot's results are on the host."""
         if self._is_pending:
             stream.wait_event(self._completed)
 
@@ -155,8 +155,8 @@ class StepSlot:
             self._outgrown.append((self._host, self._staged))
         size = staging_size(num_bytes)
         self._host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        # HAZARD(stream): allocated on the compute stream, a block could still be read by its last
-        # owner there when the schedule stream fills it.
+        # HAZARD(stream): a block allocated on the compute stream could still be read there by its
+        # last owner when the schedule stream fills it.
         with torch.cuda.stream(self._streams.schedule):
             self._staged = torch.empty(size, dtype=torch.uint8, device=self._streams.device)
 

@@ -1,4 +1,4 @@
-"""Device tables: the state of all running requests, in one stable row per slot."""
+"""Device tables: the state of all running requests, in one fixed row per slot."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 
 class DeviceTables:
-    """Token pool and page table on the device, sampling state beside them.
+    """Token pool and page table on the device, with the sampling state.
 
-    Row `max_num_seqs` is the dummy slot, which belongs to no request: padding reads and writes it.
-    Page 0 is the dummy page, so entries of the page table that are not set are harmless.
+    Row `max_num_seqs` is the dummy slot, used by padding and by no request. Page 0 is the dummy
+    page, so unset entries of the page table are harmless.
 
     Args:
-        max_num_seqs: most running requests.
+        max_num_seqs: maximum running requests.
         max_model_len: tokens of the longest request.
         page_size: tokens per page.
-        vocab_size: number of tokens that can be drawn.
+        vocab_size: number of tokens that can be sampled.
         device: the rank's device.
-        native_draws: whether the compiled CPU library draws tokens.
+        native_sampling: whether the compiled CPU library samples tokens.
         block_size: block size of a block-diffusion model; else 1.
         page_factors: number of layers that share one page, by group of layers; page ids in the page
             table are multiplied by it.
@@ -41,14 +41,14 @@ class DeviceTables:
         page_size: int,
         vocab_size: int,
         device: torch.device,
-        native_draws: bool = False,
+        native_sampling: bool = False,
         block_size: int = 1,
         page_factors: Sequence[int] = (1,),
     ) -> None:
         num_rows = max_num_seqs + 1
         self.device = device
-        self.native_draws = native_draws
-        """Whether the compiled CPU library draws tokens."""
+        self.native_sampling = native_sampling
+        """Whether the compiled CPU library samples tokens."""
         self.block_size = block_size
         """Number of consecutive positions that attend to each other; 1 for causal attention."""
         self.max_model_len = max_model_len
@@ -56,7 +56,7 @@ class DeviceTables:
         self.vocab_size = vocab_size
         self.dummy_slot = max_num_seqs
         self.token_pool = torch.zeros(num_rows, max_model_len + 1, dtype=torch.int32, device=device)
-        """[slots, positions]: all tokens of each request, drawn and drafted ones included."""
+        """[slots, positions]: all tokens of each request, including sampled and drafted ones."""
         self._columns = -(-max_model_len // page_size)
         self.page_table = torch.zeros(
             num_rows, len(page_factors) * self._columns, dtype=torch.int32, device=device
@@ -70,7 +70,7 @@ class DeviceTables:
         self.token_stride = self.token_pool.shape[1]
         self.page_stride = self.page_table.shape[1]
         self.max_positions = self._columns * page_size
-        """Number of positions that the pages of a slot can hold."""
+        """Number of positions that fit the pages of a slot."""
         self._longest = 0
         """Length of the longest segment among the writes that were staged last."""
         self.sampling = SamplingState(
@@ -81,7 +81,7 @@ class DeviceTables:
         )
 
     def apply(self, plan: Plan) -> None:
-        """Applies the Plan's admissions and page writes. A Plan writes no cell twice."""
+        """Applies the Plan's admissions and page writes. A Plan never writes a cell twice."""
         writes = self.stage(plan)
         if writes is not None:
             self.write(stage(writes, self.device))
@@ -118,7 +118,7 @@ class DeviceTables:
         }
 
     def write(self, staged: StagedArrays) -> None:
-        """Makes the writes that `stage` returned last, now on the device."""
+        """Applies the writes last returned by `stage`, once on the device."""
         write_table_rows_(
             self.token_pool,
             self.page_table,

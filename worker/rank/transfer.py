@@ -13,8 +13,8 @@ IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 ALIGNMENT = 16
-"""Alignment of arrays in bytes: Triton compiles a kernel again for addresses that are not multiples
-of 16."""
+"""Alignment of arrays in bytes: Triton recompiles kernels for addresses that are not multiples of
+16."""
 _TORCH_TYPES = {
     "|u1": torch.uint8,
     "<i4": torch.int32,
@@ -24,8 +24,7 @@ _TORCH_TYPES = {
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a tensor to CUDA by way of pinned memory, without waiting; returns it as it is on
-    CPU."""
+    """Copies a tensor to CUDA via pinned memory, without waiting; returns it unchanged on CPU."""
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)
@@ -33,7 +32,7 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def gather(tensor: torch.Tensor, cells: Sequence[int]) -> list[int]:
     """Values of the cells of an integer tensor [n]; waits for the device."""
-    if tensor.is_cpu:  # numpy takes a tenth of the time of torch's ops
+    if tensor.is_cpu:  # numpy is 10x faster than torch's ops
         return list(map(tensor.numpy().item, cells))
     values: list[int] = tensor[to_device(torch.tensor(cells), tensor.device)].tolist()
     return values

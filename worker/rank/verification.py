@@ -1,7 +1,6 @@
-"""Verification of drafts: a row's draws count up to the first that differs from its draft.
+"""Verification of drafts: a row's samples are accepted up to the first that differs from its draft.
 
-This decides for results and for penalties: on the host for rows that it has placed, else on the
-device.
+Used for results and for penalties: on the host for rows that it placed, else on the device.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from worker.plan.plan import DraftRow, Row, StepResult
-from worker.rank.placement import Placement
+from worker.rank.placement import DraftPlacement
 from worker.rank.streams import StepSlot
 from worker.rank.transfer import IntArray
 
@@ -24,31 +23,31 @@ NO_ROW = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRows:
-    """F speculative rows of a step that the host has placed: each begins with its newest token."""
+    """F speculative rows of a step, placed by the host: each begins with its newest token."""
 
-    first_draws: Sequence[int]
-    """[F]: index of each row's first draw among the step's draws."""
+    first_samples: Sequence[int]
+    """[F]: index of each row's first sample among the step's samples."""
     drafts: Sequence[Sequence[int]]
     """[F]: drafts of each row."""
     placement: None = None
 
     def accept(self, tokens: torch.Tensor) -> HostAcceptance:
-        """Compares a step's drawn tokens, int64 [S], with the drafts; waits for the device if there
-        are any."""
+        """Compares a step's sampled tokens, int64 [S], with the drafts; waits for the device if
+        there are any."""
         if not any(self.drafts):
             return HostAcceptance(counts=[1] * len(self.drafts))
-        drawn: list[int] = tokens.tolist()
+        sampled: list[int] = tokens.tolist()
         return HostAcceptance(
             counts=[
-                1 + count_equal(draft, drawn[first : first + len(draft)])
-                for first, draft in zip(self.first_draws, self.drafts, strict=True)
+                1 + count_equal(draft, sampled[first : first + len(draft)])
+                for first, draft in zip(self.first_samples, self.drafts, strict=True)
             ]
         )
 
-    def accepted_draws(self, acceptance: HostAcceptance, num_draws: int) -> torch.Tensor:
-        """Mask of the step's draws that count, bool [S]; all draws of other rows do."""
-        accepted = torch.ones(num_draws, dtype=torch.bool)
-        rows = zip(self.first_draws, self.drafts, acceptance.counts, strict=True)
+    def accepted_samples(self, acceptance: HostAcceptance, num_samples: int) -> torch.Tensor:
+        """Mask of the step's accepted samples, bool [S], including all samples of other rows."""
+        accepted = torch.ones(num_samples, dtype=torch.bool)
+        rows = zip(self.first_samples, self.drafts, acceptance.counts, strict=True)
         for first, draft, count in rows:
             accepted[first + count : first + 1 + len(draft)] = False
         return accepted
@@ -56,24 +55,24 @@ class HostRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRows:
-    """F speculative rows of a step, of at most M positions, that the device has placed."""
+    """F speculative rows of a step, of at most M positions, placed by the device."""
 
-    draws: torch.Tensor
-    """[F, M] int64: index of each position's draw among the step's draws; shorter rows are padded
-    with their last draw."""
+    samples: torch.Tensor
+    """[F, M] int64: index of each position's sample among the step's samples; shorter rows are
+    padded with their last sample."""
     expected: torch.Tensor
-    """[F, M] int64: the token after each position: a known one or a draft; NO_TOKEN at the row's
-    last position and behind it."""
-    placement: Placement
+    """[F, M] int64: the token after each position: a known one or a draft; NO_TOKEN from the row's
+    last position on."""
+    placement: DraftPlacement
 
     def accept(self, tokens: torch.Tensor) -> DeviceAcceptance:
-        """Compares a step's drawn tokens, int64 [S], with the drafts; does not wait for the
+        """Compares a step's sampled tokens, int64 [S], with the drafts; does not wait for the
         device."""
         offsets = self.placement.newest - self.placement.firsts
-        columns = torch.arange(self.draws.shape[1], device=tokens.device)
-        # Tokens up to the newest one are known: draws in their place count as equal.
-        drawn = torch.where(columns < offsets[:, None], self.expected, tokens[self.draws])
-        counts = (drawn == self.expected).cumprod(1).sum(1) + 1 - offsets
+        columns = torch.arange(self.samples.shape[1], device=tokens.device)
+        # Tokens up to the newest one are known: samples at their positions count as equal.
+        sampled = torch.where(columns < offsets[:, None], self.expected, tokens[self.samples])
+        counts = (sampled == self.expected).cumprod(1).sum(1) + 1 - offsets
         counts = torch.where(offsets < self.placement.lengths, counts, 0)
         return DeviceAcceptance(counts=counts, offsets=offsets)
 
@@ -83,29 +82,29 @@ SpeculativeRows = HostRows | DeviceRows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostAcceptance:
-    """Number of leading draws that count, per speculative row that the host has placed."""
+    """Number of accepted tokens per speculative row, for rows placed by the host."""
 
     counts: Sequence[int]
-    """[F]: number of draws that count."""
+    """[F]: number of accepted tokens."""
 
     def fetch(self, slot: StepSlot) -> HostAcceptance:
         """This acceptance, which needs no copy to the host."""
         return self
 
     def to_host(self) -> Iterable[tuple[int, int]]:
-        """Offset of the first draw that counts, and number of draws that count, per row."""
+        """Offset of the first accepted sample, and number of accepted tokens, per row."""
         return zip(itertools.repeat(0), self.counts, strict=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceAcceptance:
-    """First draw that counts, and number of draws that count, per speculative row that the device
-    has placed."""
+    """First accepted sample and number of accepted tokens per speculative row, for rows placed by
+    the device."""
 
     counts: torch.Tensor
-    """[F] int64: number of draws that count."""
+    """[F] int64: number of accepted tokens."""
     offsets: torch.Tensor
-    """[F] int64: index within the row of the first draw that counts."""
+    """[F] int64: index within the row of the first accepted sample."""
 
     def fetch(self, slot: StepSlot) -> DeviceAcceptance:
         """Launches the copy to the host; returns tensors that hold the values once the slot's step
@@ -114,7 +113,7 @@ class DeviceAcceptance:
         return DeviceAcceptance(counts=slot.fetch(self.counts), offsets=slot.fetch(self.offsets))
 
     def to_host(self) -> Iterable[tuple[int, int]]:
-        """Offset of the first draw that counts, and number of draws that count, per row; waits for
+        """Offset of the first accepted sample, and number of accepted tokens, per row; waits for
         the device."""
         return zip(self.offsets.tolist(), self.counts.tolist(), strict=True)
 
@@ -134,12 +133,12 @@ def count_equal(guesses: Sequence[int], tokens: Sequence[int]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptedTokens:
-    """Selection of a step's drawn tokens that count."""
+    """Selection of a step's accepted tokens."""
 
     rows: Sequence[Row]
     """Rows of the placed Plan."""
     row_of: Sequence[int]
-    """Rows of the placed Plan, by row of the source Plan; NO_ROW for those left out."""
+    """Rows of the placed Plan, by row of the source Plan; NO_ROW for omitted ones."""
     acceptance: Acceptance | None
     """Acceptance of the speculative rows; None without any."""
 
@@ -151,12 +150,12 @@ class AcceptedTokens:
         return replace(self, acceptance=self.acceptance.fetch(slot))
 
     def select(self, result: StepResult) -> StepResult:
-        """Reduces a result of all draws to the tokens that count."""
+        """Reduces a result of all samples to the accepted tokens."""
         found = iter(() if self.acceptance is None else self.acceptance.to_host())
         kept: list[int] = []
         drafted: list[int] = []
         accepted: list[int] = []
-        draw = 0
+        sample = 0
         for number in self.row_of:
             if number == NO_ROW:
                 drafted.append(0)
@@ -168,34 +167,34 @@ class AcceptedTokens:
                 offset, count = next(found)
                 drafted.append(max(0, row.length - 1 - offset))
                 accepted.append(count)
-            kept += range(draw + offset, draw + offset + count)
-            draw += row.num_draws
+            kept += range(sample + offset, sample + offset + count)
+            sample += row.num_draws
         logprobs, prompts = result.logprobs, result.prompt_logprobs
         if prompts is not None:
             planned = {number: row for row, number in enumerate(self.row_of)}
             prompts = {planned[number]: scored for number, scored in prompts.items()}
         return msgspec.structs.replace(
             result,
-            token_ids=[result.token_ids[draw] for draw in kept],
-            logprobs=None if logprobs is None else [logprobs[draw] for draw in kept],
+            token_ids=[result.token_ids[sample] for sample in kept],
+            logprobs=None if logprobs is None else [logprobs[sample] for sample in kept],
             prompt_logprobs=prompts,
             drafted=drafted,
             drawn=accepted,
         )
 
 
-def draws_of_rows(rows: Sequence[Row]) -> IntArray:
-    """[F, M]: indices of the draws of a step's F speculative rows, as in DeviceRows.
+def samples_of_rows(rows: Sequence[Row]) -> IntArray:
+    """[F, M]: indices of the samples of a step's F speculative rows, as in DeviceRows.
 
     Args:
         rows: all rows of the step.
     """
     longest = max(row.length for row in rows if isinstance(row, DraftRow))
-    draws: list[list[int]] = []
-    draw = 0
+    samples: list[list[int]] = []
+    sample = 0
     for row in rows:
         if isinstance(row, DraftRow):
-            last = draw + row.length - 1
-            draws.append([*range(draw, last), *[last] * (longest - row.length + 1)])
-        draw += row.num_draws
-    return np.array(draws, dtype=np.int64)
+            last = sample + row.length - 1
+            samples.append([*range(sample, last), *[last] * (longest - row.length + 1)])
+        sample += row.num_draws
+    return np.array(samples, dtype=np.int64)

@@ -1,10 +1,10 @@
-"""Warm-up: steps that launch every kernel of serving, so that all are compiled at start-up.
+"""Warm-up: steps that launch every kernel of serving, so that all are compiled at startup.
 
-Triton compiles a kernel when it is first launched with new constants, types or alignments, which
-takes up to seconds in which nothing else runs. A step's constants depend on its number of tokens
-(tiles of attention and of experts) and on its requests' options (filters, processors, masks,
-scores, drafts), so one step of each kind runs before the first request. They do not depend on
-positions: all rows here begin at position 0.
+Triton compiles a kernel at its first launch with new constants, types or alignments, which blocks
+the rank for up to seconds. A step's constants depend on its number of tokens (tiles of attention
+and of experts) and on its requests' options (filters, processors, masks, scores, drafts), so one
+step of each kind runs before the first request. They do not depend on positions: all rows here
+begin at position 0.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from worker.rank.profiling import PROCESSORS
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE: Final = "TRITON_CACHE_DIR"
-"""Triton's environment variable for the folder of compiled kernels."""
+"""Triton's environment variable for the cache folder of compiled kernels."""
 Execute = Callable[[Plan, bytes], object]
-"""Runs a step to its end, with the masks of its masked draws."""
+"""Runs a step to completion, with the masks of its masked samples."""
 
 
 class _Asked(NamedTuple):
@@ -57,25 +57,25 @@ _PROCESSED: Final = _Asked(params=PROCESSORS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpLimits:
-    """Limits of a rank's steps, within which kernels are compiled."""
+    """Limits of a rank's steps, for which kernels are compiled."""
 
     max_num_seqs: int
     max_num_tokens: int
-    """Most tokens of a step."""
+    """Maximum tokens of a step."""
     longest_row: int
-    """Most tokens of a row."""
+    """Maximum tokens of a row."""
     max_model_len: int
     block_size: int
     """Block size of a block-diffusion model; else 1."""
     num_drafts: int
-    """Most drafts of a row; 0 without speculative decoding."""
+    """Maximum drafts of a row; 0 without speculative decoding."""
 
 
 def choose_kernel_cache() -> None:
-    """Has Triton keep compiled kernels in its default folder if the configured one is not writable.
+    """Makes Triton cache compiled kernels in its default folder if the configured one is not
+    writable.
 
-    Triton would fail there, and a volume with models, where the cache may lie, may be mounted
-    read-only.
+    Triton would fail otherwise, and the cache may be on a volume that is mounted read-only.
     """
     folder = os.environ.get(CACHE_VARIABLE)
     if not folder:
@@ -85,7 +85,9 @@ def choose_kernel_cache() -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        logger.warning("compiled kernels are not kept: %s %s: %s", CACHE_VARIABLE, folder, error)
+        logger.warning(
+            "%s %s is not writable; using the default folder: %s", CACHE_VARIABLE, folder, error
+        )
         del os.environ[CACHE_VARIABLE]
 
 
@@ -113,7 +115,7 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
     """Runs one step of each kind.
 
     Args:
-        execute: runs a step; the tables hold no request.
+        execute: runs a step, without requests in the tables.
         limits: limits of the rank's steps.
         vocab_size: number of bits of a mask.
         show: whether to show a progress bar.
@@ -129,13 +131,15 @@ def warm_up(execute: Execute, limits: WarmUpLimits, *, vocab_size: int, show: bo
     )
     with shown as advance:
         for plan in steps:
-            num_masks = sum(plan.rows[number].num_draws for number in plan.masked)  # all rows draw
+            num_masks = sum(
+                plan.rows[number].num_draws for number in plan.masked
+            )  # all rows sample
             execute(plan, num_masks * mask)
             advance(1)
 
 
 def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
-    """Warm-up steps of an autoregressive model, on page tables with the dummy page alone."""
+    """Warm-up steps of an autoregressive model, on page tables with only the dummy page."""
     for lengths in _prompts(limits):
         rows: list[Row] = [PlannedRow(slot, 0, length, True) for slot, length in enumerate(lengths)]
         yield Plan(0, [_admit(row, row.length) for row in rows], [], rows)
@@ -153,7 +157,7 @@ def _steps(limits: WarmUpLimits) -> Iterator[Plan]:
 
 
 def _block_steps(limits: WarmUpLimits) -> Iterator[Plan]:
-    """Warm-up steps of a block-diffusion model, on page tables with the dummy page alone."""
+    """Warm-up steps of a block-diffusion model, on page tables with only the dummy page."""
     size = limits.block_size
     block = BlockAdmit(None, [], limits.max_model_len)
     for lengths in _prompts(limits):
@@ -177,8 +181,8 @@ def _admit(
 
 
 def _prompts(limits: WarmUpLimits) -> Iterator[Sequence[int]]:
-    """Row lengths, ascending, of steps with more and more tokens, up to the most of a step. The
-    number doubles from step to step: each size of tiles serves at least such a range."""
+    """Row lengths of steps with doubling numbers of tokens, up to the maximum of a step: each tile
+    size covers at least a factor of two."""
     size, longest = limits.block_size, limits.longest_row
     most = min(limits.max_num_tokens // size * size, limits.max_num_seqs * longest)
     for total in _doubling(size, most):
@@ -187,7 +191,7 @@ def _prompts(limits: WarmUpLimits) -> Iterator[Sequence[int]]:
 
 
 def _doubling(least: int, most: int) -> Iterator[int]:
-    """`least`, twice that, and so on, and `most` last; nothing if `most` is less than `least`."""
+    """`least`, doubled repeatedly, and `most` last; nothing if `most` is less than `least`."""
     value = least
     while value < most:
         yield value

@@ -333,7 +333,7 @@ class _Maker:
 
     def choose(self) -> Case:
         scores = torch.randn(self._rows, 128, device=self._device)
-        routing = kernels.Routing(num_chosen=8, normalize=True)
+        routing = kernels.Routing(top_k=8, normalize=True)
         return Case(
             op="choose_experts",
             shape=f"{self._rows} tokens, 8 of 128 experts",

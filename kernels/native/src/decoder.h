@@ -54,10 +54,10 @@ struct StepRows {
   int64_t token_stride;
   const int32_t* page_table;  // [slots, page_stride]
   int64_t page_stride;
-  // Tokens of the step that anyone reads once it is over, ascending: of the others the last layer
-  // computes keys and values alone.
-  const int64_t* read;
-  int64_t num_read;  // -1 for all
+  // Tokens of the step whose hidden states are needed, ascending: for the others the last layer only
+  // computes keys and values.
+  const int64_t* logits_indices;
+  int64_t num_logits;  // -1 for all
 };
 
 template <typename W>
@@ -73,8 +73,7 @@ class Decoder {
         team_(team),
         scratch_(team.size()) {}
 
-  // Normalised hidden states of the tokens that are read, [tokens, hidden]. False if a reduction
-  // failed.
+  // Normalised hidden states of logits_indices, [tokens, hidden]. False if a reduction failed.
   bool forward(const StepRows& step, float* hidden) {
     begin(step);
     failed_ = false;
@@ -143,8 +142,8 @@ class Decoder {
     tokens_.clear();
     positions_.clear();
     spans_.clear();
-    read_spans_.clear();
-    int64_t next = 0;  // of the tokens that are read
+    logits_spans_.clear();
+    int64_t next = 0;  // into logits_indices
     for (int64_t i = 0; i < step.num_rows; ++i) {
       const int64_t slot = step.rows[4 * i], start = step.rows[4 * i + 1];
       const int64_t length = step.rows[4 * i + 2];
@@ -158,12 +157,12 @@ class Decoder {
         positions_.push_back(position);
       }
       const int64_t before = next;
-      while (next < step.num_read && step.read[next] < first + length) ++next;
-      add_spans(read_spans_, before, next - before, pages);
+      while (next < step.num_logits && step.logits_indices[next] < first + length) ++next;
+      add_spans(logits_spans_, before, next - before, pages);
     }
     const int64_t count = (int64_t)tokens_.size();
-    read_ = step.read;
-    num_read_ = step.num_read < count ? step.num_read : -1;
+    logits_indices_ = step.logits_indices;
+    num_logits_ = step.num_logits < count ? step.num_logits : -1;
     const int64_t widest = std::max(model_.hidden_size, model_.num_heads * model_.head_dim);
     residual_.reserve(count * model_.hidden_size);
     block_.reserve(count * model_.hidden_size);
@@ -194,11 +193,11 @@ class Decoder {
         if (i) add_row(residual(t), &block_[t * size], size);
         normalise(id, t, layer.input_norm);
       });
-      if (num_read_ >= 0 && i + 1 == model_.num_layers) {
+      if (num_logits_ >= 0 && i + 1 == model_.num_layers) {
         store_keys_of_all(id, layer, count);
-        count = num_read_;
+        count = num_logits_;
         if (!count) return;
-        spans = &read_spans_;
+        spans = &logits_spans_;
         keep_only_read(id);
         multiply(id, columns(layer.qkv, 0, query_size()), count, operand_.data(), qkv_sink(0));
         share_tokens(id, count, [&](int64_t t) { place_queries(layer, t); });
@@ -254,8 +253,8 @@ class Decoder {
   void keep_only_read(int id) {
     const int64_t size = model_.hidden_size;
     team_.share(id, 1, [&](int64_t) {
-      for (int64_t i = 0; i < num_read_; ++i) {
-        const int64_t t = read_[i];
+      for (int64_t i = 0; i < num_logits_; ++i) {
+        const int64_t t = logits_indices_[i];
         if (t == i) continue;
         positions_[i] = positions_[t];
         std::copy_n(residual(t), size, residual(i));
@@ -358,9 +357,9 @@ class Decoder {
   Team& team_;
   std::vector<Token> tokens_;
   std::vector<int64_t> positions_;  // by token
-  std::vector<Span> spans_, read_spans_;  // the latter over the tokens that are read alone
-  const int64_t* read_ = nullptr;
-  int64_t num_read_ = -1;  // for all
+  std::vector<Span> spans_, logits_spans_;  // the latter over logits_indices only
+  const int64_t* logits_indices_ = nullptr;
+  int64_t num_logits_ = -1;  // for all
   Buffer<float> residual_, block_, qkv_, attended_;
   Buffer<Element> operand_, queries_, inner_;
   std::vector<Buffer<float>> row_;

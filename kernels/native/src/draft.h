@@ -72,8 +72,8 @@ class Drafter {
     StepRows own = step;
     own.num_rows = count;
     own.rows = rows.data();
-    own.read = last_.data();
-    own.num_read = count;
+    own.logits_indices = last_.data();
+    own.num_logits = count;
     decoder_.forward(own, hidden_.data());
     decoder_.logits(hidden_.data(), count, logits_.data());
   }
@@ -82,10 +82,10 @@ class Drafter {
   bool guess(int64_t row, int64_t slot, int64_t position, const float* logits,
              const Drafting& how, float& reach) {
     const bool greedy = how.temperature[slot] < how.greedy_below;
-    const Draw draw{how.temperature[slot], how.top_p[slot], how.log_min_p[slot],
-                    how.top_k[slot],       how.seeds[slot], position};
+    const RowSampling sampling{how.temperature[slot], how.top_p[slot], how.log_min_p[slot],
+                               how.top_k[slot],       how.seeds[slot], position};
     const int64_t token = greedy ? Sampler::argmax(logits, vocab_size_)
-                                 : sampler_.draw(logits, vocab_size_, draw);
+                                 : sampler_.sample(logits, vocab_size_, sampling);
     const float probability = Sampler::probability(logits, vocab_size_, token,
                                                    greedy ? 1.0f : how.temperature[slot]);
     int64_t level = 0;

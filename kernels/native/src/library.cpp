@@ -28,7 +28,7 @@ struct Handle {
 };
 
 // Parameters of every row of the logits; mirrored in library.py. Null pointers filter nothing.
-struct DrawColumns {
+struct SamplingColumns {
   float greedy_below;  // temperatures under it take the likeliest token
   const int64_t *seeds, *positions;
   const float* temperature;
@@ -79,7 +79,7 @@ void rayfleet_apply_bitmask(float* logits, int64_t vocab_size, const int64_t* ro
 }
 
 // Tokens of all rows: drawn where their temperature says so, else the likeliest.
-void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size, const DrawColumns* how,
+void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size, const SamplingColumns* how,
                      int64_t* tokens) {
   Sampler sampler;
   for (int64_t row = 0; row < rows; ++row) {
@@ -88,13 +88,13 @@ void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size, cons
       tokens[row] = Sampler::argmax(own, vocab_size);
       continue;
     }
-    const Draw draw{how->temperature[row],
-                    how->top_p ? how->top_p[row] : 1.0f,
-                    how->log_min_p ? how->log_min_p[row] : -INFINITY,
-                    how->top_k ? how->top_k[row] : 0,
-                    how->seeds[row],
-                    how->positions[row]};
-    tokens[row] = sampler.draw(own, vocab_size, draw);
+    const RowSampling sampling{how->temperature[row],
+                               how->top_p ? how->top_p[row] : 1.0f,
+                               how->log_min_p ? how->log_min_p[row] : -INFINITY,
+                               how->top_k ? how->top_k[row] : 0,
+                               how->seeds[row],
+                               how->positions[row]};
+    tokens[row] = sampler.sample(own, vocab_size, sampling);
   }
 }
 

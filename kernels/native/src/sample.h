@@ -66,12 +66,12 @@ static inline F32 gumbel(NoiseKey key, uint32_t column) {
   // log1p(-u): the factor undoes what rounding 1 - u did.
   const F32 rest = splat(1.0f) - uniform;
   const F32 lost = splat(1.0f) - rest;
-  const F32 exponential_draw =
+  const F32 exponential =
       select(lost == splat(0.0f), uniform, -logarithm(rest) * (uniform / lost));
-  return -logarithm(exponential_draw);
+  return -logarithm(exponential);
 }
 
-struct Draw {
+struct RowSampling {
   float temperature, top_p, log_min_p;
   int64_t top_k, seed, position;
 };
@@ -100,7 +100,7 @@ class Sampler {
     return std::exp((logits[token] - largest) / temperature) / sum;
   }
 
-  int64_t draw(const float* logits, int64_t size, const Draw& how) {
+  int64_t sample(const float* logits, int64_t size, const RowSampling& how) {
     const int64_t padded = (size + kLanes - 1) / kLanes * kLanes;
     scaled_.resize(padded);
     weights_.resize(padded);

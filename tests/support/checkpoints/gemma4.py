@@ -64,17 +64,20 @@ def _table_of_a_part(rope: RopeConfig, head_dim: int, *rest: Any) -> torch.Tenso
 
 def _packed(target: type, before: Callable[[Any], object]) -> Patch:
     """A part whose loaded weights say something else."""
-    pack = target.pack  # type: ignore[attr-defined]
+    process = target.process_after_loading  # type: ignore[attr-defined]
 
     def changed(self: Any) -> None:
         before(self)
-        pack(self)
+        process(self)
 
-    return Patch(target=f"worker.models.architectures.gemma4:{target.__name__}.pack", value=changed)
+    return Patch(
+        target=f"worker.models.architectures.gemma4:{target.__name__}.process_after_loading",
+        value=changed,
+    )
 
 
 def _scaling_the_block_alone(self: Gemma4Layer) -> None:
-    _PACK(self)
+    _PROCESS(self)
     self._scalar.fill_(1.0)
 
 
@@ -113,7 +116,7 @@ def _with_swapped_norms(self: ParallelExperts, *args: Any) -> torch.Tensor:
         return _EXPERTS(self, *args)
 
 
-_EXPERTS, _PACK = ParallelExperts.forward, Gemma4Layer.pack
+_EXPERTS, _PROCESS = ParallelExperts.forward, Gemma4Layer.process_after_loading
 
 GEMMA4_SPECIMENS: dict[str, Specimen] = {
     "gemma4": Specimen(
@@ -151,7 +154,7 @@ GEMMA4_SPECIMENS: dict[str, Specimen] = {
             ),
             "scalar of layers": _packed(Gemma4Layer, lambda layer: layer._scalar.fill_(1.0)),
             "scalar of residuals": Patch(
-                target="worker.models.architectures.gemma4:Gemma4Layer.pack",
+                target="worker.models.architectures.gemma4:Gemma4Layer.process_after_loading",
                 value=_scaling_the_block_alone,
             ),
             "scale of the router": _packed(Gemma4Router, lambda own: own._scale.fill_(1.0)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels import Beside, LatentRows, prepare_latents
+from kernels import ExtraTerms, LatentRows, prepare_latents
 from tests.support.checkpoints.mutations import NO_ROUTER_BIAS, NO_SHARED_EXPERT
 from tests.support.checkpoints.specimen import Mutation, Patch, Specimen
 from worker.models.architectures.deepseek import LatentAttention
@@ -67,11 +67,13 @@ def _with_wide_scale(self: LatentAttention, *args: Any) -> None:
     self._scale *= (self._mla.query_dim / self._mla.cached_dim) ** 0.5
 
 
-def _with_nothing_idle(**fields: Any) -> Beside:
-    return Beside(**{**fields, "first_idle": None})
+def _without_zero_experts(**fields: Any) -> ExtraTerms:
+    return ExtraTerms(**{**fields, "first_zero_expert": None})
 
 
-def _without_idle_weights(tensors: dict[str, torch.Tensor], _: Any) -> dict[str, torch.Tensor]:
+def _without_zero_expert_weights(
+    tensors: dict[str, torch.Tensor], _: Any
+) -> dict[str, torch.Tensor]:
     """transformers saves weights of experts that have none."""
     return {
         name: tensor
@@ -244,21 +246,21 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
         mutations={
             **{key: value for key, value in _OF_LATENTS.items() if key in _OF_LONGCAT},
             "scale of latents": Patch(
-                target="worker.models.architectures.longcat:ScaledLatentAttention.pack",
-                value=LatentAttention.pack,
+                target="worker.models.architectures.longcat:ScaledLatentAttention.process_after_loading",
+                value=LatentAttention.process_after_loading,
             ),
             "shortcut": Patch(
                 target="worker.models.architectures.longcat:SecondHalf.feed_forward",
                 value=PreNormLayer.feed_forward,
             ),
-            "idle experts": Patch(
-                target="worker.models.layers.moe:Beside", value=_with_nothing_idle
+            "zero experts": Patch(
+                target="worker.models.layers.moe:ExtraTerms", value=_without_zero_experts
             ),
             "bias of the router": NO_ROUTER_BIAS,
             "number of experts": {"moe_topk": 2},
             "theta": {"rope_parameters": {**_ROPE, "rope_theta": 300.0}},
         },
-        rewrite=_without_idle_weights,
+        rewrite=_without_zero_expert_weights,
     ),
     "deepseek-halves": Specimen(
         name="DeepseekV3",

@@ -30,10 +30,10 @@ _WINDOWS = Patch(
 
 
 def _without_shared_expert(
-    self: Llama4Moe, hidden: torch.Tensor, *wide: torch.Tensor
+    self: Llama4Moe, hidden: torch.Tensor, *fp32_input: torch.Tensor
 ) -> torch.Tensor:
     assert self._shared is not None, "on CPU it is computed apart"
-    return _MOE(self, hidden, *wide) - self._shared.forward(hidden)
+    return _MOE(self, hidden, *fp32_input) - self._shared.forward(hidden)
 
 
 def _with_weights_of_outputs(self: RoutedExperts, *args: Any, **options: Any) -> torch.Tensor:

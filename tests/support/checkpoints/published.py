@@ -131,8 +131,8 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         ),
         mutations={
             "lengths of rows": Patch(
-                target="worker.models.architectures.renamed:BaichuanForCausalLM.pack",
-                value=DecoderModel.pack,
+                target="worker.models.architectures.renamed:BaichuanForCausalLM.process_after_loading",
+                value=DecoderModel.process_after_loading,
             ),
             **_THETA,
             **_EPS,

@@ -35,7 +35,7 @@ REGISTERS: dict[str, int] = {
     "_schedule_kernel": 96,
     "_penalty_kernel": 118,
     "_histogram_kernel": 102,
-    "_draw_kernel": 97,
+    "_sample_kernel": 97,
     "_collect_kernel": 95,
 }
 """Most of a thread, on any GPU; of kernels that are not here, `OTHER_REGISTERS`."""

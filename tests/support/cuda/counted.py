@@ -136,7 +136,7 @@ def counting() -> Iterator[Counter]:
         properties = SimpleNamespace(multi_processor_count=132)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         patch.setattr(batch, "uploader_to", _Upload)
-        patch.setattr(runner, "draw_weights", _pack_unloaded)
+        patch.setattr(runner, "fill_dummy_weights", _pack_unloaded)
         yield counter
 
 

@@ -138,7 +138,8 @@ class InventedEngine:
             self._tables.apply(plan)
             step = self._decoder.prepare(plan)
             self.num_ahead += is_ahead(plan)
-            hidden = None if step.read is None else self._forward(step.plan, step.read)
+            indices = step.logits_indices
+            hidden = None if indices is None else self._forward(step.plan, indices)
             results = self._decoder.run(step, hidden)
             self._results.append(results.add_to(StepResult(plan.seq, [], 1.0)))
         if self._results and (plan is None or len(self._results) > self._depth):
@@ -147,7 +148,7 @@ class InventedEngine:
         self.scheduler.check_invariants()
         return report
 
-    def _forward(self, plan: Plan, read: torch.Tensor) -> torch.Tensor:
+    def _forward(self, plan: Plan, logits_indices: torch.Tensor) -> torch.Tensor:
         self.num_forwards += 1
         self.num_row_steps += sum(row.num_draws for row in plan.rows)
         hidden: list[int] = []
@@ -162,7 +163,7 @@ class InventedEngine:
                 for offset, content in enumerate(contents):
                     self._cache[self._place(row.slot, start + offset)] = content
                 hidden += contents
-        return torch.tensor(hidden, dtype=torch.float64).unsqueeze(1)[read]
+        return torch.tensor(hidden, dtype=torch.float64).unsqueeze(1)[logits_indices]
 
     def _place(self, slot: int, position: int) -> tuple[int, int]:
         page = int(self._tables.page_table[slot, position // self._page_size])

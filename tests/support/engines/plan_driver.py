@@ -131,7 +131,7 @@ def _run(runner: ModelRunner, plan: Plan, shares: list[tuple[Request, int]]) -> 
         output = sample(logits.clone(), batch.sampling, runner._tables)
         assert output.tokens is not None
         tokens = output.tokens.tolist()
-        assert len(tokens) == batch.sampling.num_draws
+        assert len(tokens) == batch.sampling.num_samples
         draws = iter(zip(tokens, logits, strict=True))
     for row, (request, length) in zip(plan.rows, shares, strict=True):
         request.computed += length

@@ -10,12 +10,12 @@ import torch
 from kernels import (
     GELU,
     Activation,
-    Beside,
     BlockScales,
     EditRows,
     ExpertChoice,
     Experts,
     ExpertWeights,
+    ExtraTerms,
     HeadNorms,
     LatentRows,
     NgramLookup,
@@ -107,17 +107,17 @@ def token_ops(dtype: torch.dtype) -> None:
         )
     gumbel_noise(torch.arange(3), torch.arange(3), 1500)
     matmul_fixed_tiles(torch.randn(16, 128).to(dtype), torch.randn(64, 128).to(dtype))
-    choose_experts(torch.randn(2, 4), None, Routing(num_chosen=2))
-    grouped = Routing(num_chosen=8, scoring="sigmoid", num_groups=8, num_chosen_groups=4)
+    choose_experts(torch.randn(2, 4), None, Routing(top_k=2))
+    grouped = Routing(top_k=8, scoring="sigmoid", num_groups=8, top_k_groups=4)
     choose_experts(torch.randn(2, 256), torch.randn(256), grouped)
-    always = Routing(num_chosen=2, num_always=2)
+    always = Routing(top_k=2, num_always=2)
     choose_experts(torch.randn(2, 60), None, always, torch.randn(2, 1), torch.randn(60))
     mix(make_experts(4, hidden=128, inner=64, dtype=dtype), MIXED_TOKENS, dtype)
 
 
 def add_norms(x: torch.Tensor, weight: torch.Tensor) -> None:
     """What stands between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM."""
-    plain, wide = Norm(weight), Norm(weight, is_wide=True)
+    plain, wide = Norm(weight), Norm(weight, is_fp32=True)
     fused_add_norm(x, x, (plain,), 1e-6)
     fused_add_norm(x, x, (plain, wide), 1e-6, x_scale=0.5)
     fused_add_norm(x, x, (plain, wide, plain), 1e-6, x_weight=weight, total_scale=weight[:1])
@@ -164,7 +164,9 @@ def mix(
     if not with_extras:
         return
     gate = torch.ones(len(x), 1)
-    fused_moe(x, experts, choice, beside=Beside(x, gate, first_idle=3), weighs_inputs=True)
+    fused_moe(
+        x, experts, choice, extra=ExtraTerms(x, gate, first_zero_expert=3), weighs_inputs=True
+    )
     for activation in (GELU, Activation("clamped", 1.702, 7.0)):
         fused_moe(x, experts, choice, activation=activation)
 

@@ -79,7 +79,9 @@ class Bench:
         pages = np.random.default_rng(0).permutation(63) + 1
         self.pages = torch.from_numpy(pages[:60].reshape(3, 20).astype(np.int32))
 
-    def run(self, *rows: tuple[int, int, int], read: Sequence[int] | None = None) -> torch.Tensor:
+    def run(
+        self, *rows: tuple[int, int, int], logits_indices: Sequence[int] | None = None
+    ) -> torch.Tensor:
         table = np.array([(*row, 1) for row in rows], dtype=np.int64)
-        chosen = None if read is None else torch.tensor(read, dtype=torch.int64)
+        chosen = None if logits_indices is None else torch.tensor(logits_indices, dtype=torch.int64)
         return self.decoder.forward(table, self.tokens, self.pages, chosen)

@@ -40,11 +40,11 @@ from kernels.attention.triton_config import extend_blocks
 from kernels.fused_moe import (
     GELU,
     Activation,
-    Beside,
     ExpertBiases,
     ExpertChoice,
     Experts,
     ExpertWeights,
+    ExtraTerms,
     fused_moe,
 )
 from kernels.linear import WeightCode, dequantize
@@ -102,9 +102,9 @@ def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
     x, residual = (_randn(5, 90, device=device, dtype=dtype)[:, :72] for _ in range(2))
     weights = _randn(3, 72, device=device, dtype=dtype)
     bias = torch.randn(72).to(device)
-    some = (Norm(weights[0]), Norm(bias, is_wide=True), Norm(weights[1]))
+    some = (Norm(weights[0]), Norm(bias, is_fp32=True), Norm(weights[1]))
     mean = Norm(bias, bias.flip(0), subtracts_mean=True)
-    unbiased = mean._replace(bias=None, is_wide=True)
+    unbiased = mean._replace(bias=None, is_fp32=True)
     scale = torch.rand(1).to(device, dtype)
     cases: list[tuple[torch.Tensor | None, tuple[Norm, ...], dict[str, Any]]] = [
         (residual, some[:1], {}),
@@ -114,7 +114,7 @@ def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
         (residual, (), {"x_weight": weights[2]}),
         (residual, (mean,), {}),
         (None, (mean,), {}),
-        (residual + 3.0, (unbiased, unbiased._replace(is_wide=False)), {}),
+        (residual + 3.0, (unbiased, unbiased._replace(is_fp32=False)), {}),
     ]
     for added, norms, options in cases:
 
@@ -404,14 +404,14 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
     """Groups that are no power of two, biases, factors, scores that are part of a wider row."""
     bias = torch.randn(60).to(device)
     for routing, own in (
-        (Routing(num_chosen=4), None),
-        (Routing(num_chosen=1, normalize=True), None),
-        (Routing(num_chosen=6, scoring="sigmoid", normalize=True, scale=2.5), bias),
-        (Routing(num_chosen=3, scoring="softmax of chosen"), None),
-        (Routing(num_chosen=3, scoring="sigmoid of chosen", num_always=1), None),
-        (Routing(num_chosen=2, normalize=True, scale=2.0, num_always=2), None),
-        (Routing(num_chosen=5, num_groups=6, num_chosen_groups=2, num_summed=1), None),
-        (Routing(num_chosen=5, scoring="sigmoid", num_groups=4, num_chosen_groups=3), bias),
+        (Routing(top_k=4), None),
+        (Routing(top_k=1, normalize=True), None),
+        (Routing(top_k=6, scoring="sigmoid", normalize=True, scale=2.5), bias),
+        (Routing(top_k=3, scoring="softmax of chosen"), None),
+        (Routing(top_k=3, scoring="sigmoid of chosen", num_always=1), None),
+        (Routing(top_k=2, normalize=True, scale=2.0, num_always=2), None),
+        (Routing(top_k=5, num_groups=6, top_k_groups=2, num_summed=1), None),
+        (Routing(top_k=5, scoring="sigmoid", num_groups=4, top_k_groups=3), bias),
     ):
         scores = torch.randn(7, 70).to(device)[:, :60]
         gate = torch.randn(7, 3).to(device)[:, 2:] if routing.num_always == 2 else None
@@ -427,7 +427,7 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
             broken = choose_experts(torch.full_like(scores, float("nan")), own, routing)
         assert torch.equal(actual.expert_ids, expected.expert_ids), routing
         torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)
-        chosen = broken.expert_ids[:, : routing.num_chosen]
+        chosen = broken.expert_ids[:, : routing.top_k]
         assert bool(((chosen >= 0) & (chosen < 60)).all())
 
 
@@ -495,9 +495,13 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(fused_moe, x, plain, choice, weighs_inputs=True, activation=GELU), dtype)
         shared = _randn(num_tokens, 72, **own)
         gate = torch.randn(num_tokens, 3, device=device)[:, 2:]
-        for beside in (Beside(shared), Beside(shared, gate), Beside(shared, first_idle=1)):
+        for extra in (
+            ExtraTerms(shared),
+            ExtraTerms(shared, gate),
+            ExtraTerms(shared, first_zero_expert=1),
+        ):
             few = Experts(*(ExpertWeights(one.values[:1]) for one in plain))
-            _compare(partial(fused_moe, x, few, choice, beside=beside), dtype)
+            _compare(partial(fused_moe, x, few, choice, extra=extra), dtype)
         options["biases"] = ExpertBiases(*(bias[2:] for bias in options["biases"]))
         _compare(partial(fused_moe, x, upper, choice, first_expert=2, **options), dtype)
         with registry.using("triton"):

@@ -130,7 +130,7 @@ def test_a_step_waits_for_the_device_only_for_its_tokens(checkpoint: Checkpoint)
             try:
                 batch = runner._builder.build(plan)
                 assert batch is not None
-                drawn = runner.draw(runner.run_model(batch), batch)
+                drawn = runner.sample_batch(runner.run_model(batch), batch)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert drawn is not None

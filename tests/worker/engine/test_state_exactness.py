@@ -127,15 +127,12 @@ def test_an_aborted_request_leaves_nothing_behind(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"host_cache_gib": 1.0}, "--host-cache-gib keeps pages alone"),
-        ({"cpu_backend": "native"}, "--cpu-backend native knows attention alone"),
-        (
-            {"speculative_method": "ngram"},
-            "--speculative-method ngram takes back positions that were computed",
-        ),
+        ({"host_cache_gib": 1.0}, "--host-cache-gib"),
+        ({"cpu_backend": "native"}, "--cpu-backend native"),
+        ({"speculative_method": "ngram"}, "--speculative-method ngram"),
         (
             {"speculative_method": "draft", "speculative_model": "any"},
-            "--speculative-method draft takes back positions that were computed",
+            "--speculative-method draft",
         ),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
@@ -147,5 +144,5 @@ def test_what_goes_with_no_state_is_refused_before_weights_are_read(
         raise AssertionError("weights are read")
 
     monkeypatch.setattr("worker.rank.runner.load_weights", load_nothing)
-    with pytest.raises(ValueError, match=f"{refusal}, and layers of this model keep a state"):
+    with pytest.raises(ValueError, match=f"{refusal} is not supported for models with linear"):
         Engine(str(folder), **options)

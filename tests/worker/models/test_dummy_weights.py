@@ -22,7 +22,7 @@ from worker.models.config.model_config import load_model_config
 from worker.models.config.wrappers import TEXTS
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, draw_weights
+from worker.models.loading.loader import build_model, fill_dummy_weights
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def build(folder: str) -> DecoderModel:
 def test_weights_are_random_and_the_same_each_time(folder: str) -> None:
     first, second = build(folder), build(folder)
     slots = [list(model.weight_slots()) for model in (first, second)]
-    draw_weights(first)
-    draw_weights(second)
+    fill_dummy_weights(first)
+    fill_dummy_weights(second)
     for one, other in zip(*slots, strict=True):
         assert torch.equal(one.destination, other.destination), one.name
         if len(one.full_shape) > 1:

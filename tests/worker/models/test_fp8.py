@@ -16,7 +16,7 @@ from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.models.config.model_config import load_model_config
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
-from worker.models.loading.loader import build_model, draw_weights, load_weights
+from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights
 
 PROMPT = [5, 17, 300, 4, 8, 100, 32, 11, 250]
 
@@ -71,7 +71,7 @@ def test_rows_that_are_put_into_another_order_keep_their_scales(tmp_path: Path) 
     for folder in ("fp8", "plain"):
         qkv = load(tmp_path / folder, 0, 1).layers[0].attention.qkv
         qkv.reorder(rows)
-        qkv.pack()
+        qkv.process_after_loading()
         found.append(qkv.forward(inputs))
     assert torch.equal(*found)
 
@@ -101,7 +101,7 @@ def build(folder: Path, rank: int, world_size: int) -> Any:
 def load(folder: Path, rank: int, world_size: int) -> Any:
     """A loaded model whose weights are still unpacked."""
     model = build(folder, rank, world_size)
-    model.pack = lambda: None  # what is compared is what was loaded
+    model.process_after_loading = lambda: None  # what is compared is what was loaded
     load_weights(model, model.config, show_progress=False)
     return model
 
@@ -129,7 +129,7 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
     write_fp8("qwen3", tmp_path / "fp8", tmp_path / "plain")
     model = build(tmp_path / "fp8", 0, 1)
     slots = {slot.name: slot.destination for slot in model.weight_slots()}
-    draw_weights(model)
+    fill_dummy_weights(model)
     name = "model.layers.0.mlp.down_proj.weight"
     assert 0.015 < float(slots[name].float().std()) < 0.025
     assert bool((slots[f"{name}_scale_inv"] == 1.0).all())

@@ -146,8 +146,8 @@ def test_fp8_weights_are_what_the_dequantized_ones_are(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("backend", "changes", "named"),
     [
-        ("flash", {}, "attends to no latents"),
-        ("flashinfer", {}, "attends to no latents"),
+        ("flash", {}, "does not support MLA"),
+        ("flashinfer", {}, "does not support MLA"),
     ],
 )
 def test_what_knows_no_latents_refuses_them(

@@ -315,7 +315,7 @@ def test_padded_batches_draw_for_every_row() -> None:
     assert batch.ends == [32] * 5
     sampling = batch.sampling
     assert sampling is not None
-    assert (sampling.is_captured, sampling.drawing) == (True, [0, 1])
+    assert (sampling.is_captured, sampling.sampled_rows) == (True, [0, 1])
     assert sampling.filters == ("top_k", "top_p", "log_min_p")
     staged = sampling.staged
     stride, nowhere = tables.token_stride, 6 * tables.token_stride + 1
@@ -338,7 +338,7 @@ def test_rows_with_rules_draw_outside_of_the_graph() -> None:
     assert (len(batch.rows), batch.num_rows) == (4, 2)
     sampling = batch.sampling
     assert sampling is not None
-    assert (sampling.is_captured, sampling.num_draws) == (False, 1)
+    assert (sampling.is_captured, sampling.num_samples) == (False, 1)
     assert sampling.tokens is not None
     assert sampling.tokens.tolist() == [1]
 

@@ -93,7 +93,7 @@ def test_what_nobody_reads_changes_no_bit(
     monkeypatch.setattr(invariant, "run_model", counted)
     found, num_found = draws(), sum(counts)
     assert num_found == 4 * 9, "one for each draw"
-    monkeypatch.setattr(builder, "build", lambda plan: replace(build(plan), read_tokens=None))
+    monkeypatch.setattr(builder, "build", lambda plan: replace(build(plan), logits_indices=None))
     counts.clear()
     for one, other in zip(found, draws(), strict=True):
         assert torch.equal(one, other)

@@ -11,7 +11,7 @@ import torch
 from kernels import SamplingParameters
 from kernels.sample_tokens.reference import masked_logits
 from worker.plan.plan import Admit
-from worker.rank.sampler import draw_tokens
+from worker.rank.sampler import sample_logits
 from worker.rank.sampling.logprobs import score
 from worker.rank.sampling.state import SamplingState
 
@@ -108,7 +108,7 @@ def test_draws_follow_the_distribution(case: tuple[float, int, float, float]) ->
     draws = 8000
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 2
     rows = parameters([case] * draws, seed=1000)
-    tokens = draw_tokens(logits.expand(draws, VOCAB), rows)
+    tokens = sample_logits(logits.expand(draws, VOCAB), rows)
     expected = masked_logits(logits.unsqueeze(0), parameters([case]))[0].softmax(-1) * draws
     counts = torch.bincount(tokens, minlength=VOCAB)
     assert (counts[expected == 0] == 0).all()
@@ -124,13 +124,13 @@ def test_greedy_and_random_rows_share_a_batch() -> None:
     filters = (3, 0.5, 0.0)
     state = make_state([(0.0, *filters), (1.0, *filters), (0.0, 0, 1.0, 0.9), (1.0, 0, 1.0, 0.0)])
     slots = np.arange(4)
-    tokens = draw_tokens(logits, state.parameters(slots, slots))
+    tokens = sample_logits(logits, state.parameters(slots, slots))
     greedy = logits.argmax(-1)
     assert tokens[[0, 2]].tolist() == greedy[[0, 2]].tolist()
     for row in range(4):
         one = state.parameters(slots[row : row + 1], slots[row : row + 1])
         assert (one is None) == (row in (0, 2))
-        assert int(draw_tokens(logits[row : row + 1], one)) == int(tokens[row])
+        assert int(sample_logits(logits[row : row + 1], one)) == int(tokens[row])
 
 
 def test_greedy_rows_filter_nothing() -> None:
@@ -142,7 +142,7 @@ def test_greedy_rows_filter_nothing() -> None:
 def test_all_greedy_needs_no_parameters() -> None:
     state = make_state([(0.0, 0, 1.0, 0.0)] * 2)
     assert state.parameters(np.arange(2), np.arange(2)) is None
-    assert draw_tokens(torch.tensor([[0.0, 2.0], [3.0, 1.0]]), None).tolist() == [1, 0]
+    assert sample_logits(torch.tensor([[0.0, 2.0], [3.0, 1.0]]), None).tolist() == [1, 0]
 
 
 def test_seed_and_position_decide_the_draw() -> None:
@@ -151,11 +151,11 @@ def test_seed_and_position_decide_the_draw() -> None:
     logits = torch.zeros(2, VOCAB)
     same = state.parameters(np.array([0, 1]), np.array([9, 9]))
     other = state.parameters(np.array([0, 1]), np.array([9, 10]))
-    first, second = draw_tokens(logits, same).tolist()
+    first, second = sample_logits(logits, same).tolist()
     assert first == second
-    assert len(set(draw_tokens(logits, other).tolist())) == 2
+    assert len(set(sample_logits(logits, other).tolist())) == 2
     further = state.parameters(np.array([0, 1]), np.array([9, 9]), keys=np.array([0, 2**63 - 1]))
-    assert len(set(draw_tokens(logits, further).tolist())) == 2
+    assert len(set(sample_logits(logits, further).tolist())) == 2
 
 
 def test_log_probabilities_are_of_the_softmax_and_equals_come_by_token() -> None:

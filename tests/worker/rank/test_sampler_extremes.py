@@ -16,7 +16,7 @@ from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.core.scheduler.admission import _signed
 from worker.plan.plan import Admit
 from worker.protocol.sampling import SamplingParams
-from worker.rank.sampler import draw_tokens
+from worker.rank.sampler import sample_logits
 from worker.rank.sampling.state import SamplingState
 
 TEMPERATURES = (0.0, 5e-324, 1e-45, 1e-30, 9.9e-6, 1e-5, 1.1e-5, 1e-3, 1.0, 100.0)
@@ -60,7 +60,7 @@ def test_every_draw_is_a_token(
     logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(1)) * scale
     if broken is not None:  # a checkpoint that overflows
         logits[:, 0] = broken
-    tokens = draw_tokens(logits, state.parameters(slots, slots + 2**20)).tolist()
+    tokens = sample_logits(logits, state.parameters(slots, slots + 2**20)).tolist()
     assert all(0 <= token < vocab_size for token in tokens)
 
 
@@ -70,7 +70,7 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     state.admit(Admit(0, b"", temperature, 0, 1.0, 0.0, 3))
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(2))
     slots = np.zeros(1, dtype=np.int64)
-    token = draw_tokens(logits, state.parameters(slots, slots))
+    token = sample_logits(logits, state.parameters(slots, slots))
     assert token.tolist() == [int(logits.argmax())]
 
 
@@ -84,7 +84,7 @@ def test_filters_that_leave_one_token_leave_the_likeliest(
     state.admit(Admit(0, b"", 100.0, top_k, top_p, min_p, 3))
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(2))
     slots = np.zeros(1, dtype=np.int64)
-    token = draw_tokens(logits, state.parameters(slots, slots))
+    token = sample_logits(logits, state.parameters(slots, slots))
     assert token.tolist() == [int(logits.argmax())]
 
 

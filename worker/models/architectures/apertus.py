@@ -36,9 +36,9 @@ class XieluMLP(MLP):
                 may_lack_ones=True,
             )
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections, and computes the activation's parameters p, n, b and e."""
-        super().pack()
+        super().process_after_loading()
         slope, limit = self._numbers[2:]
         positive, negative = rowwise.softplus(self._numbers[:2])
         self._numbers = torch.stack((positive, slope + negative, slope, limit))

@@ -25,19 +25,20 @@ class ParallelLayer(LlamaLayer):
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of both blocks' outputs, and the residual to which it has yet to be added, both
-        [T, hidden]; in the last layer those of the tokens `read` [S]."""
+        [T, hidden]; in the last layer those of the tokens `logits_indices` [S]."""
         (norm,) = self.norms
         if residual is None:
             residual, hidden = hidden, norm.forward(hidden)
         else:
             hidden, residual = norm.forward_add(hidden, residual)
-        attended = self.attention.forward(hidden, positions, ctx, read)
-        if read is not None:
-            residual, hidden = residual.index_select(0, read), hidden.index_select(0, read)
-            if not len(read):
+        attended = self.attention.forward(hidden, positions, ctx, logits_indices)
+        if logits_indices is not None:
+            residual = residual.index_select(0, logits_indices)
+            hidden = hidden.index_select(0, logits_indices)
+            if not len(logits_indices):
                 return attended, residual
         return attended + self.mlp.forward(hidden), residual
 

@@ -19,30 +19,30 @@ from worker.models.layers.norms import HiddenNorm, RMSNorm
 from worker.models.layers.rope import cos_sin_table, query_scales
 
 
-class Part(Protocol):
+class Module(Protocol):
     """A part of a model with weights."""
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Slots of all weights of the part; `prefix` ends with a dot."""
         ...
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which they are used."""
         ...
 
 
-class FeedForward(Part, Protocol):
+class FeedForward(Module, Protocol):
     """Feed-forward block of a layer: an MLP, or experts."""
 
-    reads_wide: ClassVar[bool]
+    needs_fp32: ClassVar[bool]
     """Whether it reads its input in fp32, too, as routers do."""
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; `wide` is the same input in fp32, if there is one."""
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; `fp32_input` is the same input in fp32, if there is one."""
         ...
 
 
-class DecoderLayer(Part, Protocol):
+class DecoderLayer(Module, Protocol):
     """One decoder layer: its topology of norms, mixer, feed-forward block and residuals."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
@@ -54,7 +54,7 @@ class DecoderLayer(Part, Protocol):
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Runs the layer on hidden states [T, hidden].
 
@@ -64,7 +64,7 @@ class DecoderLayer(Part, Protocol):
                 the first layer.
             positions: [T] int64.
             ctx: caches and planned attention of the step.
-            read: in the last layer, the tokens [S] whose output is needed; None for all.
+            logits_indices: in the last layer, the tokens [S] whose output is needed; None for all.
 
         Returns:
             Output and residual in the same form, [T, hidden] or [S, hidden].
@@ -162,7 +162,7 @@ class DecoderModel(ABC):
         yield from self.norm.weight_slots(self.norm_name)
         yield from self.lm_head.weight_slots(self.head_name)
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Converts the loaded weights to the form in which torch uses them, or drops those that
         `native` holds."""
         if self.native is not None:
@@ -170,8 +170,8 @@ class DecoderModel(ABC):
             self.lm_head.drop()
             return
         for layer in self.layers:
-            layer.pack()
-        self.lm_head.pack(self.embed_tokens)
+            layer.process_after_loading()
+        self.lm_head.process_after_loading(self.embed_tokens)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""
@@ -181,12 +181,12 @@ class DecoderModel(ABC):
         self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """Token ids [T] and positions [T] int64 to hidden states [T, hidden] after the final norm,
-        or to those [S, hidden] of the context's `read_tokens`."""
+        or to those [S, hidden] of the context's `logits_indices`."""
         hidden = self.embed(input_ids)
         residual: torch.Tensor | None = None
         for layer in self.layers:
-            read = ctx.read_tokens if layer is self.layers[-1] else None
-            hidden, residual = layer.forward(hidden, residual, positions, ctx, read)
+            logits_indices = ctx.logits_indices if layer is self.layers[-1] else None
+            hidden, residual = layer.forward(hidden, residual, positions, ctx, logits_indices)
         if not len(hidden):
             return hidden
         if residual is None:

@@ -119,14 +119,14 @@ class LatentAttention:
         yield from self.kv_up.weight_slots(prefix)
         yield from self.output.weight_slots(f"{prefix}o_proj")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading; splits the one from latents into those of keys and
         of values."""
         if self._mla.is_interleaved:
             self._put_halves_first()
-        self.down.pack()
+        self.down.process_after_loading()
         if self.q_up is not None:
-            self.q_up.pack()
+            self.q_up.process_after_loading()
         up = self.kv_up.weight.dense().view(self._num_heads, -1, self._mla.kv_rank)
         keys, values = up.split([self._mla.plain_dim, self._mla.value_dim], dim=1)
         self._to_latents, self._to_values = (
@@ -134,17 +134,17 @@ class LatentAttention:
             for weights in (keys, values.transpose(1, 2))
         )
         self.kv_up.drop()
-        self.output.pack()
+        self.output.process_after_loading()
 
     def forward(
         self,
         hidden: torch.Tensor,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the latents of
-        all tokens to the cache."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
+        latents of all tokens to the cache."""
         q, latents, rotating = self.down.forward(hidden).split(self._split, dim=-1)
         if self.q_norm is not None and self.q_up is not None:
             q = self.q_up.forward(self.q_norm.forward(q))
@@ -158,13 +158,13 @@ class LatentAttention:
             cos_sin_cache=self._cos_sin,
             query_scale=self._query_scale,
         )
-        if read is not None and not len(read):
+        if logits_indices is not None and not len(logits_indices):
             return hidden[:0]
         plain, absorbed = q[..., : self._mla.plain_dim], queries[..., : self._mla.kv_rank]
         self._to_latents.multiply(plain, absorbed)
         found = attend(queries, cache, ctx, self._layer_index, scale=self._scale)
-        if read is not None:
-            found = found.index_select(0, read)
+        if logits_indices is not None:
+            found = found.index_select(0, logits_indices)
         values = found.new_empty(*found.shape[:2], self._mla.value_dim)
         self._to_values.multiply(found, values)
         return self.output.forward(values.flatten(1))

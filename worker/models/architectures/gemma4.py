@@ -53,14 +53,14 @@ class Gemma4Router:
                 name=f"{prefix}{name}", destination=tensor, full_shape=tuple(tensor.shape)
             )
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projection after loading, and folds 1 / sqrt(hidden size) into the scale."""
-        self._projection.pack()
+        self._projection.process_after_loading()
         self._scale = self._scale * len(self._scale) ** -0.5
 
     def norm(self) -> Norm:
         """The norm behind which the router reads the residual."""
-        return Norm(self._scale, is_wide=True)
+        return Norm(self._scale, is_fp32=True)
 
     def forward(self, normed: torch.Tensor) -> ExpertChoice:
         """Experts and their weights per token, from the normalised residual, fp32 [T, hidden]."""
@@ -100,10 +100,10 @@ class ParallelExperts:
         for name, norm in zip(self._norm_names, self._norms, strict=True):
             yield from norm.weight_slots(f"{prefix}{name}")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the router and the experts after loading."""
-        self._router.pack()
-        self._experts.pack()
+        self._router.process_after_loading()
+        self._experts.process_after_loading()
 
     def forward(
         self,
@@ -161,12 +161,12 @@ class Gemma4Layer(GemmaLayer):
             yield from self._experts.weight_slots(prefix)
         yield WeightSlot(name=f"{prefix}layer_scalar", destination=self._scalar, full_shape=(1,))
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the loaded weights, and folds the layer's factor into the weight of the last
         norm."""
-        super().pack()
+        super().process_after_loading()
         if self._experts is not None:
-            self._experts.pack()
+            self._experts.process_after_loading()
         after_mlp = self.norms[-1]
         assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
         after_mlp.multiply(self._scalar)

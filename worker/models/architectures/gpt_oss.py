@@ -61,7 +61,7 @@ class GptOssMoe:
         activation: alpha and limit of the clamped SwiGLU.
     """
 
-    reads_wide: ClassVar[bool] = True
+    needs_fp32: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class GptOssMoe:
         activation: tuple[float, float],
     ) -> None:
         self._moe, self._options = moe, options
-        self._routing = Routing(num_chosen=moe.num_chosen, scoring="softmax of chosen")
+        self._routing = Routing(top_k=moe.num_chosen, scoring="softmax of chosen")
         self._share = share = share_experts(moe, options)
         self._activation = Activation("clamped", *activation)
         hidden = config.hidden_size
@@ -108,18 +108,18 @@ class GptOssMoe:
             start=self._share.first,
         )
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the router and the experts after loading."""
         assert self._weights is not None, "packed twice"
-        self._router.pack()
+        self._router.process_after_loading()
         self._experts = self._weights.pack()
         if self._options.group.rank and not self._share.is_whole:
             self._biases.down.zero_()  # only rank 0 adds it to the sum over ranks
         self._weights = None
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `wide`, the same input in fp32."""
-        scores = self._router.forward(hidden.float() if wide is None else wide)
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         out = fused_moe(
             *(hidden, self._experts, choose_experts(scores, None, self._routing)),
             biases=self._biases,
@@ -209,7 +209,7 @@ class _Mxfp4Weights:
                 dim=dim,
                 start=start,
                 source_types=("U8",),
-                draw=self._draw_exponents if name == "scales" else None,
+                fill_dummy=self._fill_exponents if name == "scales" else None,
                 read_shape=(count, 2 * size, *rest),
             )
         dim, start = self._share.cut(2, self._share.start // _BLOCK)
@@ -222,11 +222,11 @@ class _Mxfp4Weights:
                 dim=dim,
                 start=start,
                 source_types=("U8",),
-                draw=self._draw_exponents if name == "scales" else None,
+                fill_dummy=self._fill_exponents if name == "scales" else None,
             )
 
     @staticmethod
-    def _draw_exponents(scales: torch.Tensor) -> None:
+    def _fill_exponents(scales: torch.Tensor) -> None:
         scales.fill_(_DRAWN_EXPONENT)
 
     def pack(self) -> Experts:

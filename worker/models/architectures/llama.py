@@ -7,14 +7,14 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from worker.models.architectures.decoder import DecoderModel, FeedForward, Part
+from worker.models.architectures.decoder import DecoderModel, FeedForward, Module
 from worker.models.layers.attention import Attention, AttentionTraits, GatedMLP
 from worker.models.layers.context import ForwardContext
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec
 from worker.models.layers.linear_method import WeightSlot
 
 
-class Mixer(Part, Protocol):
+class Mixer(Module, Protocol):
     """Sequence mixer of a layer: attention, or linear attention."""
 
     kv_cache_spec: KVCacheSpec | StateSpec
@@ -25,9 +25,9 @@ class Mixer(Part, Protocol):
         hidden: torch.Tensor,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`."""
         ...
 
 
@@ -57,7 +57,7 @@ class PreNormLayer:
         self.kv_cache_spec = mixer.kv_cache_spec
         self.mlp = mlp
         self.norms = [model.build_norm() for _ in self.norm_names]
-        self._reads_wide = mlp.reads_wide
+        self._needs_fp32 = mlp.needs_fp32
         self._mixer = mixer
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
 
@@ -68,10 +68,10 @@ class PreNormLayer:
         for name, norm in zip(self.norm_names, self.norms, strict=True):
             yield from norm.weight_slots(f"{prefix}{name}")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs mixer and feed-forward block after loading."""
-        self._mixer.pack()
-        self.mlp.pack()
+        self._mixer.process_after_loading()
+        self.mlp.process_after_loading()
 
     def forward(
         self,
@@ -79,7 +79,7 @@ class PreNormLayer:
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of the feed-forward block, and the residual to which it has yet to be added;
         arguments and shapes as in DecoderLayer."""
@@ -88,10 +88,10 @@ class PreNormLayer:
             residual, hidden = hidden, before.forward(hidden)
         else:
             hidden, residual = before.forward_add(hidden, residual)
-        hidden = self._mixer.forward(hidden, positions, ctx, read)
-        if read is not None:
-            residual = residual.index_select(0, read)
-            if not len(read):
+        hidden = self._mixer.forward(hidden, positions, ctx, logits_indices)
+        if logits_indices is not None:
+            residual = residual.index_select(0, logits_indices)
+            if not len(logits_indices):
                 return hidden, residual
         return self.after_mixer(hidden, residual)
 
@@ -100,16 +100,18 @@ class PreNormLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rest of `forward`, from the mixer's output and the residual, both [T, hidden]."""
         post_attention_norm = self.norms[1]
-        if not self._reads_wide:
+        if not self._needs_fp32:
             hidden, residual = post_attention_norm.forward_add(hidden, residual)
             return self.feed_forward(hidden), residual
-        hidden, residual, wide = post_attention_norm.forward_add_wide(hidden, residual)
-        return self.feed_forward(hidden, wide), residual
+        hidden, residual, fp32_input = post_attention_norm.forward_add_with_fp32(hidden, residual)
+        return self.feed_forward(hidden, fp32_input), residual
 
-    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """Feed-forward block: normalised [T, hidden] to [T, hidden]; `wide` is the same input in
-        fp32, for blocks that read it."""
-        return self.mlp.forward(hidden, wide)
+    def feed_forward(
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Feed-forward block: normalised [T, hidden] to [T, hidden]; `fp32_input` is the same input
+        in fp32, for blocks that need it."""
+        return self.mlp.forward(hidden, fp32_input)
 
 
 class LlamaLayer(PreNormLayer):

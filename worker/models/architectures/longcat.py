@@ -42,9 +42,9 @@ class ScaledLatentAttention(LatentAttention):
         super().__init__(model, index)
         self._hidden_size = model.config.hidden_size
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the weights after loading, and folds the factors into the norms' weights."""
-        super().pack()
+        super().process_after_loading()
         for norm in (self.q_norm, self.kv_norm):
             assert norm is not None, "the architecture has latents of queries"
             norm.weight = norm.weight.float() * (self._hidden_size / len(norm.weight)) ** 0.5
@@ -62,7 +62,7 @@ class FirstHalf(PreNormLayer):
         attention = ScaledLatentAttention(model, index)
         mlp = GatedMLP(model.config, model.options)
         super().__init__(model, attention, mlp, mixer_name="self_attn.0", mlp_name="mlps.0")
-        self._reads_wide = self.experts.reads_wide
+        self._needs_fp32 = self.experts.needs_fp32
         self.chosen: tuple[torch.Tensor, ExpertChoice] | None = None
         """Input [T, hidden] and choice of the experts, until the second layer takes them."""
 
@@ -71,14 +71,16 @@ class FirstHalf(PreNormLayer):
         yield from super().weight_slots(prefix)
         yield from self.experts.weight_slots(f"{prefix}mlp.")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the layer and the experts after loading."""
-        super().pack()
-        self.experts.pack()
+        super().process_after_loading()
+        self.experts.process_after_loading()
 
-    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def feed_forward(
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Chooses experts and runs the MLP: normalised [T, hidden] to [T, hidden]."""
-        self.chosen = hidden, self.experts.choose(hidden, wide)
+        self.chosen = hidden, self.experts.choose(hidden, fp32_input)
         return super().feed_forward(hidden)
 
 
@@ -99,18 +101,20 @@ class SecondHalf(PreNormLayer):
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output of MLP and experts, and the residual to which it has yet to be added; arguments
         and shapes as in DecoderLayer."""
-        if read is not None:
+        if logits_indices is not None:
             assert self._first.chosen is not None, "the first half went before"
             inputs, choice = self._first.chosen
-            own = ExpertChoice(*(part.index_select(0, read) for part in choice))
-            self._first.chosen = inputs.index_select(0, read), own
-        return super().forward(hidden, residual, positions, ctx, read)
+            own = ExpertChoice(*(part.index_select(0, logits_indices) for part in choice))
+            self._first.chosen = inputs.index_select(0, logits_indices), own
+        return super().forward(hidden, residual, positions, ctx, logits_indices)
 
-    def feed_forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def feed_forward(
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Runs the MLP and the chosen experts: normalised [T, hidden] to [T, hidden]."""
         chosen, self._first.chosen = self._first.chosen, None
         assert chosen is not None, "the first half went before"

@@ -29,18 +29,18 @@ class PostNormLayer(LlamaLayer):
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens `read`
-        [S], and None, since nothing has yet to be added."""
+        """The residual after both blocks, [T, hidden] or, in the last layer, of the tokens
+        `logits_indices` [S], and None, since nothing remains to be added."""
         assert residual is None, "as the layer before leaves it"
         after_attention, after_mlp = self.norms
         assert isinstance(after_attention, RMSNorm), "what build_norm makes"
         assert isinstance(after_mlp, RMSNorm), "what build_norm makes"
-        attended = self.attention.forward(hidden, positions, ctx, read)
-        if read is not None:
-            hidden = hidden.index_select(0, read)
-            if not len(read):
+        attended = self.attention.forward(hidden, positions, ctx, logits_indices)
+        if logits_indices is not None:
+            hidden = hidden.index_select(0, logits_indices)
+            if not len(logits_indices):
                 return hidden, None
         hidden = after_attention.add_to(hidden, attended)
         return after_mlp.add_to(hidden, self.mlp.forward(hidden)), None

@@ -114,22 +114,22 @@ class GatedDeltaNet:
                 start=group.rank * self._value_heads,
             )
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading; fused ones are reordered."""
         if self._is_fused:
             self._projection.reorder(self._by_kind())
-        self._projection.pack()
-        self._output.pack()
+        self._projection.process_after_loading()
+        self._output.process_after_loading()
 
     def forward(
         self,
         hidden: torch.Tensor,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; updates the states of
-        all rows."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; updates the
+        states of all rows."""
         projected = self._projection.forward(hidden)
         mixed, z, b, a = projected.split([sum(self._widths[:3]), *self._widths[3:]], dim=1)
         decay = -self._decay.exp() * rowwise.softplus(a.float() + self._step_bias)
@@ -137,7 +137,9 @@ class GatedDeltaNet:
         out = rms_norm(out.to(hidden.dtype), self._norm.weight, self._eps)
         gate = rowwise.silu(z.float()).view(out.shape)
         out = (out * gate).to(hidden.dtype).flatten(1)
-        return self._output.forward(out if read is None else out.index_select(0, read))
+        return self._output.forward(
+            out if logits_indices is None else out.index_select(0, logits_indices)
+        )
 
     def _mix(
         self, mixed: torch.Tensor, decay: torch.Tensor, share: torch.Tensor, ctx: ForwardContext

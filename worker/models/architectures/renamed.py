@@ -46,12 +46,12 @@ class BaichuanForCausalLM(DecoderModel):
         mlp = GatedMLP(self.config, self.options)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(names=names))
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the loaded weights, after the rows of the LM head are normalised."""
         rows = self.lm_head.source(self.embed_tokens).weight
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float32)
         rows.div_(lengths.clamp_min(1e-12))  # padding rows are 0
-        super().pack()
+        super().process_after_loading()
 
 
 class QWenLayer(LlamaLayer):

@@ -1,1 +1,1 @@
-"""Layers that architectures are built of, with their tensor parallelism."""
+"""Layers of model architectures, with tensor parallelism."""

@@ -1,4 +1,4 @@
-"""Attention and MLP blocks that most families share."""
+"""Attention and MLP blocks shared by most model families."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class AttentionNames:
     is_fused: bool = False
     """Whether q, k and v are one tensor, with their rows in this order."""
     is_grouped: bool = False
-    """Whether q, k and v are one tensor that has, for each KV head in turn, the rows of its query
-    heads, its key and its value."""
+    """Whether q, k and v are one tensor that holds, for each KV head, the rows of its query heads,
+    its key and its value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,31 +51,33 @@ class AttentionTraits:
     rotates: bool = True
     """Whether queries and keys have rotary embedding."""
     is_interleaved: bool = False
-    """Whether rotary embedding rotates neighbouring dimensions, and not those of two halves."""
+    """Whether rotary embedding rotates adjacent dimensions (GPT-J style), not halves (NeoX
+    style)."""
     query_scale: torch.Tensor | None = None
     """Factors of queries by position, fp32 [positions]; None for no factors."""
     has_wide_norms: bool = False
-    """Whether QK norm is over all heads together, and not over each head."""
+    """Whether QK norm is over all heads together instead of each head."""
     has_sinks: bool = False
     """Whether each head has an attention sink."""
     norm_offset: float = 0.0
-    """Number that is added to a checkpoint's weights of QK norm."""
+    """Offset added to the checkpoint's QK norm weights."""
     rotates_first: bool = False
-    """Whether QK norm comes after rotary embedding, and not before."""
+    """Whether QK norm is applied after rotary embedding instead of before."""
     has_gate: bool = False
-    """Whether the attention output is gated, by further output features of the query projection."""
+    """Whether the attention output is gated by additional output features of the query
+    projection."""
     has_unit_heads: bool = False
-    """Whether each head of q and k is normalised without a weight, after rotary embedding."""
+    """Whether each head of q and k is normalised without weight after rotary embedding."""
     values_are_keys: bool = False
-    """Whether values are the keys before QK norm and rotary embedding, and have no projection."""
+    """Whether values are the keys before QK norm and rotary embedding, without a projection."""
     has_value_norm: bool = False
-    """Whether each head of the values is normalised, without a weight."""
+    """Whether each head of the values is normalised without weight."""
 
 
 class WideQueryKeyNorm:
     """QK norm over all heads together, of queries and of keys.
 
-    Each rank holds the weights of its heads; the ranks' sums of squares, of both, are added in one
+    Each rank holds the weights of its heads; the sums of squares of both are added in one
     all-reduce.
 
     Args:
@@ -99,8 +101,8 @@ class WideQueryKeyNorm:
         self._factors = torch.tensor(
             [1 / self._full[0], 1 / (copies * self._full[1])], device=options.device
         )
-        """Factors from the ranks' sums of squares to means; in the sums, each key head counts as
-        often as ranks hold copies of it."""
+        """Factors from the ranks' sums of squares to means; the sums count each key head once per
+        rank that holds a copy."""
         self._eps = config.rms_norm_eps
         self._options = options
 
@@ -132,16 +134,16 @@ class WideQueryKeyNorm:
 class Attention:
     """Grouped-query attention with a paged KV cache and rotary embedding.
 
-    Each rank computes its share of the query heads. If there are more ranks than KV heads,
-    neighbouring ranks hold copies of the same KV head.
+    Each rank computes its share of the query heads. If there are more ranks than KV heads, adjacent
+    ranks hold copies of the same KV head.
 
     Args:
         config: the layer's configuration (`ModelConfig.for_layer`).
         options: options of the model's layers.
         layer_index: index of the layer, from 0.
         cos_sin: rotary table [positions, rotary_dim].
-        window: sliding window: number of positions that a query attends to, its own included; 0 for
-            full attention.
+        window: sliding window: number of positions that a query attends to, including its own; 0
+            for full attention.
         traits: differences from Llama's attention.
     """
 
@@ -198,8 +200,8 @@ class Attention:
     def _create_norms(
         self, config: ModelConfig, options: LayerOptions, traits: AttentionTraits
     ) -> None:
-        """Builds the norms of queries and keys, if the family has any."""
-        assert config.qk_norm or not traits.has_value_norm, "values are normalised beside keys"
+        """Builds the norms of queries and keys, if any."""
+        assert config.qk_norm or not traits.has_value_norm, "value norm requires QK norm"
         self._unit_norm: RMSNorm | None = None
         if traits.has_unit_heads:
             self._unit_norm = _weightless_norm(config, options)
@@ -209,7 +211,7 @@ class Attention:
         if traits.has_wide_norms:
             self.wide_norm = WideQueryKeyNorm(config, options, traits.names)
         elif config.qk_norm:
-            assert not traits.is_interleaved, "weights of the norms would be in another order"
+            assert not traits.is_interleaved, "interleaved rotary embedding reorders the norms"
             self.q_norm, self.k_norm = (
                 RMSNorm(self._head_dim, config.rms_norm_eps, options, traits.norm_offset)
                 for _ in range(2)
@@ -232,16 +234,16 @@ class Attention:
         if self.wide_norm is not None:
             yield from self.wide_norm.weight_slots(prefix)
 
-    def pack(self) -> None:
-        """Packs the projections after loading; those with interleaved rotary dimensions are
-        reordered."""
+    def process_after_loading(self) -> None:
+        """Packs the projections after loading; reorders those with interleaved rotary
+        dimensions."""
         if self._traits.is_interleaved:
             self.qkv.reorder(self._halves_first())
-        self.qkv.pack()
-        self.output.pack()
+        self.qkv.process_after_loading()
+        self.output.process_after_loading()
 
     def drop(self) -> None:
-        """Drops the loaded projections, which the compiled CPU library holds now."""
+        """Drops the loaded projections once the compiled CPU library has packed them."""
         self.qkv.drop()
         self.output.drop()
 
@@ -250,10 +252,10 @@ class Attention:
         hidden: torch.Tensor,
         positions: torch.Tensor,
         ctx: ForwardContext,
-        read: torch.Tensor | None = None,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `read`; writes the keys and
-        values of all tokens to the cache."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `logits_indices`; writes the
+        keys and values of all tokens to the cache."""
         qkv = self.qkv.forward(hidden).view(hidden.shape[0], -1, self._head_dim)
         q, k, *rest = torch.split(qkv, self._split, dim=1)
         v = rest[0] if rest else k
@@ -270,14 +272,16 @@ class Attention:
             norms=self._head_norms(),
             query_scale=self._traits.query_scale,
         )
-        if read is not None and not len(read):
+        if logits_indices is not None and not len(logits_indices):
             return hidden[:0]
         attended = attend(
             q, cache, ctx, self._layer_index, scale=self._scale, sinks=self._sinks
         ).reshape(hidden.shape[0], -1)
         if gate is not None:
             attended = gated(attended, gate.flatten(1))
-        return self.output.forward(attended if read is None else attended.index_select(0, read))
+        return self.output.forward(
+            attended if logits_indices is None else attended.index_select(0, logits_indices)
+        )
 
     def _head_norms(self) -> HeadNorms | None:
         """The norms over each head of q, k and v; None without any."""
@@ -292,8 +296,8 @@ class Attention:
         )
 
     def _halves_first(self) -> torch.Tensor:
-        """Order of the rows of q, k and v by which pairs of rotary dimensions are split into two
-        halves instead of interleaved. Scores stay the same, since q and k are reordered alike."""
+        """Row order of q, k and v that splits interleaved pairs of rotary dimensions into two
+        halves. Scores do not change, since q and k are reordered identically."""
         width = self._rotary_dim
         head = torch.arange(self._head_dim)
         head[:width] = torch.arange(width).view(-1, 2).T.flatten()
@@ -304,7 +308,7 @@ class Attention:
 
 
 def _weightless_norm(config: ModelConfig, options: LayerOptions) -> RMSNorm:
-    """A norm over a head with all weights 1, which no checkpoint holds."""
+    """A norm over a head with all weights 1, not loaded from a checkpoint."""
     norm = RMSNorm(config.head_dim, config.rms_norm_eps, options)
     norm.weight.fill_(1.0)
     return norm
@@ -353,7 +357,7 @@ class MLP:
         down_name: name of the second projection in a checkpoint.
     """
 
-    reads_wide: ClassVar[bool] = False
+    needs_fp32: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -378,12 +382,12 @@ class MLP:
         yield from self._up.weight_slots(prefix)
         yield from self._down.weight_slots(f"{prefix}{self._down_name}")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading."""
-        self._up.pack()
-        self._down.pack()
+        self._up.process_after_loading()
+        self._down.process_after_loading()
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self._down.forward(self._activate(self._up.forward(hidden)))
 
@@ -400,7 +404,7 @@ class GatedMLP:
         names: names of gate, up and down in a checkpoint.
     """
 
-    reads_wide: ClassVar[bool] = False
+    needs_fp32: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -431,23 +435,22 @@ class GatedMLP:
         yield from self.gate_up.weight_slots(prefix)
         yield from self.down.weight_slots(f"{prefix}{self._down_name}")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the projections after loading."""
-        self.gate_up.pack()
-        self.down.pack()
+        self.gate_up.process_after_loading()
+        self.down.process_after_loading()
 
     def drop(self) -> None:
-        """Drops the loaded projections, which the compiled CPU library holds now."""
+        """Drops the loaded projections once the compiled CPU library has packed them."""
         self.gate_up.drop()
         self.down.drop()
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         return self.down.forward(self._activate(self.gate_up.forward(hidden)))
 
     def forward_share(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to this rank's summand of the output, [T, hidden]; the caller sums over
-        ranks."""
+        """[T, hidden] to this rank's partial output, [T, hidden]; the caller sums over ranks."""
         return self.down.forward_share(self._activate(self.gate_up.forward(hidden)))
 
 
@@ -478,10 +481,10 @@ def _qkv_parts(
     has_values: bool,
 ) -> list[ColumnPart]:
     """This rank's heads of q, k and, with `has_values`, v. Each head of q has `query_parts` times
-    as many features: with a gate two."""
+    the features: two with a gate."""
     if names.is_grouped:
-        assert query_parts == 1, "a gate has no place in a group"
-        assert has_values, "a group has rows of its value"
+        assert query_parts == 1, "grouped tensors do not support gates"
+        assert has_values, "grouped tensors include values"
         return _grouped_parts(config, options, names.q)
     head_dim = config.head_dim
     num_heads, num_kv_heads = local_heads(config, options.group.world_size)

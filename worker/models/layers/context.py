@@ -18,7 +18,7 @@ class KVCache:
     planes: tuple[torch.Tensor, ...]
     """Tensors [num_pages, page_size, local kv heads, head_dim] each."""
     v: torch.Tensor
-    """Values: the second plane, or a view of leading dimensions of the only one."""
+    """Values: the second plane, or a view of the leading dimensions of the only one."""
 
     @property
     def k(self) -> torch.Tensor:
@@ -53,7 +53,8 @@ class StatePart(NamedTuple):
     """Index in the state caches that the state after the last token is copied to; None for no
     copy."""
     is_first: bool
-    """Whether the request begins here: its state then starts from zero, whatever the slot holds."""
+    """Whether the request begins here: its state then starts from zero, regardless of the slot's
+    content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,7 @@ class StateRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionInputs:
-    """Attention inputs of a step that all layers of one group share."""
+    """Attention inputs of a step, shared by all layers of a group."""
 
     slot_mapping: torch.Tensor
     """[T] int64: cell of each token's key and value in the cache, page * page_size + offset."""
@@ -85,17 +86,17 @@ class AttentionInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardContext:
-    """Caches and planned attention of a step, in whose tokens those of decode rows come first."""
+    """Caches and planned attention of a step, whose tokens of decode rows come first."""
 
     kv_caches: Mapping[int, KVCache]
-    """KV caches by layer that has one."""
+    """KV caches by layer with one."""
     attention: Mapping[int, AttentionInputs]
     """Attention inputs by layer that has a KV cache; layers of a group share one object."""
     num_decode_tokens: int
     """Number of leading tokens that are decode rows, of one token each."""
-    read_tokens: torch.Tensor | None = None
+    logits_indices: torch.Tensor | None = None
     """[S] int64, ascending: tokens whose hidden states are needed; None for all. For other tokens
-    the last layer computes keys and values alone."""
+    the last layer only computes keys and values."""
     states: Mapping[int, StateCache] = field(default_factory=dict)
     """State caches by linear-attention layer."""
     state_rows: StateRows | None = None

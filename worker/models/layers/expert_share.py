@@ -1,5 +1,5 @@
-"""Expert share: the part of a layer's experts on one rank, some columns of each, or some of them
-whole (expert parallelism)."""
+"""Expert share: a layer's experts on one rank, either columns of each or whole experts (expert
+parallelism)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ExpertShare:
     size: int
     """Number of columns of each expert on this rank."""
     is_whole: bool
-    """Whether the rank holds some experts whole (expert parallelism), else columns of all."""
+    """Whether the rank holds whole experts (expert parallelism) instead of columns of all."""
 
     def cut(self, dim: int, start: int) -> tuple[int, int]:
-        """Dimension along which ranks divide a checkpoint's tensor [experts, ...], and this rank's
-        first index in it: dimension 0 if experts are whole, else `dim` and `start`."""
+        """Dimension along which ranks shard a checkpoint's tensor [experts, ...], and this rank's
+        first index in it: dimension 0 with whole experts, else `dim` and `start`."""
         return (0, self.first) if self.is_whole else (dim, start)
 
 
@@ -35,7 +35,7 @@ def share_experts(moe: MoeConfig, options: LayerOptions) -> ExpertShare:
     """The expert share of this rank.
 
     Raises:
-        ValueError: the ranks cannot share experts, or their columns, evenly.
+        ValueError: experts, or their columns, cannot be divided evenly among the ranks.
     """
     group, is_whole = options.group, options.expert_parallel
     count, size = divide_experts(moe, group.world_size, expert_parallel=is_whole)

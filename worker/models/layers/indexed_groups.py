@@ -1,4 +1,5 @@
-"""GPTQ weights with activation order (desc_act): an index tells the group of each input feature."""
+"""GPTQ weights with activation order (desc_act), in which an index maps input features to
+groups."""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ from worker.models.layers.linear_method import LayerOptions, WeightPart, WeightS
 
 
 class IndexedCodes:
-    """One weight of a checkpoint on one rank, which is dequantized when it is packed.
+    """One weight of a checkpoint on one rank, dequantized when packed.
 
-    A rank may need any group whatever its input features, so each holds the scales of all. Kernels
-    for codes need groups of consecutive features. Reordering the features would give these, but
-    each part of a fused weight would need another order.
+    A rank's input features may be in any group, so each rank holds the scales of all. Kernels for
+    codes need groups of consecutive features. Reordering features would provide these, but each
+    part of a fused weight would need a different order.
 
     Args:
-        part: part of a fused weight that the checkpoint's tensor is.
+        part: part of a fused weight that corresponds to the checkpoint's tensor.
         columns: number of input features on this rank.
         config: parameters of the format.
         options: options of the model's layers.
-        draw_scales: fills scales of dummy weights.
+        fill_scales: fills the scales of dummy weights.
 
     Raises:
-        ValueError: ranks would divide the weight within a word of codes.
+        ValueError: the weight would be split within a word of codes.
     """
 
     def __init__(
@@ -34,10 +35,10 @@ class IndexedCodes:
         columns: int,
         config: GroupedIntConfig,
         options: LayerOptions,
-        draw_scales: Callable[[torch.Tensor], object],
+        fill_scales: Callable[[torch.Tensor], object],
     ) -> None:
         self._part, self._config, self._options = part, config, options
-        self._draw_scales = draw_scales
+        self._fill_scales = fill_scales
         self._name = part.name
         rows, self._per_word = part.rows.stop - part.rows.start, 32 // config.bits
         self._first = [0, 0]
@@ -76,7 +77,7 @@ class IndexedCodes:
             full_shape=(groups, rows),
             dim=1,
             start=first_row,
-            draw=self._draw_scales,
+            fill_dummy=self._fill_scales,
         )
         yield WeightSlot(
             name=f"{name}.qzeros",
@@ -85,7 +86,7 @@ class IndexedCodes:
             dim=1,
             start=first_row // per_word,
             source_types=("I32",),
-            draw=lambda zeros: zeros.fill_(middle),
+            fill_dummy=lambda zeros: zeros.fill_(middle),
         )
         yield WeightSlot(
             name=f"{name}.g_idx",
@@ -93,20 +94,20 @@ class IndexedCodes:
             full_shape=(columns,),
             start=first_column,
             source_types=("I32",),
-            draw=lambda index: index.random_(groups),
+            fill_dummy=lambda index: index.random_(groups),
         )
 
     def dense(self) -> torch.Tensor:
         """The loaded weight [out, in] in the model's type.
 
         Raises:
-            ValueError: the index names a group that does not exist.
+            ValueError: the index contains a group that does not exist.
         """
         index = self._index.long()
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(self._scales):
             raise ValueError(
-                f"g_idx of {self._name} names groups outside of the {len(self._scales)} that "
-                "have scales: the checkpoint is damaged; download it again"
+                f"g_idx of {self._name} has groups beyond the {len(self._scales)} that have "
+                "scales: the checkpoint is corrupt; download it again"
             )
         zeros = self._unpacked(self._zeros.T).T
         if self._config.zeros_less_one:

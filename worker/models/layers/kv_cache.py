@@ -11,9 +11,9 @@ import torch
 from worker.protocol.page_groups import PageGroups
 
 _MOST_PADDING = 1.25
-"""Groups have as many layers as the most frequent kind, if that is less than so many times the
-least frequent one; the smaller groups' pages then have unused memory, but requests have fewer page
-tables."""
+"""Groups have the size of the most frequent kind of layer if it is less than this many times as
+frequent as the least frequent one. Pages of smaller groups then have unused memory, but requests
+have fewer page tables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,14 +25,14 @@ class KVCacheSpec:
     head_dim: int
     dtype: torch.dtype
     window: int = 0
-    """Sliding window: number of positions that a query attends to, its own included; 0 for full
-    attention. Positions before the windows of all later queries are not kept."""
+    """Sliding window: number of positions that a query attends to, including its own; 0 for full
+    attention. Positions before the windows of all later queries are freed."""
     is_chunked: bool = False
     """Whether attention is chunked: a query attends to its chunk of `window` positions, up to
-    itself. The cache keeps as much as for a sliding window."""
+    itself. The cache keeps the same positions as for a sliding window."""
     value_dim: int = 0
-    """Number of leading dimensions of keys that are the values (MLA); 0 if values have a plane of
-    their own."""
+    """Number of leading dimensions of keys that are the values (MLA); 0 if values have a separate
+    plane."""
 
     @property
     def num_planes(self) -> int:
@@ -51,7 +51,7 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpec:
-    """State of one linear-attention layer on one rank, per request, whatever its length."""
+    """State of one linear-attention layer on one rank, per request, independent of its length."""
 
     conv_shape: tuple[int, int]
     """Shape of the last inputs of the convolution: [positions, channels]."""
@@ -71,7 +71,7 @@ class KVCacheGroup:
     """Layers with the same spec that share page ids.
 
     Layers at the same index in different groups share a tensor, and use different pages of it.
-    Several layers that cache less per token than others may share a tensor within a group:
+    Layers that cache less per token than others may share a tensor within a group:
 
         tensor i   page 0                page 1
         a group    layer i               layer i
@@ -83,7 +83,7 @@ class KVCacheGroup:
     spec: KVCacheSpec
     """Specification of each layer in the group."""
     layers_per_page: int = 1
-    """Number of layers that share a page of one tensor."""
+    """Number of layers that share a page of a tensor."""
 
     @property
     def window(self) -> int:
@@ -104,7 +104,7 @@ class KVCacheLayout:
     groups: tuple[KVCacheGroup, ...]
     """Groups of layers, full-attention ones first."""
     spec: KVCacheSpec
-    """Specification of the layer that caches most bytes per token."""
+    """Specification of the layer that caches the most bytes per token."""
     states: Mapping[int, StateSpec] = field(default_factory=dict)
     """States of linear-attention layers, which are in no group, by layer."""
 
@@ -114,17 +114,17 @@ class KVCacheLayout:
         return sum(spec.num_bytes for spec in self.states.values())
 
     def snapshot_pages(self, page_size: int) -> int:
-        """Number of pages that take as much memory as one request's state; 0 without states."""
+        """Number of pages with the memory of one request's state; 0 without states."""
         return -(-self.state_bytes // self.page_bytes(page_size))
 
     @property
     def group_size(self) -> int:
-        """Number of tensors per plane: as many as the largest group needs."""
+        """Number of tensors per plane, as needed by the largest group."""
         return max(group.num_tensors for group in self.groups)
 
     @property
     def page_groups(self) -> PageGroups:
-        """The layout's page groups in the form that the scheduler takes."""
+        """The layout's page groups, for the scheduler."""
         windows = [group.window for group in self.groups if group.window]
         return PageGroups(
             num_full=len(self.groups) - len(windows),
@@ -140,8 +140,8 @@ class KVCacheLayout:
 def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
     """Groups the layers of a model by their specs; linear-attention layers are in no group.
 
-    If there are more layers of one spec than of another, they form several groups. The last of
-    these may have fewer layers, whose pages are then partly unused.
+    If there are more layers of one spec than of another, they form several groups. The last group
+    may have fewer layers, and its pages are then partly unused.
 
     Raises:
         ValueError: page sizes of two specs are not multiples of each other, or types or planes
@@ -151,15 +151,18 @@ def group_layers(specs: Sequence[KVCacheSpec | StateSpec]) -> KVCacheLayout:
     states = {layer: spec for layer, spec in enumerate(specs) if isinstance(spec, StateSpec)}
     paged = [(layer, spec) for layer, spec in enumerate(specs) if isinstance(spec, KVCacheSpec)]
     if states and (not paged or any(spec.window for _, spec in paged)):
-        raise ValueError("layers that keep a state need others beside them that see all positions")
+        raise ValueError(
+            "unsupported layers: linear attention requires full-attention layers and no "
+            "sliding windows"
+        )
     most_layer, most = max(paged, key=lambda entry: entry[1].page_bytes(1))
     kinds: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in paged:
         is_like = (spec.dtype, spec.num_planes) == (most.dtype, most.num_planes)
         if not is_like or most.page_bytes(1) % spec.page_bytes(1):
             raise ValueError(
-                f"layer {layer} keeps {spec} of a token, layer {most_layer} {most}: their pages "
-                "have to be equally large, or the one's a whole part of the other's"
+                f"unsupported layers: page sizes of layer {layer} ({spec}) and layer {most_layer} "
+                f"({most}) are not multiples of each other, or their types differ"
             )
         kinds.setdefault(spec, []).append(layer)
     shares = {spec: most.page_bytes(1) // spec.page_bytes(1) for spec in kinds}

@@ -1,7 +1,7 @@
 """Linear layers and embeddings with tensor parallelism: each rank holds a slice of the weights.
 
 Layers are plain objects with an explicit `forward`: a step on CPU runs hundreds of them, and the
-hooks of `torch.nn.Module` would take longer than some of the products.
+overhead of `torch.nn.Module` would exceed the time of some matmuls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.models.layers.sharing import divide
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnPart:
-    """One weight of a checkpoint in a column-parallel layer, which may fuse several."""
+    """One weight of a checkpoint in a column-parallel layer, which may fuse several weights."""
 
     name: str
     """Name in the checkpoint, within the layer's block."""
@@ -40,7 +40,7 @@ def divided_part(name: str, size: int, options: LayerOptions) -> ColumnPart:
     """A part whose output features are divided evenly among the ranks.
 
     Raises:
-        ValueError: the size is no multiple of the number of ranks.
+        ValueError: the size is not a multiple of the number of ranks.
     """
     local = divide(size, options.group.world_size, f"the output size of {name}")
     return ColumnPart(name=name, full_size=size, local_size=local, start=options.group.rank * local)
@@ -72,17 +72,16 @@ class _Linear:
         return self._weight
 
     def shape_of_weight(self) -> torch.Tensor:
-        """A tensor with shape and type of the dense weight [out, in], without storage."""
+        """A tensor with the shape and type of the dense weight [out, in], without storage."""
         return torch.empty(self._shape, dtype=self._dtype, device="meta")
 
-    def pack(self) -> None:
-        """Converts the loaded weight to the form in which it is multiplied, and drops the
-        original."""
+    def process_after_loading(self) -> None:
+        """Packs the loaded weight for matmuls, and drops the original."""
         self._packed = self.weight.pack()
         self._weight = None
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Reorders the loaded output features to those with the indices `rows` [out]."""
+        """Reorders the loaded output features by the indices `rows` [out]."""
         self.weight.reorder(rows)
         if self.bias is not None:
             self.bias = self.bias[rows.to(self.bias.device)]
@@ -147,10 +146,10 @@ class ColumnParallelLinear(_Linear):
 def build_router(
     hidden_size: int, scores: Mapping[str, int], options: LayerOptions, *, bias: bool = False
 ) -> ColumnParallelLinear:
-    """A router of a mixture of experts: computes their scores, whole on every rank.
+    """A router of a mixture of experts, which computes their scores; replicated on every rank.
 
-    Its weights and input are fp32, so that the choice of experts does not depend on how activations
-    are rounded.
+    Weights and input are fp32, so that the choice of experts does not depend on the rounding of
+    activations.
 
     Args:
         hidden_size: size of the input.
@@ -192,7 +191,7 @@ class RowParallelLinear(_Linear):
         self._alone = world_size == 1
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of `name`'s weight and of its bias, which is whole on every rank."""
+        """Slots of `name`'s weight and of its bias, which is replicated on every rank."""
         yield from self.weight.slots(name)
         if self.bias is not None:
             yield WeightSlot(
@@ -209,8 +208,7 @@ class RowParallelLinear(_Linear):
         return total if self.bias is None else total + self.bias
 
     def forward_share(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, local in] to this rank's summand of the output, [T, out]; the caller sums over
-        ranks."""
+        """[T, local in] to this rank's partial output, [T, out]; the caller sums over ranks."""
         return linear(x, self._packed, self.bias if self._group.rank == 0 else None)
 
 
@@ -227,10 +225,10 @@ class VocabParallelEmbedding:
         self.weight = torch.empty(
             self.local_size, hidden_size, dtype=options.dtype, device=options.device
         )
-        self.weight[self._num_rows :].zero_()  # padding only: untouched pages take no memory
+        self.weight[self._num_rows :].zero_()  # padding only: untouched pages are never allocated
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, which is empty on a rank with padding alone."""
+        """The slot of `name`.weight, which is empty on a rank that only has padding."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight[: self._num_rows],
@@ -239,12 +237,12 @@ class VocabParallelEmbedding:
         )
 
     def drop(self) -> None:
-        """Drops the loaded weight, which the compiled CPU library holds now."""
+        """Drops the loaded weight once the compiled CPU library has packed it."""
         self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to embeddings [T, hidden]. Each rank looks up tokens of its part of the
-        vocabulary, with zeros for others, and the ranks' results are summed."""
+        vocabulary, with zeros for others; results are summed over ranks."""
         if self._group.world_size == 1:
             return self.weight.index_select(0, input_ids)
         local = input_ids - self.start
@@ -296,7 +294,7 @@ class ParallelLMHead:
                 start=start,
             )
 
-    def pack(self, embedding: VocabParallelEmbedding) -> None:
+    def process_after_loading(self, embedding: VocabParallelEmbedding) -> None:
         """Packs the loaded weight, or the embedding's if the two are tied."""
         weight = self.source(embedding).weight
         self._packed = pack_linear_weight(weight, batch_invariant=self._batch_invariant)
@@ -307,8 +305,8 @@ class ParallelLMHead:
         self._own = None
 
     def source(self, embedding: VocabParallelEmbedding) -> VocabParallelEmbedding:
-        """The embedding object that holds the head's loaded weight: the head's own, or the model's
-        if the two are tied."""
+        """The embedding object with the head's loaded weight: the head's, or the model's if the two
+        are tied."""
         return embedding if self._own is None else self._own
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@
                                    ├──pack_experts──> ExpertWeights, for `fused_moe`
                                    └──dense──> the weight for the compiled CPU library
 
-A layer says which part of which tensor it needs, and does not depend on the format. A mixture of
-experts has one weight with the parts of all experts, one after another. Quantized weights are in
+A layer specifies which part of which tensor it needs, independent of the format. A mixture of
+experts has one weight with the parts of all experts, concatenated. Quantized weights are in
 `quantized_linear.py`.
 """
 
@@ -27,8 +27,7 @@ VALUE_TYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSlot:
-    """Slot for one tensor of the checkpoint: its destination, and the slice that this rank
-    needs."""
+    """Slot for one tensor of the checkpoint: its destination, and this rank's slice."""
 
     name: str
     """Name in the checkpoint."""
@@ -41,20 +40,20 @@ class WeightSlot:
     start: int = 0
     """First index of the slice; its length is the destination's."""
     source_types: tuple[str, ...] = VALUE_TYPES
-    """Data types that the checkpoint's tensor may have."""
+    """Supported data types of the checkpoint's tensor."""
     offset: float = 0.0
-    """Number that is added to the checkpoint's values."""
+    """Offset added to the checkpoint's values."""
     read_shape: tuple[int, ...] | None = None
     """Shape of the slice in the file, if the destination has more dimensions; else None."""
     may_lack_ones: bool = False
-    """Whether the checkpoint's tensor may lack last dimensions of size 1."""
-    draw: Callable[[torch.Tensor], object] | None = None
+    """Whether trailing dimensions of size 1 may be missing in the checkpoint's tensor."""
+    fill_dummy: Callable[[torch.Tensor], object] | None = None
     """Fills the destination with dummy weights; None for the loader's default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightPart:
-    """Part of a layer's weight [out, in] on one rank that one weight of the checkpoint fills."""
+    """Part of a layer's weight [out, in] on one rank, filled from one weight of the checkpoint."""
 
     name: str
     """Name in the checkpoint, relative to the layer and without ".weight"."""
@@ -87,12 +86,11 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def pack(self) -> PackedLinear:
-        """Converts the loaded weight to the form in which `linear` multiplies it."""
+        """Packs the loaded weight for `linear`."""
 
     @abstractmethod
     def pack_experts(self, num_experts: int) -> ExpertWeights:
-        """Converts the loaded weight [num_experts * out, in] to the form that `fused_moe`
-        reads."""
+        """Packs the loaded weight [num_experts * out, in] for `fused_moe`."""
 
 
 class LinearMethod(ABC):
@@ -161,9 +159,9 @@ class LayerOptions:
     """Data type of activations, and of weights that are not quantized."""
     device: torch.device
     batch_invariant: bool
-    """Whether a token's result must be bitwise the same whatever else the step computes."""
+    """Whether a token's result must be bitwise independent of the rest of the batch."""
     expert_parallel: bool = False
-    """Whether each rank holds some experts whole, and not columns of all."""
+    """Whether each rank holds whole experts (expert parallelism) instead of columns of all."""
     linear_method: LinearMethod = field(default_factory=UnquantizedMethod)
     """Format of linear weights."""
 
@@ -171,7 +169,7 @@ class LayerOptions:
 def check_words(
     name: str, start: int, count: int, full: int, size: int, options: LayerOptions
 ) -> None:
-    """Checks that a rank's features are whole words of packed codes.
+    """Checks that a rank's features are a multiple of a packed word.
 
     Args:
         name: name of the weight, for the message.
@@ -182,11 +180,11 @@ def check_words(
         options: options of the model's layers.
 
     Raises:
-        ValueError: ranks would divide the weight within a word.
+        ValueError: the weight would be split within a word.
     """
     if start % size or count % size or full % size:
         raise ValueError(
-            f"--tensor-parallel-size {options.group.world_size} leaves a rank {count} of {full} "
-            f"features of {name or 'a projection'}, not whole words of {size} codes: choose a "
-            "smaller one, or an unquantized checkpoint"
+            f"--tensor-parallel-size {options.group.world_size} gives each rank {count} of {full} "
+            f"features of {name or 'a projection'}, not a multiple of {size}: use a smaller one, "
+            "or an unquantized checkpoint"
         )

@@ -1,4 +1,4 @@
-"""Mixture of experts (MoE) of a layer: experts, and the router that chooses among them."""
+"""Mixture of experts (MoE) of a layer: router and experts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from kernels import (
     SILU,
     Activation,
-    Beside,
     ExpertChoice,
     Experts,
+    ExtraTerms,
     Routing,
     choose_experts,
     fused_moe,
@@ -57,12 +57,12 @@ class MoeNames:
     shared_gate: str = ""
     """Name of the gate whose sigmoid multiplies the shared expert's output; empty for none."""
     stacked: StackedNames | None = None
-    """Names of tensors with all experts; None if each expert has tensors of its own."""
+    """Names of tensors with all experts; None if each expert has separate tensors."""
 
 
 def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
-    """The names for a checkpoint that may stack its experts in one tensor, as the headers of its
-    files tell."""
+    """The names for a checkpoint, which may stack its experts in one tensor, according to its
+    files' headers."""
     assert config.moe is not None, "the architecture has experts"
     stacked = StackedNames()
     shape = find_shape(config.folder, f".{stacked.gate_up}")
@@ -74,15 +74,15 @@ def as_stored(names: MoeNames, config: ModelConfig) -> MoeNames:
 
 class RoutedExperts:
     """Routed experts: gated MLPs, of which each token uses some. Each rank holds columns of every
-    expert, or some experts whole (`ExpertShare`).
+    expert, or whole experts (`ExpertShare`).
 
     Args:
         config: the model's configuration.
         moe: the layer's experts.
         options: options of the model's layers.
         names: names of the parts in a checkpoint.
-        num_shared: number of further experts into which the shared expert is split and that every
-            token uses; 0 if there is none or it is computed apart.
+        num_shared: number of additional experts, used by every token, into which the shared expert
+            is split; 0 if there is none or it is computed separately.
         activation: gated activation.
     """
 
@@ -113,7 +113,7 @@ class RoutedExperts:
         self._down: LinearWeight | None = method.allocate(
             (count * hidden_size, share.size), down_parts, options
         )
-        # Slots of other ranks' experts have no rows; with them, headers of all tensors are checked.
+        # Slots of other ranks' experts have no rows, but let the headers of all tensors be checked.
         elsewhere = [expert for expert in range(moe.num_experts) if expert not in here]
         others = _expert_parts(full, share, names, elsewhere, (0, 0))
         self._elsewhere = [
@@ -180,12 +180,12 @@ class RoutedExperts:
                 name=prefix + name, destination=part, full_shape=tuple(full), dim=dim, start=start
             )
 
-        # A rank's columns of gate and of up are not contiguous in the checkpoint's tensor.
+        # A rank's columns of gate and up are not contiguous in the checkpoint's tensor.
         for index, part in enumerate(both.chunk(1 if share.is_whole else 2, dim=1)):
             yield slot(names.gate_up, part, 1, 2 * full_size, index * full_size + share.start)
         yield slot(names.down, down, 2, full_size, share.start)
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the experts after loading."""
         assert self._gate_up is not None, "packed twice"
         assert self._down is not None, "packed twice"
@@ -199,23 +199,23 @@ class RoutedExperts:
         hidden: torch.Tensor,
         choice: ExpertChoice,
         *,
-        beside: Beside = Beside(),  # noqa: B008  # a tuple
+        extra: ExtraTerms = ExtraTerms(),  # noqa: B008  # a tuple
         weighs_inputs: bool = False,
     ) -> torch.Tensor:
-        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
+        """Runs the selected experts, and sums over ranks: [T, hidden] to [T, hidden].
 
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            beside: further summands of the output, of which each rank has its part.
-            weighs_inputs: whether weights multiply the experts' inputs, and not their outputs.
+            extra: extra terms of the output, of which each rank has its part.
+            weighs_inputs: whether weights multiply the experts' inputs instead of their outputs.
         """
         group = self._options.group
         if group.rank:
-            beside = beside._replace(first_idle=None)  # idle experts count once, on rank 0
+            extra = extra._replace(first_zero_expert=None)  # zero experts count once, on rank 0
         out = fused_moe(
             *(hidden, self._experts, choice),
-            beside=beside,
+            extra=extra,
             activation=self._activation,
             first_expert=self._share.first,
             weighs_inputs=weighs_inputs,
@@ -235,9 +235,9 @@ class MoeMLP:
         names: names of the parts in a checkpoint.
     """
 
-    reads_wide: ClassVar[bool] = True
+    needs_fp32: ClassVar[bool] = True
     weighs_inputs: ClassVar[bool] = False
-    """Whether the router's weights multiply the experts' inputs, and not their outputs."""
+    """Whether the router's weights multiply the experts' inputs instead of their outputs."""
 
     def __init__(
         self,
@@ -276,24 +276,24 @@ class MoeMLP:
         if self._shared is not None:
             yield from self._shared.weight_slots(f"{prefix}{self._names.shared}.")
 
-    def pack(self) -> None:
+    def process_after_loading(self) -> None:
         """Packs the router and the experts after loading."""
-        self._router.pack()
-        self._experts.pack()
+        self._router.process_after_loading()
+        self._experts.process_after_loading()
         if self._shared is not None:
-            self._shared.pack()
+            self._shared.process_after_loading()
 
-    def forward(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; the router reads `wide`, the same input in fp32."""
-        choice, gate = self._choose(hidden, wide)
+    def forward(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; the router reads `fp32_input`, the same input in fp32."""
+        choice, gate = self._choose(hidden, fp32_input)
         if self._shared is None:
             return self.run(hidden, choice)
         return self.run(hidden, choice, self._shared.forward_share(hidden), gate)
 
-    def choose(self, hidden: torch.Tensor, wide: torch.Tensor | None = None) -> ExpertChoice:
-        """Experts of each token of [T, hidden], and their weights; the router reads `wide`, the
-        same input in fp32."""
-        return self._choose(hidden, wide)[0]
+    def choose(self, hidden: torch.Tensor, fp32_input: torch.Tensor | None = None) -> ExpertChoice:
+        """Experts of each token of [T, hidden], and their weights; the router reads `fp32_input`,
+        the same input in fp32."""
+        return self._choose(hidden, fp32_input)[0]
 
     def run(
         self,
@@ -302,35 +302,32 @@ class MoeMLP:
         shared: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs the chosen experts, and sums over ranks: [T, hidden] to [T, hidden].
+        """Runs the selected experts, and sums over ranks: [T, hidden] to [T, hidden].
 
         Args:
             hidden: [T, hidden]: input of the experts.
             choice: experts of each token, and their weights.
-            shared: [T, hidden]: this rank's summand of the shared expert's output; None for none.
+            shared: [T, hidden]: this rank's partial output of the shared expert; None for none.
             gate: [T, 1]: gate of `shared`, before the sigmoid; None for no gate.
         """
-        first_idle = self._moe.num_experts if self._moe.num_idle else None
-        beside = Beside(shared=shared, gate=gate, first_idle=first_idle)
-        return self._experts.forward(
-            hidden, choice, beside=beside, weighs_inputs=self.weighs_inputs
-        )
+        first_zero_expert = self._moe.num_experts if self._moe.num_idle else None
+        extra = ExtraTerms(shared=shared, gate=gate, first_zero_expert=first_zero_expert)
+        return self._experts.forward(hidden, choice, extra=extra, weighs_inputs=self.weighs_inputs)
 
     def _choose(
-        self, hidden: torch.Tensor, wide: torch.Tensor | None
+        self, hidden: torch.Tensor, fp32_input: torch.Tensor | None
     ) -> tuple[ExpertChoice, torch.Tensor | None]:
-        """Experts of each token with their weights, and the shared expert's gate [T, 1], if
-        any."""
-        scores = self._router.forward(hidden.float() if wide is None else wide)
+        """Experts of each token with their weights, and the shared expert's gate [T, 1], if any."""
+        scores = self._router.forward(hidden.float() if fp32_input is None else fp32_input)
         count = self._moe.num_scored
         gate = scores[:, count:] if self._names.shared_gate else None
         return choose_experts(scores[:, :count], self._bias, self._routing, gate), gate
 
 
 def num_joined(config: ModelConfig, moe: MoeConfig, options: LayerOptions) -> int:
-    """Number of routed experts' sizes into which the shared expert is split to be computed with
-    them, which saves the launches of an MLP on CUDA. 0 if it is computed apart, since its size,
-    format or division among ranks differs."""
+    """Number of experts into which the shared expert is split, to compute it with the routed
+    experts and save the launches of an MLP on CUDA. 0 if it is computed separately, since its size,
+    format or sharding differs."""
     if (
         not registry.uses_triton(options.device)
         or config.quantization is not None
@@ -386,11 +383,11 @@ def _expert_parts(
 def routing_of(moe: MoeConfig) -> Routing:
     """Routing of a layer's experts for `choose_experts`."""
     return Routing(
-        num_chosen=moe.num_chosen,
+        top_k=moe.num_chosen,
         scoring="sigmoid" if moe.sigmoid else "softmax",
         normalize=moe.normalize,
         num_groups=moe.num_groups,
-        num_chosen_groups=moe.num_chosen_groups,
+        top_k_groups=moe.num_chosen_groups,
         num_summed=moe.num_summed,
         scale=moe.scale,
     )

@@ -17,8 +17,8 @@ class HiddenNorm(ABC):
 
     Args:
         weight: [size], unset.
-        eps: number that is added to the mean square, or to the variance.
-        offset: number that is added to the checkpoint's weight.
+        eps: added to the mean square, or to the variance.
+        offset: added to the checkpoint's weight.
         block_scale: factor of a block's output where it is added to the residual.
     """
 
@@ -27,11 +27,11 @@ class HiddenNorm(ABC):
     ) -> None:
         self.weight = weight
         self.eps = eps
-        """Number that is added to the mean square, or to the variance."""
+        """Added to the mean square, or to the variance."""
         self._offset, self._block_scale = offset, block_scale
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """The slot of `name`.weight, whole on every rank."""
+        """The slot of `name`.weight, replicated on every rank."""
         yield WeightSlot(
             name=f"{name}.weight",
             destination=self.weight,
@@ -40,8 +40,8 @@ class HiddenNorm(ABC):
         )
 
     @abstractmethod
-    def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+    def norm(self, *, is_fp32: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
         input."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class HiddenNorm(ABC):
         (normed,), total = self._add(x, residual, (self.norm(),), after_block)
         return normed, total
 
-    def forward_add_wide(
+    def forward_add_with_fp32(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(norm of the sum, sum, norm of the sum in fp32) of a block's output x and the residual,
@@ -64,8 +64,10 @@ class HiddenNorm(ABC):
         if x.dtype == torch.float32:
             normed, total = self.forward_add(x, residual)
             return normed, total, normed
-        (normed, wide), total = self._add(x, residual, (self.norm(), self.norm(is_wide=True)))
-        return normed, total, wide
+        (normed, normed_fp32), total = self._add(
+            x, residual, (self.norm(), self.norm(is_fp32=True))
+        )
+        return normed, total, normed_fp32
 
     def _add(
         self,
@@ -74,7 +76,7 @@ class HiddenNorm(ABC):
         norms: tuple[Norm, ...],
         after_block: HiddenNorm | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        assert not isinstance(after_block, LayerNorm), "sums are of root-mean-square norms"
+        assert not isinstance(after_block, LayerNorm), "fused sums only support RMSNorm"
         weight = None if after_block is None else after_block.weight
         scale = self._block_scale
         return fused_add_norm(x, residual, norms, self.eps, x_weight=weight, x_scale=scale)
@@ -85,9 +87,9 @@ class RMSNorm(HiddenNorm):
 
     Args:
         size: size of the last dimension.
-        eps: number that is added to the mean square.
+        eps: added to the mean square.
         options: options of the model's layers.
-        offset: number that is added to the checkpoint's weight; the sum is kept in fp32.
+        offset: added to the checkpoint's weight; the sum is kept in fp32.
         block_scale: factor of a block's output where it is added to the residual.
     """
 
@@ -108,10 +110,10 @@ class RMSNorm(HiddenNorm):
         """Multiplies the loaded weight by a loaded factor [1]."""
         self.weight = self.weight.float() * factor.float()
 
-    def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+    def norm(self, *, is_fp32: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
         input."""
-        return Norm(self.weight, is_wide=is_wide)
+        return Norm(self.weight, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] to [..., size]."""
@@ -127,10 +129,10 @@ class LayerNorm(HiddenNorm):
 
     Args:
         size: size of the last dimension.
-        eps: number that is added to the variance.
+        eps: added to the variance.
         options: options of the model's layers.
         has_bias: whether the norm has a bias.
-        offset: number that is added to the checkpoint's weight.
+        offset: added to the checkpoint's weight.
     """
 
     def __init__(
@@ -147,16 +149,16 @@ class LayerNorm(HiddenNorm):
         self.bias = torch.empty_like(weight) if has_bias else None
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        """Slots of `name`.weight and `name`.bias, whole on every rank."""
+        """Slots of `name`.weight and `name`.bias, replicated on every rank."""
         yield from super().weight_slots(name)
         if self.bias is not None:
             shape = tuple(self.bias.shape)
             yield WeightSlot(name=f"{name}.bias", destination=self.bias, full_shape=shape)
 
-    def norm(self, *, is_wide: bool = False) -> Norm:
-        """The norm for `fused_add_norm`, with a result in fp32 (`is_wide`) or in the type of the
+    def norm(self, *, is_fp32: bool = False) -> Norm:
+        """The norm for `fused_add_norm`, with a result in fp32 (`is_fp32`) or in the type of the
         input."""
-        return Norm(self.weight, self.bias, subtracts_mean=True, is_wide=is_wide)
+        return Norm(self.weight, self.bias, subtracts_mean=True, is_fp32=is_fp32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, size] to [T, size]; computed in fp32."""

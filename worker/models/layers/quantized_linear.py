@@ -1,10 +1,10 @@
-"""Quantized linear weights: layouts of checkpoints are converted to one layout of codes.
+"""Quantized linear weights: converts the layouts of checkpoints to one layout of codes.
 
-Whatever the layout, loaded weights become codes [out, in] with scales, and perhaps zero points, per
+Loaded weights of every layout become codes [out, in] with scales, and possibly zero points, per
 block of input features of each row (`kernels.BlockScales`). On CUDA, codes stay in memory and are
-dequantized tile by tile; on CPU, weights are dequantized when they are packed.
+dequantized tile by tile; on CPU, weights are dequantized when packed.
 
-To add a layout, derive from `_PartCodes` and name the class in `_PARTS`.
+To add a layout, derive from `_PartCodes` and add the class to `_PARTS`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def create_linear_method(
 
     Args:
         config: quantization of the checkpoint; None for none.
-        tensors: other names of tensors in the checkpoint; None for the family's.
+        tensors: alternative names of tensors in the checkpoint; None for the family's.
     """
     if config is None or isinstance(config.weights, GptOssMxfp4Config):
         return UnquantizedMethod()
@@ -63,12 +63,12 @@ def create_linear_method(
 
 
 class QuantizedMethod(LinearMethod):
-    """Quantized weights, with one format for all modules or one per module; unquantized weights for
-    modules that the checkpoint leaves out.
+    """Quantized weights, with one format for all modules or one per module; modules that the
+    checkpoint excludes are unquantized.
 
     Args:
         config: quantization of the checkpoint.
-        tensors: other names of tensors in the checkpoint.
+        tensors: alternative names of tensors in the checkpoint.
     """
 
     def __init__(self, config: QuantizationConfig, tensors: TensorNames) -> None:
@@ -78,8 +78,8 @@ class QuantizedMethod(LinearMethod):
     def allocate(
         self, shape: tuple[int, int], parts: Sequence[WeightPart], options: LayerOptions
     ) -> LinearWeight:
-        """Returns a weight that is allocated when its slots are asked for: only then are the names
-        of its modules known, from which the format follows."""
+        """Returns a weight that is allocated when its slots are created: its format depends on the
+        names of its modules, which are only known then."""
         return _NamedWeight(self, shape, parts, options)
 
     def create(
@@ -89,8 +89,8 @@ class QuantizedMethod(LinearMethod):
         options: LayerOptions,
         prefix: str,
     ) -> LinearWeight:
-        """Allocates a weight [out, in] in the format of its modules, whose names are `prefix` and
-        the parts' names."""
+        """Allocates a weight [out, in] in the format of its modules, named `prefix` plus the parts'
+        names."""
         config = self._config
         formats = [
             config.format_of(self._tensors.checkpoint_names(prefix + part.name)) for part in parts
@@ -103,8 +103,8 @@ class QuantizedMethod(LinearMethod):
         if weights is None:
             return UnquantizedMethod().allocate(shape, parts, options)
         if isinstance(weights, GroupedIntConfig) and weights.has_index:
-            draw = _constant(_SPREAD / _INT_SPREADS[weights.bits])
-            own = [IndexedCodes(part, shape[1], weights, options, draw) for part in parts]
+            fill_dummy = _constant(_SPREAD / _INT_SPREADS[weights.bits])
+            own = [IndexedCodes(part, shape[1], weights, options, fill_dummy) for part in parts]
             return _JoinedWeight(own, options)
         return _QuantizedWeight(shape, parts, weights, options)
 
@@ -146,8 +146,8 @@ class _NamedWeight(LinearWeight):
     def _loaded(self) -> LinearWeight:
         if self._own is None:
             raise ValueError(
-                "experts that are stacked in one tensor cannot be quantized: use the checkpoint's "
-                "unquantized version"
+                "quantized experts that are stacked in one tensor are not supported: use the "
+                "checkpoint's unquantized version"
             )
         return self._own
 
@@ -161,8 +161,8 @@ class _Loaded(Protocol):
 
 
 class _JoinedWeight(LinearWeight):
-    """Fused weight whose parts have different formats, or one that no kernel reads; it is
-    dequantized when it is packed.
+    """Fused weight whose parts differ in format, or whose format has no kernel; dequantized when
+    packed.
 
     Args:
         own: weights of the parts, from the first row to the last.
@@ -214,7 +214,7 @@ class _QuantizedWeight(LinearWeight):
             create(part, self._codes[part.rows], columns, config, options) for part in parts
         ]
         self._scaling: BlockScales | None = None
-        """Scales and zero points of the codes, once they are loaded."""
+        """Scales and zero points of the codes, once loaded."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, part in zip(self._names, self._parts, strict=True):
@@ -249,8 +249,8 @@ class _QuantizedWeight(LinearWeight):
         return pack_quantized_experts(weights, self._options.dtype)
 
     def _loaded(self) -> BlockScales:
-        """Scales and zero points of the loaded codes. They are per row, since parts, or ranks, may
-        begin within a block of rows."""
+        """Scales and zero points of the loaded codes, per row, since parts or ranks may begin
+        within a block of rows."""
         if self._scaling is None:
             first = self._parts[0]
             scales, zeros = zip(*(part.finish() for part in self._parts), strict=True)
@@ -266,10 +266,10 @@ class _QuantizedWeight(LinearWeight):
 
 
 class _PartCodes(ABC):
-    """Codes of one weight of a checkpoint on one rank, while it is loaded.
+    """Codes of one weight of a checkpoint on one rank, during loading.
 
     Args:
-        part: part of the rank's weight that the checkpoint's fills.
+        part: part of the rank's weight filled from the checkpoint's weight.
         codes: uint8 [rows, columns], or [rows, columns / 2] for 4 bits: the rank's codes, to be
             filled.
         columns: number of input features on this rank.
@@ -298,7 +298,7 @@ class _PartCodes(ABC):
         self._starts = (starts[0], starts[1])
         self._row_offset = starts[0] % self.block[0]
         self.offset = starts[1] % self.block[1]
-        """Number of input features of the first block that are before this rank's."""
+        """Number of input features of the first block before this rank's."""
         self._scales = self._empty(
             -(-(self._row_offset + self._shape[0]) // self.block[0]),
             -(-(self.offset + columns) // self.block[1]),
@@ -337,7 +337,7 @@ class _PartCodes(ABC):
             destination: this rank's elements, output features first.
             per_cell: numbers of output and of input features per element.
             is_transposed: whether input features come first in the checkpoint's tensor.
-            own: further fields of the slot.
+            extra: further fields of the slot.
         """
         dim = self._part.dim
         full = tuple(
@@ -391,7 +391,7 @@ class _ScaledCodes(_PartCodes):
             self._scales,
             self.block,
             may_lack_ones=0 in self._config.block_shape,
-            draw=_constant(1.0 if is_float else _SPREAD / _INT8_SPREAD),
+            fill_dummy=_constant(1.0 if is_float else _SPREAD / _INT8_SPREAD),
         )
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -426,7 +426,7 @@ class _IntCodes(_PartCodes):
             self._words = codes.view(torch.int32)
         inputs = torch.arange(columns, dtype=torch.int32, device=options.device)
         self._groups = (inputs + self._starts[1]) // self.block[1]
-        """Group of each input feature, which GPTQ's index must equal."""
+        """Expected group of each input feature in GPTQ's index."""
         self._loaded_groups = self._groups.clone()
 
     def slots(self, name: str) -> Iterator[WeightSlot]:
@@ -442,12 +442,18 @@ class _IntCodes(_PartCodes):
         words: dict[str, Any] = {**own, "source_types": ("I32",)}
         per_cell = (per_word, 1) if config.layout == "awq" else (1, per_word)
         yield self._slot(f"{name}.{names['weights']}", self._words, per_cell, **words)
-        draw = _constant(_SPREAD / _INT_SPREADS[config.bits])
-        yield self._slot(f"{name}.{names['scales']}", self._scales, (1, group), draw=draw, **own)
+        fill_dummy = _constant(_SPREAD / _INT_SPREADS[config.bits])
+        yield self._slot(
+            f"{name}.{names['scales']}", self._scales, (1, group), fill_dummy=fill_dummy, **own
+        )
         if config.has_zeros:
             middle = _constant({4: -0x77777778, 8: -0x7F7F7F80}[config.bits])
             yield self._slot(
-                f"{name}.{names['zeros']}", self._zeros, (per_word, group), draw=middle, **words
+                f"{name}.{names['zeros']}",
+                self._zeros,
+                (per_word, group),
+                fill_dummy=middle,
+                **words,
             )
         if config.layout == "gptq":
             yield WeightSlot(
@@ -456,15 +462,15 @@ class _IntCodes(_PartCodes):
                 full_shape=self._part.full_shape[1:],
                 start=self._starts[1],
                 source_types=("I32",),
-                draw=lambda _: None,
+                fill_dummy=lambda _: None,
             )
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         is_gptq = self._config.layout == "gptq"
         if is_gptq and not torch.equal(self._loaded_groups, self._groups):
             raise ValueError(
-                "g_idx of GPTQ weights names groups that are not of neighbouring features, but "
-                "config.json does not say desc_act: set it to true"
+                "g_idx of GPTQ weights is not in the order of features, but desc_act is not set "
+                "in config.json: set it to true"
             )
         if self._config.layout == "awq":
             for place, nibble in enumerate(_AWQ_ORDER):
@@ -515,7 +521,7 @@ class _Fp4Codes(_PartCodes):
             self._scales,
             (1, self.block[1]),
             source_types=("U8",) if is_mxfp4 else ("F8_E4M3",),
-            draw=_constant(120.0 if is_mxfp4 else 1.0),
+            fill_dummy=_constant(120.0 if is_mxfp4 else 1.0),
         )
         if not is_mxfp4:
             spread = _SPREAD / _E2M1_SPREAD
@@ -524,7 +530,7 @@ class _Fp4Codes(_PartCodes):
                 destination=self._global,
                 full_shape=(1,),
                 may_lack_ones=True,
-                draw=_constant(spread if is_modelopt else 1.0 / spread),
+                fill_dummy=_constant(spread if is_modelopt else 1.0 / spread),
             )
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,5 +1,4 @@
-"""Sharing of a model among the ranks of tensor parallelism: what each rank gets. Imports no
-torch."""
+"""Sharding of a model among tensor-parallel ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,19 +6,19 @@ from worker.models.config.model_config import ModelConfig
 from worker.models.config.moe_config import MoeConfig
 
 _MOST_RANKS = 64
-"""Maximum number of ranks that is suggested: two racks of GPUs with a common NVLink hold 72."""
+"""Maximum number of ranks suggested in messages; an NVLink domain of two racks has 72 GPUs."""
 
 
 def divide(size: int, world_size: int, what: str) -> int:
     """size / world_size.
 
     Raises:
-        ValueError: that is no integer; the message has the numbers, and names `what` is divided.
+        ValueError: that is not an integer; the message names `what` and the numbers.
     """
     if size % world_size:
         raise ValueError(
             f"--tensor-parallel-size {world_size} does not divide {what} ({size}): "
-            "choose a size that does"
+            "use a size that does"
         )
     return size // world_size
 
@@ -28,15 +27,15 @@ def local_heads(config: ModelConfig, world_size: int) -> tuple[int, int]:
     """Numbers of query heads and KV heads on one rank.
 
     Raises:
-        ValueError: the ranks cannot share the heads evenly; the message has the numbers.
+        ValueError: the heads cannot be divided evenly among the ranks; the message has the numbers.
     """
     num_heads = divide(config.num_heads, world_size, "the number of attention heads")
     if config.num_kv_heads >= world_size:
         return num_heads, divide(config.num_kv_heads, world_size, "the number of key-value heads")
     if world_size % config.num_kv_heads:
         raise ValueError(
-            f"--tensor-parallel-size {world_size} is no multiple of the number of key-value heads "
-            f"({config.num_kv_heads}), so ranks cannot hold copies of them: choose a multiple"
+            f"--tensor-parallel-size {world_size} is not a multiple of the number of key-value "
+            f"heads ({config.num_kv_heads}): use a multiple"
         )
     return num_heads, 1
 
@@ -45,31 +44,31 @@ def divide_experts(moe: MoeConfig, world_size: int, *, expert_parallel: bool) ->
     """Number of experts, and of each one's columns, on one rank.
 
     Raises:
-        ValueError: the ranks cannot share experts, or their columns, evenly.
+        ValueError: experts, or their columns, cannot be divided evenly among the ranks.
     """
     if not expert_parallel:
         return moe.num_experts, divide(moe.intermediate_size, world_size, "the size of an expert")
     if moe.num_experts % world_size:
         raise ValueError(
             f"--tensor-parallel-size {world_size} does not divide the number of experts "
-            f"({moe.num_experts}): choose a size that does"
+            f"({moe.num_experts}): use a size that does"
         )
     return moe.num_experts // world_size, moe.intermediate_size
 
 
 def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
-    """Checks, before anything is started, that ranks can share a model evenly.
+    """Checks, before startup, that a model can be divided evenly among the ranks.
 
     Layers check this again when they are built; weights that are quantized in groups may exclude
-    further sizes then.
+    further sizes.
 
     Raises:
-        ValueError: they cannot. The second line of the message lists sizes that they can.
+        ValueError: it cannot. The second line of the message lists sizes that work.
     """
     if expert_parallel and config.moe is None:
         raise ValueError(
-            f"--enable-expert-parallel needs experts, and {config.architecture} has none with this "
-            "config.json: leave it out"
+            f"--enable-expert-parallel: {config.architecture} has no experts with this "
+            "config.json; remove it"
         )
     try:
         _share(config, world_size, expert_parallel)
@@ -79,7 +78,7 @@ def check_sharing(config: ModelConfig, world_size: int, *, expert_parallel: bool
         ]
         remedy = f"set --tensor-parallel-size to one of {', '.join(map(str, possible))}"
         if expert_parallel:
-            remedy = f"leave out --enable-expert-parallel, or {remedy}"
+            remedy = f"remove --enable-expert-parallel, or {remedy}"
         raise ValueError(f"{str(error).rpartition(': ')[0]}\n{remedy}") from error
 
 

@@ -1,9 +1,10 @@
-"""Symmetric memory: small all-reduces among the GPUs of one node, by kernels that read peer memory.
+"""Symmetric memory: small all-reduces among the GPUs of one node, with kernels that read peer
+memory.
 
 NCCL's latency is a large part of a decode step, which has two all-reduces of a few KiB per layer.
-Where GPUs can read each other's memory, each rank writes its input to a shared buffer, and one
-kernel sums them: in the switch if it can (multimem), else by reading all inputs (one-shot). Both
-end with a barrier, so that the next all-reduce may reuse the buffer.
+If GPUs can read each other's memory, each rank writes its input to a shared buffer, and one kernel
+sums them: in the switch if supported (multimem), else by reading all inputs (one-shot). Both end
+with a barrier, so that the next all-reduce may reuse the buffer.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 256 << 10
-"""Most bytes of an all-reduce; for larger ones bandwidth matters, and NCCL is faster."""
+"""Maximum bytes of an all-reduce; larger ones are bound by bandwidth, and NCCL is faster."""
 _ALIGNMENT = 16
-"""Number of bytes that a thread of the kernels loads at once."""
+"""Bytes per load of a kernel's thread."""
 _WORLD_SIZES = (2, 4, 8)
-"""Numbers of ranks for which the one-shot kernel adds in the order of ranks, so that results are
-bitwise equal on all ranks."""
+"""World sizes for which the one-shot kernel adds in the order of ranks, so that results are bitwise
+equal on all ranks."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MULTIMEM_DTYPES = (torch.bfloat16, torch.float32)
 _TEST_VALUES = (8, 1000 * 8, MOST_BYTES // 4)
@@ -76,15 +77,15 @@ class SymmetricMemory:
 
 
 def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> SymmetricMemory | None:
-    """Symmetric memory for a group, after its all-reduces were compared with NCCL's; None if it
-    cannot be used, and rank 0 logs why. All ranks have to call, and all get one or none does.
+    """Symmetric memory for a group, after comparing its all-reduces with NCCL's; None if
+    unavailable, and rank 0 logs the reason. All ranks must call this, and all get the same outcome.
 
     Args:
         group: NCCL process group whose ranks are on one node.
         device: this rank's device.
     """
     if group.size() not in _WORLD_SIZES:
-        logger.info("sums over %d ranks go through NCCL: no kernel is for so many", group.size())
+        logger.info("using NCCL all-reduce: no symmetric-memory kernel for %d ranks", group.size())
         return None
     memory: SymmetricMemory | None = None
     reason = ""
@@ -92,23 +93,23 @@ def create_symmetric_memory(group: ProcessGroup, device: torch.device) -> Symmet
         memory = SymmetricMemory(group, device)
     except (RuntimeError, ImportError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-    # If any rank failed, none may launch a kernel that waits for its peers.
+    # If any rank failed, no rank may launch a kernel that waits for its peers.
     if not _agree(group, device, memory is not None):
-        _tell_fallback(group, reason or "another rank cannot")
+        _log_fallback(group, reason or "failed on another rank")
         return None
     assert memory is not None, "all ranks have it"
     if not _agree(group, device, _is_right(memory, group, device)):
-        _tell_fallback(group, "its sums are not NCCL's")
+        _log_fallback(group, "its results differ from NCCL's")
         return None
     if group.rank() == 0:
-        how = "through the switch" if memory.has_multicast else "in one shot"
-        logger.info("sums up to %d KiB go over symmetric memory, %s", MOST_BYTES >> 10, how)
+        how = "multimem" if memory.has_multicast else "one-shot"
+        logger.info("using symmetric-memory all-reduce (%s) up to %d KiB", how, MOST_BYTES >> 10)
     return memory
 
 
 def _is_right(memory: SymmetricMemory, group: ProcessGroup, device: torch.device) -> bool:
     """Whether all-reduces agree with NCCL's within rounding. Every rank runs all of them, even
-    after one that does not agree."""
+    after a mismatch."""
     is_right = True
     for dtype in _DTYPES:
         for count in _TEST_VALUES:
@@ -129,6 +130,6 @@ def _agree(group: ProcessGroup, device: torch.device, vote: bool) -> bool:
     return bool(votes.item())
 
 
-def _tell_fallback(group: ProcessGroup, reason: str) -> None:
+def _log_fallback(group: ProcessGroup, reason: str) -> None:
     if group.rank() == 0:
-        logger.warning("sums go through NCCL: symmetric memory cannot be used (%s)", reason)
+        logger.warning("using NCCL all-reduce: symmetric memory is unavailable (%s)", reason)

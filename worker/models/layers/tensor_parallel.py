@@ -1,4 +1,4 @@
-"""Tensor-parallel group: collectives among the ranks that share one copy of a model."""
+"""Tensor-parallel group: collectives among the ranks of one model replica."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _STORE_FILE = "tensor_parallel_store"
 _DEFAULT_TIMEOUT_S = 300.0
 _ARRIVAL_POLL_S = 0.02
 _CLOSE_TIMEOUT_S = 5.0
-"""Seconds to wait for a group to end; one that has not ended by then hangs."""
+"""Seconds to wait for a group to shut down, after which it is considered hung."""
 
 
 class TensorParallelGroup:
-    """Collectives over NCCL (CUDA) or Gloo (CPU); without any with one rank.
+    """Collectives over NCCL (CUDA) or Gloo (CPU); no-ops with one rank.
 
-    NCCL needs a GPU per rank: where ranks share one, all collectives go through host memory and
-    Gloo, which is slow but works. All ranks call the same collectives in the same order. Ranks of
-    one node rendezvous through a file in a directory that they share, and listen on the loopback
-    interface only; those of several nodes rendezvous over the network.
+    NCCL needs one GPU per rank: if ranks share one, all collectives go through host memory and
+    Gloo, which is slow but works. All ranks must call the same collectives in the same order. Ranks
+    of one node rendezvous through a file in a shared directory, and only listen on the loopback
+    interface; those of several nodes rendezvous over the network.
 
     Args:
         rank: index of this rank.
         world_size: number of ranks.
         device: this rank's device.
         process_group: torch's process group; None with one rank.
-        device_names: names of the ranks' devices, in order; equal names are one device. None on
-            CPU.
+        device_names: names of the ranks' devices, in order; equal names mean the same device. None
+            on CPU.
         symmetric_memory: symmetric memory for small all-reduces; None without.
     """
 
@@ -62,7 +62,7 @@ class TensorParallelGroup:
         self._device_names = device_names
         self._symmetric_memory = symmetric_memory
         self.is_through_host = device_names is not None and not _all_differ(device_names)
-        """Whether collectives of a CUDA device go through host memory, and so wait for the
+        """Whether collectives of a CUDA device go through host memory, which waits for the
         device."""
 
     @classmethod
@@ -77,20 +77,20 @@ class TensorParallelGroup:
         while_waiting: Callable[[], None] | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> TensorParallelGroup:
-        """Joins the group; returns when all ranks have.
+        """Joins the group; returns when all ranks have joined.
 
         Args:
             rank: index of this rank.
             world_size: number of ranks.
             device: this rank's device.
             directory: directory that all ranks share, a new one for each group.
-            timeout_s: most seconds to wait for the other ranks.
-            while_waiting: called repeatedly until all ranks have arrived; may raise, since torch's
-                own wait does not notice that a rank has died.
-            rendezvous: used in place of the directory where the ranks are on several nodes.
+            timeout_s: maximum seconds to wait for the other ranks.
+            while_waiting: called repeatedly until all ranks have joined; may raise, since torch's
+                wait does not detect that a rank has died.
+            rendezvous: used instead of the directory if the ranks are on several nodes.
 
         Raises:
-            torch.distributed.DistError: not all ranks arrived within the timeout.
+            torch.distributed.DistError: not all ranks joined within the timeout.
         """
         assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
         if world_size == 1:
@@ -132,11 +132,10 @@ class TensorParallelGroup:
         return cls(rank=0, world_size=1, device=device, process_group=None)
 
     def all_reduce(self, tensor: torch.Tensor, *, fixed_order: bool = False) -> torch.Tensor:
-        """The sum over all ranks, of the tensor's shape, on each rank; may reuse the tensor's
-        memory.
+        """Sum over all ranks, of the tensor's shape, on each rank; may reuse the tensor's memory.
 
-        With `fixed_order` ranks are added in order, so that an element's sum does not depend on its
-        place in the tensor; in NCCL and Gloo it does with three ranks or more.
+        With `fixed_order`, ranks are added in order, so that an element's sum does not depend on
+        its position in the tensor; in NCCL and Gloo it does with three or more ranks.
         """
         if self.world_size == 1:
             return tensor
@@ -165,10 +164,10 @@ class TensorParallelGroup:
         return parts.movedim(0, -2).reshape(*own.shape[:-1], -1).to(tensor.device)
 
     def gather_on_device(self, values: Sequence[int]) -> list[list[int]]:
-        """The values of every rank on this rank's device; only this rank's if it does not share the
-        device.
+        """The values of every rank on this rank's device; only this rank's if the device is not
+        shared.
 
-        Where ranks share devices, this is a barrier. Only for CUDA.
+        A barrier if ranks share devices. Only for CUDA.
         """
         if not self.is_through_host:
             return [list(values)]
@@ -179,13 +178,13 @@ class TensorParallelGroup:
         return [part.tolist() for name, part in pairs if name == mine]
 
     def close(self) -> bool:
-        """Ends the group. Safe to call twice.
+        """Shuts down the group. Safe to call twice.
 
-        NCCL may wait for ever, for peers that have died or for graphs with its collectives, so it
-        is given a few seconds.
+        NCCL may wait forever for peers that have died or for graphs with its collectives, so this
+        gives up after a few seconds.
 
         Returns:
-            Whether the group has ended.
+            Whether the group has shut down.
         """
         if self._process_group is None:
             return True
@@ -212,7 +211,7 @@ def _arrival(rank: int) -> str:
 
 
 def _await_all(store: Store, world_size: int, while_waiting: Callable[[], None]) -> None:
-    """Returns when all ranks have arrived; calls `while_waiting`, which may raise, until then."""
+    """Returns when all ranks have joined; calls `while_waiting`, which may raise, until then."""
     arrivals = [_arrival(rank) for rank in range(world_size)]
     while not store.check(arrivals):
         while_waiting()
@@ -262,7 +261,7 @@ def _all_differ(names: Sequence[str]) -> bool:
 
 
 def _choose_interface(rendezvous: Rendezvous | None) -> None:
-    """Has collectives use only the network interface towards the other ranks, unless the
+    """Restricts collectives to the network interface towards the other ranks, unless the
     environment sets one."""
     interface = _loopback_interface() if rendezvous is None else interface_towards(rendezvous.host)
     if interface is not None:

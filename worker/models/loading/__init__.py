@@ -1,1 +1,1 @@
-"""Weights: reading, slicing per rank, and packing them."""
+"""Loading of weights: reading, sharding and packing."""

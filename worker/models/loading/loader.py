@@ -1,4 +1,4 @@
-"""Loader: builds a model and reads its weights from safetensors files, on each rank only its slice.
+"""Loader: builds a model and reads each rank's slice of its weights from safetensors files.
 
 Names, shapes and types are checked in the files' headers before any weight is read.
 """
@@ -37,7 +37,7 @@ _NAMES_SHOWN = 8
 _TIED_NAME = "lm_head.weight"
 _SEED = 0
 _SPREAD = 0.02
-"""Standard deviation of dummy weights, with which models are commonly initialised."""
+"""Standard deviation of dummy weights, as common for initialization."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +45,8 @@ class _Contents:
     """Tensors of a checkpoint that the model needs."""
 
     by_file: Mapping[Path, Sequence[tuple[str, str]]]
-    """Tensors by file, each with its name in the file and the family's name for it. They are in the
-    order of the file, so that reading is sequential."""
+    """Tensors by file, each with its name in the file and the family's name for it, in the order of
+    the file, so that reading is sequential."""
     tied_file: Path | None
     """File with an LM head that must equal the embedding, since the two are tied; else None."""
     tied_name: str
@@ -57,8 +57,8 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
     """Builds a model, with unset weights.
 
     Raises:
-        ValueError: the ranks cannot share the model evenly, or expert parallelism is on and it has
-            no experts.
+        ValueError: the model cannot be divided evenly among the ranks, or expert parallelism is
+            enabled for a model without experts.
     """
     check_sharing(config, options.group.world_size, expert_parallel=options.expert_parallel)
     module, name = FAMILIES[config.architecture].implementation.split(":")
@@ -71,28 +71,28 @@ def build_model(config: ModelConfig, options: LayerOptions, max_model_len: int) 
 
 
 def check_weights(config: ModelConfig, world_size: int, *, expert_parallel: bool = False) -> None:
-    """Checks a checkpoint as a rank does when it loads it, but reads only headers of weight files
-    and takes no memory for weights.
+    """Checks a checkpoint as a rank does on loading, but only reads headers of weight files and
+    allocates no weights.
 
     Args:
         config: the model's configuration.
         world_size: number of ranks.
-        expert_parallel: whether ranks hold some experts whole.
+        expert_parallel: whether ranks hold whole experts.
 
     Raises:
-        ValueError: the ranks cannot share the model evenly, or tensors are missing, unexpected, or
-            of another shape or type.
+        ValueError: the model cannot be divided evenly among the ranks, or tensors are missing,
+            unexpected, or of the wrong shape or type.
     """
     device = torch.device("meta")
     group = TensorParallelGroup(rank=0, world_size=world_size, device=device, process_group=None)
     options = LayerOptions(
         group=group,
-        dtype=torch.bfloat16,  # headers are checked alike for all types
+        dtype=torch.bfloat16,  # the check of headers is the same for all types
         device=device,
         batch_invariant=False,
         expert_parallel=expert_parallel,
     )
-    # One block: the tables of the rotary embedding are made on the CPU, for each position.
+    # One block: rotary tables are computed on the CPU for each position.
     model = build_model(config, options, max_model_len=config.block_size)
     _check_headers(_slots_by_name(model), config)
 
@@ -104,10 +104,10 @@ def load_weights(
     show_progress: bool,
     native: NativeOptions | None = None,
 ) -> None:
-    """Reads all slots of the model from the checkpoint, then packs the weights. If the compiled
-    library has them packed in a file, nothing is read.
+    """Reads all slots of the model from the checkpoint, then packs the weights. Reads nothing if
+    the compiled library has cached the packed weights in a file.
 
-    Memory never holds more than the model and some blocks that are being read.
+    Peak memory is the model and some blocks that are being read.
 
     Args:
         model: the model to load.
@@ -116,8 +116,8 @@ def load_weights(
         native: options for the compiled CPU library; None packs the weights for torch.
 
     Raises:
-        ValueError: tensors are missing, unexpected, or of another shape or type; the message names
-            them.
+        ValueError: tensors are missing, unexpected, or of the wrong shape or type; the message
+            names them.
     """
     with torch.inference_mode(), weight_memory(model, native) as memory:
         if not memory.is_filled:
@@ -127,8 +127,8 @@ def load_weights(
 
 
 def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None:
-    """Fills all slots of a model. No slot outlives this call: slots reference memory that packing
-    frees."""
+    """Fills all slots of a model. No slot may outlive this call: slots reference memory that
+    packing frees."""
     slots = _slots_by_name(model)
     contents = _check_headers(slots, config)
     start = time.perf_counter()
@@ -138,7 +138,7 @@ def _read(model: DecoderModel, config: ModelConfig, show_progress: bool) -> None
         read_blocks(blocks, advance)
     seconds = time.perf_counter() - start
     amount = f"{num_bytes / 1e6:.1f} MB of weights in {seconds:.1f} s"
-    logger.info("read %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
+    logger.info("loaded %s, %.2f GB/s", amount, num_bytes / 1e9 / seconds)
     if contents.tied_file is not None:
         embedding = slots[f"{model.embedding_name}.weight"][0]
         _check_tied(contents.tied_file, contents.tied_name, embedding)
@@ -151,23 +151,23 @@ def _slots_by_name(model: DecoderModel) -> dict[str, list[WeightSlot]]:
     return slots
 
 
-def draw_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
-    """Fills all slots with dummy (random) weights on their device, for measurements of speed, then
-    packs the weights as `load_weights` does."""
+def fill_dummy_weights(model: DecoderModel, native: NativeOptions | None = None) -> None:
+    """Fills all slots with dummy (random) weights on their device, for benchmarks, then packs the
+    weights as `load_weights` does."""
     generator = torch.Generator(device=model.options.device).manual_seed(_SEED)
     with torch.inference_mode():
         for slot in model.weight_slots():
-            if slot.draw is not None:
-                slot.draw(slot.destination)
+            if slot.fill_dummy is not None:
+                slot.fill_dummy(slot.destination)
             elif len(slot.full_shape) > 1:
-                _draw(slot.destination, generator)
-            else:  # norms, and biases
+                _fill_random(slot.destination, generator)
+            else:  # norms and biases
                 slot.destination.fill_(0.0 if slot.name.endswith("bias") else 1.0)
         pack_weights(model, native)
 
 
-def _draw(destination: torch.Tensor, generator: torch.Generator) -> None:
-    """Draws normally distributed values, for FP8 by way of bfloat16; random bits for integers."""
+def _fill_random(destination: torch.Tensor, generator: torch.Generator) -> None:
+    """Fills in normally distributed values, for FP8 via bfloat16; random bits for integers."""
     if not destination.is_floating_point():
         limits = torch.iinfo(destination.dtype)
         destination.random_(limits.min, limits.max, generator=generator)
@@ -214,15 +214,15 @@ def _check_headers(slots: Mapping[str, Sequence[WeightSlot]], config: ModelConfi
                     unexpected.append(name)
     problems = []
     if missing:
-        problems.append(f"lacks {_shorten(sorted(missing))}")
+        problems.append(f"missing {_shorten(sorted(missing))}")
     if unexpected:
-        problems.append(f"holds {_shorten(sorted(unexpected))}, which {config.architecture} lacks")
+        problems.append(f"unexpected {_shorten(sorted(unexpected))}")
     if twice:
-        problems.append(f"holds {_shorten(sorted(twice))} twice")
+        problems.append(f"duplicate {_shorten(sorted(twice))}")
     if problems:
         raise ValueError(
-            f"the checkpoint {config.folder} {' and '.join(problems)}: its config.json and weights "
-            "do not belong together, or are incomplete"
+            f"tensors of checkpoint {config.folder} do not match {config.architecture}: "
+            f"{'; '.join(problems)}. Its config.json and weights disagree, or files are missing"
         )
     return _Contents(by_file=by_file, tied_file=tied_file, tied_name=tied_name)
 
@@ -235,19 +235,19 @@ def _check_tensor(source: Any, slot: WeightSlot, path: Path) -> None:
         is_right = (*shape, *rest) == slot.full_shape and set(rest) <= {1}
     if not is_right:
         raise ValueError(
-            f"{slot.name} in {path.name} has shape {list(shape)}, but config.json asks for "
-            f"{list(slot.full_shape)}: the checkpoint's files do not belong together"
+            f"{slot.name} in {path.name} has shape {list(shape)}, but config.json implies "
+            f"{list(slot.full_shape)}: the checkpoint's files disagree"
         )
     if source.get_dtype() not in slot.source_types:
         raise ValueError(
-            f"{slot.name} in {path.name} is of type {source.get_dtype()}, but config.json speaks "
-            f"of {' or '.join(slot.source_types)}: use the checkpoint's unquantized version"
+            f"{slot.name} in {path.name} has type {source.get_dtype()}, but config.json implies "
+            f"{' or '.join(slot.source_types)}: use the checkpoint's unquantized version"
         )
 
 
 def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
     """Checks that the LM head of a checkpoint with tied embeddings equals the embedding, since
-    transformers would use it.
+    transformers would use the head.
 
     Raises:
         ValueError: it does not.
@@ -257,8 +257,8 @@ def _check_tied(path: Path, name: str, embedding: WeightSlot) -> None:
     blocks = TensorFile(path).blocks(name, embedding) if is_alike else ()
     if not is_alike or not all(block.equals(block.read_copy()) for block in blocks):
         raise ValueError(
-            f"tie_word_embeddings is true in config.json, but {path.name} holds another "
-            f"{name} than the embedding: set it to false to use that"
+            f"tie_word_embeddings is true in config.json, but {name} in {path.name} differs from "
+            "the embedding: set it to false to use that weight"
         )
 
 

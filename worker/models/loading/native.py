@@ -49,20 +49,20 @@ class NativeOptions:
     page_size: int
     num_threads: int
     required: bool
-    """Whether a model that the library cannot run is an error, instead of run by torch."""
+    """Whether an unsupported model is an error instead of falling back to torch."""
     weight_cache: bool = False
-    """Whether packed weights are mapped from a file in the cache folder."""
+    """Whether packed weights are memory-mapped from a file in the cache folder."""
 
 
 def weight_memory(
     model: DecoderModel, options: NativeOptions | None
 ) -> AbstractContextManager[WeightMemory]:
-    """Memory for the packed weights of a model that is not loaded yet. If the cache folder has them
-    in a file, it is filled already, and no weights need be read; else it becomes such a file when
-    the context ends.
+    """Memory for the packed weights of a model that is not loaded yet. If the cache folder has a
+    file with them, the memory is already filled, and weights need not be read; else it becomes such
+    a file when the context ends.
 
     Args:
-        model: the model, of which only shapes and types matter.
+        model: the model; only shapes and types are used.
         options: options of the compiled library; None if torch runs the model.
     """
     if options is None or not options.weight_cache or _problem(model, options):
@@ -78,12 +78,12 @@ def weight_memory(
 def pack_weights(
     model: DecoderModel, options: NativeOptions | None, memory: WeightMemory | None = None
 ) -> None:
-    """Converts the weights of a loaded model to the form in which they are used.
+    """Packs the weights of a loaded model.
 
     Args:
         model: a model whose weights are loaded, or in `memory`.
-        options: options of the compiled library, which takes the weights if it can run the model;
-            None if torch runs it.
+        options: options of the compiled library, which gets the weights if it supports the model;
+            None for torch.
         memory: memory for the library's packed weights; None for memory of this process.
 
     Raises:
@@ -91,13 +91,13 @@ def pack_weights(
     """
     if options is not None:
         model.native = build_native(model, options, memory or WeightMemory())
-    model.pack()
+    model.process_after_loading()
 
 
 def build_native(
     model: DecoderModel, options: NativeOptions, memory: WeightMemory
 ) -> NativeDecoder | None:
-    """The model in the library's form; None if the library cannot run it, and the reason is logged.
+    """The model in the library's form; None if unsupported, with the reason logged.
 
     Raises:
         ValueError: the library is required but cannot run the model.
@@ -115,19 +115,19 @@ def build_native(
     if options.required:
         raise ValueError(f"--cpu-backend native cannot run this model: {problem}")
     if group.rank == 0:
-        logger.warning("steps run through torch, several times slower: %s", problem)
+        logger.warning("falling back to torch on CPU, several times slower: %s", problem)
     return None
 
 
 def _problem(model: DecoderModel, options: NativeOptions) -> str:
-    """Reason why the library cannot run a model; empty if it can."""
+    """Reason why the library does not support a model; empty if it does."""
     if any(model.windows):
         return (
-            f"layers see {max(model.windows)} positions at a time: --max-model-len "
-            f"{min(filter(None, model.windows))} would do without that"
+            f"sliding windows of {max(model.windows)} tokens are not supported; set "
+            f"--max-model-len {min(filter(None, model.windows))} to serve without them"
         )
     if not vars(type(model)).get("runs_natively", False):
-        return f"{type(model).__name__} is none of the families that it computes"
+        return f"{type(model).__name__} is not supported"
     try:
         build_library()
     except NativeUnavailable as error:
@@ -137,7 +137,7 @@ def _problem(model: DecoderModel, options: NativeOptions) -> str:
 
 @cache
 def _packing_digest() -> str:
-    """Digest of the code that packs weights, so that files of other versions are not used."""
+    """Digest of the code that packs weights, so that files of other versions are ignored."""
     digest = hashlib.sha256(torch.__version__.encode())
     for folder in _PACKING_SOURCES:
         for source in sorted(folder.glob("*.py")):
@@ -180,7 +180,7 @@ def _model_tensors(model: DecoderModel, memory: WeightMemory | None = None) -> M
 
 def _layers(model: DecoderModel, memory: WeightMemory | None) -> Iterator[LayerTensors]:
     """Yields each layer's tensors, and drops its weights once the library has packed them, so that
-    memory never holds the model twice."""
+    the model is never in memory twice."""
     is_loaded = memory is not None and not memory.is_filled
     for layer in map(_llama_layer, model.layers):
         yield _layer_tensors(layer, model.options.group.rank, is_loaded)

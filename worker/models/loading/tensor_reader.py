@@ -1,9 +1,9 @@
 """Tensor reader: reads slices of tensors from safetensors files, in parallel and in place.
 
 Files are memory-mapped. If a block's destination is on CPU and has the file's data type, a reader
-thread copies the block there. Other blocks a reader thread copies to memory, and the caller's
-thread, which may use torch's threads, converts them or sends them to a device. Mapped pages are
-released after reading: a process never holds more than it has loaded and some blocks.
+thread copies the block there. Other blocks are copied to memory by a reader thread, then converted
+or sent to a device by the caller's thread, which may use torch's threads. Mapped pages are released
+after reading, so peak memory is the loaded weights and some blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.progress import Advance
 
 _BLOCK_BYTES = 4 << 20
 _MOST_READERS = 8
-"""Most reader threads, and so blocks that are requested from a drive or file server at a time."""
+"""Maximum reader threads, and so concurrent requests to a drive or file server."""
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -44,7 +44,7 @@ _TYPES = {
 }
 """Data types by their names in headers."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer types by size in bytes, as which values are copied: numpy does not know all types."""
+"""Integer types by size in bytes, used to copy values: numpy does not support all types."""
 
 Words = npt.NDArray[Any]
 
@@ -60,8 +60,8 @@ class TensorFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def blocks(self, name: str, slot: WeightSlot) -> Iterator[Block]:
-        """Blocks of the slot's slice of a tensor: some rows each if slice and destination have the
-        same shape, else one block."""
+        """Blocks of the slot's slice of a tensor: several rows each if slice and destination have
+        the same shape, else one block."""
         tensor = self._header[name]
         shape, dtype = tuple(tensor["shape"]), _TYPES[tensor["dtype"]]
         begin = self._begin + tensor["data_offsets"][0]
@@ -92,7 +92,7 @@ class Block:
         values: the values in the mapped file, as integers of their size.
         destination: view of the layer's tensor that they are written to.
         dtype: data type of the values in the file.
-        offset: number that is added to the values.
+        offset: added to the values.
         source: the mapped file, and the range of bytes that contains the values.
     """
 
@@ -146,7 +146,7 @@ class Block:
         return torch.equal(copy.to(self._destination), self._destination)
 
     def _advise(self, advice: str) -> None:
-        """Advises the kernel to read the block's pages ahead, or to release them, where the system
+        """Advises the kernel to read the block's pages ahead, or to release them, if the system
         supports it."""
         file, begin, end = self._source
         if (number := getattr(mmap, advice, None)) is not None:
@@ -163,8 +163,8 @@ def own_part(slot: WeightSlot, num_dims: int) -> tuple[slice, ...]:
 
 
 def read_blocks(blocks: Iterable[Block], advance: Advance) -> None:
-    """Reads all blocks to their destinations, in order, with as many threads as processors, at most
-    8; calls `advance` with the bytes of each block."""
+    """Reads all blocks to their destinations, in order, with one thread per processor, up to 8;
+    calls `advance` with the bytes of each block."""
     num_readers = min(_MOST_READERS, os.cpu_count() or 1)
     pending = deque[tuple[Block, "Future[torch.Tensor | None]"]]()
 

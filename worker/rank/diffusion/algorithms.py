@@ -18,7 +18,7 @@ _POST_EDIT_STEPS, _FINISHED = 0, 1
 class LowConfidence(DiffusionAlgorithm):
     """Decides positions whose confidence is above the threshold; if none is, the most confident.
 
-    A block is done with the forward pass that sees no undecided position in it (LLaDA, arXiv
+    A block is done after the forward pass in which it has no undecided position (LLaDA, arXiv
     2502.09992; dynamic thresholds: Fast-dLLM, arXiv 2505.22618).
     """
 

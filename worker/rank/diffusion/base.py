@@ -42,27 +42,26 @@ class BlockBatch:
     ids: IntArray
     """[N, B]: tokens, the mask token where undecided."""
     undecided: BoolArray
-    """[N, B]: positions without a token. Comparing `ids` with the mask token does not tell them: a
-    prompt may hold it too."""
+    """[N, B]: positions without a token. Not equivalent to `ids` being the mask token, which
+    prompts may contain, too."""
     fixed: BoolArray
     """[N, B]: positions that hold tokens of the prompt."""
     scored: BoolArray
     """[N, B]: positions that have logits, which are in row-major order."""
     params: BlockParams
     report_at_once: bool
-    """Whether a round of an editing algorithm that changes nothing reports its block as done;
-    otherwise the next round does."""
+    """Whether a round of an editing algorithm that changes nothing reports its block as done; if
+    not, the next round does."""
     propose: Callable[[torch.Tensor], Proposal]
     """Proposes one token for each scored position from logits [S, vocab], which it may overwrite.
 
-    The mask token is never proposed. Greedy requests get the likeliest token; others get a draw
+    The mask token is never proposed. Greedy requests get the likeliest token; others get a sample
     from the distribution that temperature, top-k, top-p and min-p leave, keyed by (seed, position,
     round), and its probability in that distribution."""
 
 
 class DiffusionAlgorithm(ABC):
-    """Decides positions of running blocks, round by round. Blocks carry the state, instances have
-    none."""
+    """Decides positions of running blocks, round by round. Stateless: blocks carry the state."""
 
     edits: ClassVar[bool]
     """Whether decided positions may change again."""
@@ -71,7 +70,7 @@ class DiffusionAlgorithm(ABC):
     def init_step_state(self) -> tuple[int, ...] | None:
         """State of a block before its first round; None for a stateless algorithm.
 
-        Callers keep it between rounds and do not look into it.
+        Opaque to callers, which keep it between rounds.
         """
         return None
 
@@ -85,7 +84,7 @@ class DiffusionAlgorithm(ABC):
             states: [N, size of a state], edited in place; None for a stateless algorithm.
 
         Returns:
-            [N]: blocks that are done: the keys and values of this forward pass are final for them.
+            [N]: blocks that are done, for which the keys and values of this forward pass are final.
         """
 
 

@@ -20,7 +20,7 @@ from worker.plan.plan import BlockOutcome, BlockRow, Plan, Row, StepResult
 from worker.protocol.diffusion import DllmAlgorithm
 from worker.rank.diffusion.base import BlockBatch, BoolArray, IntArray, scored_positions
 from worker.rank.diffusion.proposal import propose, random_positions
-from worker.rank.diffusion.running import RunningBlock, index_reads, read_indices
+from worker.rank.diffusion.running import RunningBlock, index_logits, logits_rows
 from worker.rank.diffusion.table import BlockTable
 from worker.rank.sampling.masks import MaskRows
 from worker.rank.tables import DeviceTables
@@ -40,11 +40,10 @@ class BlockStep:
     plan: Plan
     blocks: Sequence[RunningBlock] = ()
     """Running blocks, one per BlockRow of `plan`."""
-    read: torch.Tensor | None = None
-    """[S] int64: indices of the first pass's tokens whose hidden states are read; None without
-    rows."""
+    logits_indices: torch.Tensor | None = None
+    """[S] int64: indices of the first pass's tokens whose logits are needed; None without rows."""
     left_out: tuple[int, ...] = ()
-    """Indices, among the BlockRows of the Plan as it came, of windows whose requests had ended."""
+    """Indices, among the BlockRows of the original Plan, of windows whose requests had ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +65,9 @@ class BlockResults:
 
 
 class BlockDecoder:
-    """Runs rounds of running blocks; their requests may name different algorithms.
+    """Runs rounds of running blocks, whose requests may use different algorithms.
 
-    All ranks have the same logits, decide alike, and so run the same rounds.
+    All ranks have the same logits, make the same decisions and so run the same rounds.
 
     Args:
         config: the engine's configuration; `dllm_fdfo` is the execution mode.
@@ -112,7 +111,7 @@ class BlockDecoder:
         tables.
 
         HAZARD: no cell may be written both here and by the Plan's own writes, which come later.
-        None is: an admission writes known tokens, and undecided positions lie behind these.
+        None is: an admission writes known tokens, and undecided positions come after these.
         """
         for accept in plan.accepts:
             self.table.accept(accept.slot, accept.end)
@@ -135,14 +134,17 @@ class BlockDecoder:
             if isinstance(row, BlockRow):
                 block = BlockRow(row.slot, self._block_start(row), self._block_size)
                 blocks.append(RunningBlock(row=block, first_token=end - self._block_size))
-        return replace(step, blocks=blocks, read=self._reads(blocks) if plan.rows else None)
+        return replace(
+            step, blocks=blocks, logits_indices=self._index_logits(blocks) if plan.rows else None
+        )
 
     def run(self, step: BlockStep, hidden: torch.Tensor | None, masks: bytes = b"") -> BlockResults:
-        """Runs the Plan's rounds, of which the first forward pass is done.
+        """Runs the Plan's rounds, after their first forward pass.
 
         Args:
             step: the step as `prepare` returned it.
-            hidden: hidden states [S, hidden] of the tokens `step.read`; None without rows.
+            hidden: hidden states [S, hidden] of the tokens `step.logits_indices`; None without
+                rows.
             masks: bitmasks of the blocks in `Plan.masked`, as in a Sample message.
         """
         plan = step.plan
@@ -170,7 +172,7 @@ class BlockDecoder:
 
         First done, first out (FDFO): the step ends when any block is done, or after
         `Plan.max_rounds`; the other blocks continue in the next step. Otherwise it ends when all
-        blocks are done: those that are done earlier stay in the forward passes until then.
+        blocks are done; blocks that finish earlier stay in the forward passes until then.
         """
         num_forwards = 0
         while True:
@@ -191,7 +193,7 @@ class BlockDecoder:
         for index, block in enumerate(blocks):
             block.first_token = index * self._block_size
         plan = Plan(seq, [], [], [block.row for block in blocks])
-        return self._forward(plan, self._reads(blocks))
+        return self._forward(plan, self._index_logits(blocks))
 
     def _step(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
         """Runs one step of their algorithms for blocks that are not over."""
@@ -239,8 +241,8 @@ class BlockDecoder:
             self._finish(block, is_done, edits=algorithm.edits)
 
     def _step_guided(self, blocks: Sequence[RunningBlock], hidden: torch.Tensor) -> None:
-        """Runs one step for blocks under a grammar: proposes tokens from the leftmost undecided
-        position on, as far as each is above the threshold, for the grammar to check."""
+        """Runs one step for blocks under a grammar: proposes tokens, from the leftmost undecided
+        position up to the first one below the threshold, for the grammar to check."""
         table = self.table
         slots = [block.row.slot for block in blocks]
         undecided = table.undecided[slots]
@@ -249,7 +251,7 @@ class BlockDecoder:
         masks = b"".join(block.mask or b"" for block in blocks)
         firsts = (counts.cumsum() - counts).tolist()
         rows = MaskRows(firsts, masks, self._vocab_size, hidden.device)
-        rows.apply(logits, native=self._tables.native_draws)
+        rows.apply(logits, native=self._tables.native_sampling)
         proposal = propose(logits, undecided, mask_token_id=table.mask_token_id, random=random)
         sure = proposal.confidence > table.params(slots).threshold
         table.proposed[slots] = proposal.token_ids
@@ -270,7 +272,7 @@ class BlockDecoder:
         parameters [S] for them; None where all are greedy."""
         rows, columns = np.nonzero(scored)
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
-        index = read_indices(blocks, rows, columns)
+        index = logits_rows(blocks, rows, columns)
         random = random_positions(
             self._tables.sampling,
             slots,
@@ -281,8 +283,8 @@ class BlockDecoder:
             hidden = hidden.index_select(0, to_device(torch.from_numpy(index), hidden.device))
         return self._score(hidden), random
 
-    def _reads(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
-        tokens = index_reads(blocks, self.table, only_needed=self._masked_logits)
+    def _index_logits(self, blocks: Sequence[RunningBlock]) -> torch.Tensor:
+        tokens = index_logits(blocks, self.table, only_needed=self._masked_logits)
         return to_device(torch.from_numpy(tokens), self._tables.token_pool.device)
 
     def _finish(self, block: RunningBlock, is_done: bool, *, edits: bool) -> None:

@@ -51,7 +51,7 @@ def random_positions(
 ) -> SamplingParameters | None:
     """Sampling parameters of scored positions, [S] each; None where all are greedy.
 
-    A draw is keyed by the request's seed, the position and the round of its block (`slots`,
+    A sample is keyed by the request's seed, the position and the round of its block (`slots`,
     `positions` and `rounds`, [S] each), so it is the same whatever else is in the batch.
     """
     return state.parameters(slots, positions, keys=rounds * _ROUND_STRIDE)

@@ -1,4 +1,4 @@
-"""Running blocks of one Plan, and the hidden states that the next step of each reads."""
+"""Running blocks of one Plan, and the positions whose logits they need."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class RunningBlock:
     """Row of the block's own positions."""
     first_token: int
     """Index of the block's first position among the tokens of the next forward pass."""
-    reads: BoolArray | None = None
-    """[B]: positions whose hidden states the next step reads."""
+    needs_logits: BoolArray | None = None
+    """[B]: positions whose logits the next step needs."""
     first: int = 0
-    """Index of the block's first read position among all that are read of that pass."""
+    """Index of the block's first row among the logits of that pass."""
     mask: bytes | None = None
     """Grammar bitmask of the leftmost undecided position; None without a grammar."""
     is_done: bool = False
@@ -39,42 +39,43 @@ class RunningBlock:
 
     @property
     def is_over(self) -> bool:
-        """Whether no later round of this Plan decides positions of the block."""
+        """Whether this Plan decides no further positions of the block."""
         return self.is_done or self.is_paused
 
 
-def index_reads(
+def index_logits(
     blocks: Sequence[RunningBlock], table: BlockTable, *, only_needed: bool
 ) -> _Indices:
-    """Indices [S] of the tokens of the next forward pass whose hidden states are read; sets `reads`
-    and `first` of the blocks.
+    """Indices [S] of the tokens of the next forward pass whose logits are needed; sets
+    `needs_logits` and `first` of the blocks.
 
     Args:
         blocks: the running blocks, `first_token` set for that pass.
         table: the running blocks' tokens.
         only_needed: as in `scored_positions`.
     """
-    tokens, num_read = [np.zeros(0, dtype=np.int64)], 0
+    tokens, num_logits = [np.zeros(0, dtype=np.int64)], 0
     for block in blocks:
         slot = block.row.slot
         if block.is_over:
-            block.reads = np.zeros(table.block_size, dtype=np.bool_)
+            block.needs_logits = np.zeros(table.block_size, dtype=np.bool_)
         else:
-            # Under a grammar undecided positions are read, which every algorithm scores.
+            # Under a grammar undecided positions need logits, which every algorithm scores.
             algorithm = table.algorithm(table.algorithm_name(slot))
             undecided, fixed = table.undecided[slot].copy(), table.fixed[slot]
-            block.reads = scored_positions(algorithm, undecided, fixed, only_needed=only_needed)
-        tokens.append(block.first_token + np.flatnonzero(block.reads))
-        block.first = num_read
-        num_read += len(tokens[-1])
+            block.needs_logits = scored_positions(
+                algorithm, undecided, fixed, only_needed=only_needed
+            )
+        tokens.append(block.first_token + np.flatnonzero(block.needs_logits))
+        block.first = num_logits
+        num_logits += len(tokens[-1])
     return np.concatenate(tokens)
 
 
-def read_indices(blocks: Sequence[RunningBlock], rows: _Indices, columns: _Indices) -> _Indices:
-    """Indices [S], among all positions that are read of a pass, of position `columns` [S] of block
-    `rows` [S]."""
-    reads = np.array([block.reads for block in blocks])
-    assert reads[rows, columns].all(), "scored, but not read"
+def logits_rows(blocks: Sequence[RunningBlock], rows: _Indices, columns: _Indices) -> _Indices:
+    """Rows [S] of a pass's logits with positions `columns` [S] of blocks `rows` [S]."""
+    needs_logits = np.array([block.needs_logits for block in blocks])
+    assert needs_logits[rows, columns].all(), "scored, but without logits"
     first = np.array([block.first for block in blocks], dtype=np.int64)
-    indices: _Indices = first[rows] + (reads.cumsum(axis=1) - 1)[rows, columns]
+    indices: _Indices = first[rows] + (needs_logits.cumsum(axis=1) - 1)[rows, columns]
     return indices

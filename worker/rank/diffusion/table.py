@@ -19,15 +19,15 @@ class BlockTable:
     """Tokens, undecided positions, round and algorithm state of each slot's running block.
 
     A block becomes the running one with the first row of its request that ends with it. It stays in
-    the table as the last step left it, until the next block replaces it or another request takes
-    the slot.
+    the table until the next block replaces it or another request takes the slot.
 
     Args:
         num_slots: number of slots.
         block_size: positions per block.
         mask_token_id: token that undecided positions hold.
         algorithm: default algorithm.
-        threshold: default threshold for requests of that algorithm; None takes the algorithm's own.
+        threshold: default threshold for requests of that algorithm; None for the algorithm's
+            default.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class BlockTable:
         self.fixed = np.zeros(shape, dtype=np.bool_)
         self.states = np.zeros((num_slots, self._state_size), dtype=np.int32)
         self.rounds = np.zeros(num_slots, dtype=np.int64)
-        """Rounds that each slot's block has been through."""
+        """Number of completed rounds of each slot's block."""
         self.starts = np.full(num_slots, -1, dtype=np.int64)
         """First position of each slot's block; -1 before the request's first block."""
         self.proposed = np.zeros(shape, dtype=np.int32)
-        """Tokens that the last round under a grammar proposed, for `accept` to take."""
+        """Tokens that the last round under a grammar proposed, for `accept`."""
         self.wants_drafts = np.zeros(num_slots, dtype=np.bool_)
-        """Whether the request is sent its running block after every round."""
+        """Whether the running block is sent to the client after every round."""
         self._is_done = np.zeros(num_slots, dtype=np.bool_)
         """Whether the slot's block is done."""
         self._is_committed = np.zeros(num_slots, dtype=np.bool_)
@@ -94,14 +94,14 @@ class BlockTable:
             self._restore(slot, block.state, tokens)
 
     def accept(self, slot: int, end: int) -> None:
-        """Decides the undecided positions before `end`: they take the proposed tokens."""
+        """Sets the undecided positions before `end` to the proposed tokens."""
         positions = self.starts[slot] + np.arange(self.block_size)
         taken = self.undecided[slot] & (positions < end)
         self.ids[slot, taken] = self.proposed[slot, taken]
         self.undecided[slot, taken] = False
 
     def enter(self, slot: int, start: int) -> bool:
-        """Makes the block at `start` the slot's running one, if it is not yet.
+        """Makes the block at `start` the slot's running one, if it is not already.
 
         Returns:
             Whether the block's tokens have to be written to the device.
@@ -135,8 +135,8 @@ class BlockTable:
         """Positions [start, end) that the slot's next forward pass computes; None if its request
         ended.
 
-        They are the running block, or, once it is done, the next one, with it the done block if the
-        KV cache lacks its final tokens.
+        These are the running block, or, once it is done, the next one, preceded by the done block
+        if the KV cache lacks its final tokens.
         """
         if self._has_ended[slot]:
             return None
@@ -174,9 +174,9 @@ class BlockTable:
         return token_ids
 
     def finished_tokens(self, slot: int) -> list[int] | None:
-        """Tokens that the slot's block adds if its request surely ends within it, else None.
+        """Tokens that the slot's block adds if its request is certain to end within it, else None.
 
-        The request surely ends if all positions up to an end token, or up to the length limit, are
+        That is the case once all positions up to an end token, or up to the length limit, are
         decided.
         """
         admit = self._admits[slot]
@@ -206,7 +206,7 @@ class BlockTable:
         self.states[slot] = values[2 + 2 * size :]
         known = tokens[self.starts[slot] :][:size]
         self.fixed[slot] = np.arange(size) < len(known)
-        # Under a grammar, tokens that the last round proposed may have been accepted since.
+        # Under a grammar, tokens proposed in the last round may have been accepted since.
         self.ids[slot, : len(known)] = known
         self.undecided[slot, : len(known)] = False
 

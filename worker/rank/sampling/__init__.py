@@ -1,1 +1,1 @@
-"""Sampling: logits processors, grammar masks, draws and log-probabilities."""
+"""Sampling: logits processors, grammar masks, sampling parameters and log-probabilities."""

@@ -1,8 +1,8 @@
 """Logits processors of requests: tables on the device with a part per slot.
 
-A table sets a slot's part when a request is admitted, finds the rows of a step that it edits, and
-edits their logits in one launch. Token ids beyond the vocabulary are left out, since they cannot be
-drawn.
+A table sets a slot's part when a request is admitted, gathers the rows of a step that it edits, and
+edits their logits in one launch. Token ids beyond the vocabulary are ignored, since they cannot be
+sampled.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from worker.rank.transfer import to_device
 
 _WORD = 32
 _MAX_LONG_WORDS = MAX_BAD_WORDS_TOKENS // 2
-"""Maximum number of bad words of several tokens: single ones are in the masks."""
+"""Maximum number of bad words of several tokens; those of one token are in the masks."""
 
 
 class SampledRow(NamedTuple):
-    """One draw of a request with logits processors or log-probabilities."""
+    """One sampled token of a request with logits processors or log-probabilities."""
 
     sample: int
-    """Index of the draw, which is its row of the logits."""
+    """Index of the sample, and its row in the logits."""
     slot: int
     end: int
     """Position of the new token."""
     params: LogitsParams
     num_drafts: int
-    """Number of drafts before the new token in its row, which penalties have not counted yet."""
+    """Number of drafts before the new token in its row, which are not yet in the penalties'
+    counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +60,11 @@ class TokenMaskRows:
 class TokenMaskTable:
     """Two bitmasks per slot: one before `min_tokens` output tokens, one from then on.
 
-    Both mask tokens that are not allowed, and bad words of one token; the first one masks stop
-    tokens, too.
+    Both mask disallowed tokens and bad words of one token; the first one also masks stop tokens.
 
     Args:
         num_rows: number of slots, the dummy slot included.
-        vocab_size: number of tokens that can be drawn.
+        vocab_size: number of tokens that can be sampled.
         device: device of the masks.
     """
 
@@ -72,7 +72,7 @@ class TokenMaskTable:
         self._vocab_size = vocab_size
         self._shape = (2 * num_rows, -(-vocab_size // _WORD))
         self._device = device
-        # Most servers never see a mask, so the table is made for the first one.
+        # Allocated for the first request that needs it, since most servers never do.
         self._masks: torch.Tensor | None = None
         self._min_tokens: dict[int, int] = {}
         """`min_tokens` by slot, of slots with masks."""
@@ -95,7 +95,7 @@ class TokenMaskTable:
         self._min_tokens[slot] = params.min_tokens
 
     def gather(self, sampled: Sequence[SampledRow]) -> TokenMaskRows | None:
-        """Masked rows among the draws with processors; None without any."""
+        """Masked rows among the samples with processors; None without any."""
         found = []
         for one in sampled:
             if (least := self._min_tokens.get(one.slot)) is not None:
@@ -112,7 +112,7 @@ class TokenMaskTable:
         apply_token_bitmask(logits, self._masks, rows=rows.rows, mask_rows=rows.mask_rows)
 
     def _flags(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Flags [vocab] of these tokens, those beyond the vocabulary left out."""
+        """Flags [vocab] of these tokens; those beyond the vocabulary are ignored."""
         flags = np.zeros(self._vocab_size, dtype=np.bool_)
         ids = np.asarray(token_ids, dtype=np.int32)
         flags[ids[ids < self._vocab_size]] = True
@@ -120,10 +120,10 @@ class TokenMaskTable:
 
 
 class _Edits(NamedTuple):
-    """Edits that a slot holds."""
+    """Sizes of a slot's edits."""
 
     num_prompt: int
-    """Number of prompt tokens, which match no word."""
+    """Number of prompt tokens, which are not matched against words."""
     num_biases: int
     num_words: int
 
@@ -131,14 +131,13 @@ class _Edits(NamedTuple):
 class TokenEditTable:
     """Logit biases, and bad words of several tokens, by slot.
 
-    Each slot has room for the edits that one request may have (MAX_LOGIT_BIASES,
-    MAX_BAD_WORDS_TOKENS), so that no request changes the size of the table, nor the work for
-    another one.
+    Each slot has room for the maximum edits of a request (MAX_LOGIT_BIASES, MAX_BAD_WORDS_TOKENS),
+    so that requests change neither the size of the table nor the work for others.
 
     Args:
         num_rows: number of slots, the dummy slot included.
         token_stride: cells per slot in the flat token pool.
-        vocab_size: number of tokens that can be drawn.
+        vocab_size: number of tokens that can be sampled.
         device: device of the table.
     """
 
@@ -149,7 +148,7 @@ class TokenEditTable:
         self._token_stride = token_stride
         self._vocab_size = vocab_size
         self._device = device
-        # Most servers never see an edit, so the table is made for the first one.
+        # Allocated for the first request that needs it, since most servers never do.
         self._edits: TokenEdits | None = None
         self._slots: dict[int, _Edits] = {}
         """Sizes by slot, of slots with edits."""
@@ -160,7 +159,7 @@ class TokenEditTable:
         return num_rows * 4 * (2 * MAX_LOGIT_BIASES + MAX_BAD_WORDS_TOKENS + _MAX_LONG_WORDS)
 
     def admit(self, slot: int, params: LogitsParams) -> None:
-        """Replaces the slot's edits, whose numbers `worker.protocol.limits` has checked."""
+        """Replaces the slot's edits, whose counts are checked in `worker.protocol.limits`."""
         self._slots.pop(slot, None)
         biases = [
             (token, bias)
@@ -179,13 +178,13 @@ class TokenEditTable:
             (edits.words, np.array([token for word in words for token in word], dtype=np.int32)),
             (edits.word_ends, np.cumsum(lengths, dtype=np.int32)),
         ):
-            assert len(own) <= table.shape[1], "more edits than a request may have: not rejected"
+            assert len(own) <= table.shape[1], "more edits than the limits of a request"
             if len(own):
                 table[slot, : len(own)] = to_device(torch.from_numpy(own), self._device)
         self._slots[slot] = _Edits(params.num_prompt, len(biases), len(words))
 
     def gather(self, sampled: Sequence[SampledRow]) -> EditRows | None:
-        """Edited rows among the draws with processors; None without any."""
+        """Edited rows among the samples with processors; None without any."""
         found = [
             (
                 one.sample,
@@ -234,12 +233,12 @@ class TokenEditTable:
 class PenaltyTable:
     """Tokens in each slot's prompt, and counts of tokens in each slot's output, for penalties.
 
-    The sampler counts what it draws, on the device: the next step may be launched before the host
-    knows the token. Every admission to a slot counts its tokens anew.
+    Sampled tokens are counted on the device, since the next step may be launched before the token
+    is on the host. Each admission to a slot recounts its tokens.
 
     Args:
         num_rows: number of slots, the dummy slot included.
-        vocab_size: number of tokens that can be drawn.
+        vocab_size: number of tokens that can be sampled.
         device: device of the tables.
     """
 
@@ -247,7 +246,7 @@ class PenaltyTable:
         self._vocab_size = vocab_size
         self._device = device
         self._num_rows = num_rows
-        # Most servers never see a penalty, so the tables are made for the first one.
+        # Allocated for the first request that needs them, since most servers never do.
         self._in_prompt: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
 
@@ -260,21 +259,21 @@ class PenaltyTable:
         counts[slot].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def apply(self, logits: torch.Tensor, rows: PenaltyRows, token_pool: torch.Tensor) -> None:
-        """Penalizes logits [S, vocab] in place, at the tokens that the requests hold."""
+        """Penalizes logits [S, vocab] in place, at the tokens of the requests."""
         in_prompt, counts = self._tables()
         apply_penalties_(logits, rows, in_prompt, counts, token_pool)
 
     def count(self, tokens: torch.Tensor, rows: PenaltyRows, accepted: torch.Tensor | None) -> None:
-        """Counts a step's drawn tokens.
+        """Counts a step's sampled tokens.
 
         Args:
-            tokens: [S] int64: drawn tokens.
+            tokens: [S] int64: sampled tokens.
             rows: rows that were penalized.
-            accepted: [S] bool: draws that follow no rejected draft; None for all.
+            accepted: [S] bool: samples that do not follow a rejected draft; None for all.
         """
         _, counts = self._tables()
         if accepted is not None:
-            # Rejected draws are counted for the dummy slot, whose counts are never read.
+            # Rejected samples are counted for the dummy slot, whose counts are never read.
             kept = accepted.index_select(0, rows.rows)
             rows = replace(rows, slots=rows.slots.where(kept, len(counts) - 1))
         count_tokens_(counts, rows, tokens)
@@ -298,7 +297,8 @@ def _pack(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
 
 
 def table_bytes(num_rows: int, vocab_size: int) -> int:
-    """Bytes of all tables for `num_rows` slots, which are made when requests first need them."""
+    """Bytes of all tables for `num_rows` slots, which are allocated when requests first need
+    them."""
     masks = 2 * num_rows * -(-vocab_size // _WORD) * 4
     penalties = num_rows * vocab_size * (1 + 4)
     return masks + TokenEditTable.num_bytes(num_rows) + penalties
@@ -314,7 +314,7 @@ def penalizes(params: LogitsParams) -> bool:
 
 
 def gather_penalty_rows(sampled: Sequence[SampledRow], device: torch.device) -> PenaltyRows | None:
-    """Penalized rows among the draws with processors; None without any."""
+    """Penalized rows among the samples with processors; None without any."""
     found = [one for one in sampled if penalizes(one.params)]
     if not found:
         return None

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens in the model's raw distribution, before any logits processor.
 
 HAZARD(invariance): the normalizer is a sum of integers, which does not depend on its order, and
-`topk` looks for the same number of tokens whatever a request asks for.
+`topk` always searches for the same number of tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from worker.protocol.messages import TokenLogprobs
 from worker.protocol.sampling import MAX_LOGPROBS
 
 PROMPT_BLOCK = 64
-"""Prompt positions that are scored at once, which bounds the memory for their logits."""
+"""Number of prompt positions scored at once, which bounds the memory for their logits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobRows:
-    """Rows of a step's logits whose requests ask for log-probabilities."""
+    """Rows of a step's logits whose requests return log-probabilities."""
 
     rows: torch.Tensor
     """[n] int64 on the device."""
@@ -72,7 +72,7 @@ class Scores:
 
     def to_host(self) -> list[TokenLogprobs]:
         """Log-probabilities of each token; waits for the device."""
-        # Logits that overflow, of a broken checkpoint, leave weights that may be 0.
+        # Overflowing logits of a broken checkpoint may leave weights of 0.
         norms = [
             best + math.log(max(weight, 1) / 2**WEIGHT_BITS)
             for best, weight in zip(self.best.tolist(), self.weight.tolist(), strict=True)
@@ -122,7 +122,7 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) ->
 def _ranks(logits: torch.Tensor, own: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """Ranks [n]: number of logits in each row that are at least `own` [n, 1]; `top` [n, k] are the
     largest."""
-    if logits.is_cuda:  # finding the rows whose rank `top` does not tell would wait for the device
+    if logits.is_cuda:  # selecting rows with lower ranks would wait for the device
         return (logits >= own).sum(dim=-1)
     ranks = (top >= own).sum(dim=-1)
     (low,) = (own <= top[:, -1:]).squeeze(1).nonzero(as_tuple=True)

@@ -20,7 +20,7 @@ class MaskRows:
         rows: M rows of the logits, ascending.
         masks: bitmasks as in a Sample message: ceil(vocab / 32) little-endian int32 words for each
             of `rows`; bit 1 allows a token.
-        vocab_size: number of tokens that can be drawn.
+        vocab_size: number of tokens that can be sampled.
         device: device of the logits.
     """
 
@@ -41,19 +41,19 @@ class MaskRows:
     @cached_property
     def bitmask(self) -> torch.Tensor:
         """Bitmasks, int32 [M, ceil(vocab / 32)] on the device."""
-        # A copy: arrays of frombuffer are read-only, and tensors cannot be.
+        # Copy: arrays of frombuffer are read-only, which tensors do not support.
         words = np.frombuffer(self._masks, dtype="<i4").astype(np.int32)
         return to_device(torch.from_numpy(words.reshape(self._shape)), self._device)
 
     def rows_among(self, samples: Sequence[int]) -> torch.Tensor:
-        """Masked rows, int64 [M], counted among all rows of a batch of which only `samples`
-        draw."""
+        """Masked rows, int64 [M], as indices among all rows of a batch, of which only `samples`
+        sample."""
         return to_device(torch.tensor([samples[row] for row in self._rows]), self._device)
 
     def apply(self, logits: torch.Tensor, *, native: bool = False) -> None:
         """Sets logits of forbidden tokens to -inf in the masked rows of fp32 logits [S, vocab].
 
-        With `native`, the compiled CPU library reads the masks from the message itself.
+        With `native`, the compiled CPU library reads the masks directly from the message.
         """
         if native and logits.is_contiguous():
             apply_bitmask_native(logits, self._rows, self._masks)

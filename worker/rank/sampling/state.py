@@ -27,7 +27,7 @@ from worker.rank.sampling.logprobs import LogprobRows, PromptChunk
 from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 FILTERS = ("top_k", "top_p", "log_min_p")
-"""Sampling parameters that exclude tokens from a draw."""
+"""Sampling parameters that exclude tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class SamplingState:
     Args:
         num_rows: number of slots, the dummy slot included.
         token_stride: cells per slot in the flat token pool.
-        vocab_size: number of tokens that can be drawn.
+        vocab_size: number of tokens that can be sampled.
         device: the rank's device.
     """
 
@@ -67,8 +67,8 @@ class SamplingState:
         )
         self._penalties = PenaltyTable(num_rows, vocab_size, device)
         self._params: dict[int, LogitsParams] = {}
-        """Processors and log-probabilities by slot, of slots with any; steps without such slots
-        skip the tables of processors."""
+        """Parameters by slot, for slots with processors or log-probabilities; steps without such
+        slots skip the tables of processors."""
 
     def admit(self, admit: Admit) -> None:
         """Sets the slot's parameters and processors to those of the request."""
@@ -92,22 +92,22 @@ class SamplingState:
             self._penalties.admit(slot, token_ids, params.num_prompt)
 
     def has_processors(self, slot: int) -> bool:
-        """Whether the slot's request has logits processors or asks for log-probabilities."""
+        """Whether the slot's request has logits processors or returns log-probabilities."""
         return slot in self._params
 
     def any_random(self, slots: IntArray) -> bool:
-        """Whether any of the slots draws at random."""
+        """Whether any of the slots uses random sampling."""
         return bool((self.temperature[slots] >= GREEDY_BELOW).any())
 
     def filters(self, slots: IntArray) -> tuple[str, ...]:
-        """The FILTERS that draws of the slots apply: those that any slot uses; where kernels draw,
-        all or none, since each combination would be another compiled kernel."""
+        """The FILTERS applied when sampling for the slots: those that any slot uses; with Triton
+        kernels all or none, since each combination would be compiled separately."""
         uses = (self.top_k[slots] > 0, self.top_p[slots] < 1.0, self.log_min_p[slots] > -np.inf)
         used = tuple(name for name, used in zip(FILTERS, uses, strict=True) if used.any())
         return FILTERS if used and registry.uses_triton(self._device) else used
 
     def columns(self, slots: IntArray, positions: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """Sampling parameters [S] of draws for these slots, at these positions of new tokens."""
+        """Sampling parameters [S] for these slots, at these positions of new tokens."""
         return {
             "positions": positions,
             "seeds": self.seeds[slots],
@@ -121,7 +121,7 @@ class SamplingState:
         self, slots: IntArray, positions: IntArray, *, keys: IntArray | int = 0
     ) -> SamplingParameters | None:
         """Sampling parameters [S] on the device, with `keys` added to the seeds modulo 2**64; None
-        where all draws are greedy."""
+        if all slots are greedy."""
         if not self.any_random(slots):
             return None
         columns = self.columns(slots, positions)
@@ -139,17 +139,17 @@ class SamplingState:
             return None
         sampled: list[SampledRow] = []
         prompts: list[PromptChunk] = []
-        first_token = num_draws = 0
-        for index, (slot, start, length, draws) in enumerate(table.tolist()):
+        first_token = num_samples = 0
+        for index, (slot, start, length, samples) in enumerate(table.tolist()):
             if (params := self._params.get(slot)) is not None:
                 prompts += self._prompt_chunk(index, slot, (start, start + length), first_token)
-                first = start + length + 1 - draws
+                first = start + length + 1 - samples
                 sampled += (
-                    SampledRow(num_draws + draw, slot, first + draw, params, draw)
-                    for draw in range(draws)
+                    SampledRow(num_samples + sample, slot, first + sample, params, sample)
+                    for sample in range(samples)
                 )
             first_token += length
-            num_draws += draws
+            num_samples += samples
         if not sampled and not prompts:
             return None
         return ProcessedRows(
@@ -172,7 +172,7 @@ class SamplingState:
     def count(
         self, tokens: torch.Tensor, rows: ProcessedRows, accepted: torch.Tensor | None = None
     ) -> None:
-        """Counts the step's drawn tokens [S] int64 for later penalties; `accepted` as in
+        """Counts the step's sampled tokens [S] int64 for later penalties; `accepted` as in
         `PenaltyTable.count`."""
         if rows.penalties is not None:
             self._penalties.count(tokens, rows.penalties, accepted)
@@ -194,7 +194,7 @@ class SamplingState:
         """The chunk of prompt positions to score in a row that computes positions [span[0],
         span[1]); empty without any."""
         params = self._params[slot]
-        # The last prompt position predicts the first output token, which is no prompt token.
+        # The last prompt position predicts the first output token, not a prompt token.
         length = min(span[1], params.num_prompt - 1) - span[0]
         if params.num_prompt_logprobs < 0 or length <= 0:
             return []
@@ -212,13 +212,13 @@ class SamplingState:
 def staged_parameters(
     staged: StagedArrays, positions: torch.Tensor, filters: Sequence[str], max_top_k: int
 ) -> SamplingParameters:
-    """Sampling parameters of S draws from arrays on the device.
+    """Sampling parameters of S samples from arrays on the device.
 
     Args:
         staged: arrays of `SamplingState.columns`, at least seeds, temperature and `filters`.
         positions: [S] int64: positions of the new tokens.
         filters: those of FILTERS that are applied.
-        max_top_k: largest top_k of the draws.
+        max_top_k: largest top_k of the samples.
     """
     columns = {name: staged[name] for name in ("temperature", "seeds", *filters)}
     return SamplingParameters(positions=positions, **columns, max_top_k=max_top_k)

@@ -2,12 +2,12 @@
 
     place     speculative rows ──newest tokens──> Proposer ──drafts──> rows of known length
     forward   all positions of these rows at once
-    sample    at each position the token that decoding without drafts would draw there
-    accept    a row's draws up to the first that differs from its draft
+    sample    at each position the token that decoding without drafts would sample there
+    accept    a row's samples up to the first that differs from its draft
 
-Each rank drafts by itself, since only ranks know in time which tokens the previous step drew. All
-draft the same: a proposer is a function of tokens, weights and keyed noise. Drafts affect how many
-tokens a step draws, and never which.
+Each rank drafts independently, since the previous step's tokens are only available in time on the
+ranks. All ranks produce the same drafts: a proposer is a function of tokens, weights and keyed
+noise. Drafts affect the number of tokens per step, never the tokens themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from worker.plan.plan import DraftRow
-from worker.rank.placement import Placement
+from worker.rank.placement import DraftPlacement
 from worker.rank.speculation.calibration import Calibration
 
 
@@ -28,7 +28,7 @@ class DraftRequest(NamedTuple):
     num_tokens: int
     """Tokens of the request so far, which are in the token pool; drafts follow the last one."""
     num_drafts: int
-    """Most drafts; at least 1."""
+    """Maximum number of drafts; at least 1."""
 
 
 class Guesses(NamedTuple):
@@ -38,7 +38,7 @@ class Guesses(NamedTuple):
     levels: list[int]
     """Level of each guess, as in Calibration."""
     num_drafts: int
-    """Number of leading guesses that are worth their cost, and become drafts."""
+    """Number of leading guesses that are worth verifying, and become drafts."""
 
     @property
     def drafts(self) -> list[int]:
@@ -46,8 +46,8 @@ class Guesses(NamedTuple):
         return self.token_ids[: self.num_drafts]
 
     def up_to(self, end_token_ids: Collection[int]) -> Guesses:
-        """The guesses, with drafts only before the first token that ends the request: drawing that
-        token needs no draft of it, and no draft after it can count."""
+        """The guesses, with drafts only before the first token that ends the request: that token
+        can be sampled without a draft, and no draft after it can be accepted."""
         for number, token_id in enumerate(self.drafts):
             if token_id in end_token_ids:
                 return self._replace(num_drafts=number)
@@ -58,9 +58,9 @@ NO_GUESSES = Guesses([], [], 0)
 
 
 class DeviceProposer(Protocol):
-    """Drafts on the device, for rows whose positions the host does not know yet."""
+    """Drafts on the device, for rows whose positions are not known on the host yet."""
 
-    def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
+    def draft(self, placement: DraftPlacement, windows: Sequence[DraftRow]) -> None:
         """Writes drafts to the token pool after the newest tokens, up to the ends of the rows; does
         not wait for the device.
 
@@ -75,35 +75,35 @@ class Proposer(ABC):
     """Guesses the next tokens of requests, and learns from the outcomes.
 
     Args:
-        calibration: estimates how likely its guesses are right.
+        calibration: estimates the probability that guesses are right.
     """
 
     needs_pages: ClassVar[bool] = False
-    """Whether drafting uses KV pages, and so needs the Plan's page writes beforehand."""
+    """Whether drafting uses KV pages, and so needs the Plan's page writes first."""
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
 
     def admit(self, slot: int, end_token_ids: Sequence[int] = ()) -> None:
-        """Resets the slot's state for a request that is admitted, first or again.
+        """Resets the slot's state for a request that is admitted, or readmitted.
 
         Args:
             slot: the request's slot.
-            end_token_ids: tokens that end the request; drafts after one never count.
+            end_token_ids: tokens that end the request; drafts after one are never accepted.
         """
         self.calibration.admit(slot)
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """Guesses for each request, and how many of them become drafts.
+        """Guesses for each request, and the number that become drafts.
 
         Args:
             requests: requests in the order of the step's rows.
-            threshold: least probability of acceptance of a draft, `Plan.draft_threshold`.
+            threshold: minimum acceptance probability of a draft, `Plan.draft_threshold`.
         """
 
     def observe(self, slot: int, guesses: Guesses, num_right: int, num_known: int) -> None:
-        """Learns from the outcome of the guesses that were proposed last for a slot.
+        """Updates estimates with the outcome of the latest guesses for a slot.
 
         Args:
             slot: the request's slot.

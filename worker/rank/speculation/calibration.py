@@ -1,5 +1,4 @@
-"""Calibration of guesses: probability that one is right, from outcomes of earlier ones of its
-level."""
+"""Calibration of guesses: probability that a guess is right, from earlier outcomes at its level."""
 
 from __future__ import annotations
 
@@ -8,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 _KEEP, _KEEP_OWN = 0.98, 0.9
-"""Factors by which the weight of a guess decays with each later guess of its level: in the shares
-of all requests, and in those of its own request."""
+"""Decay per later guess of the same level of a guess's weight: in the shares of all requests, and
+in those of its request."""
 _COMMON_WEIGHT = 3.0
-"""Number of a request's own guesses that weigh as much as the share of all requests."""
+"""Number of a request's guesses that weigh as much as the share of all requests."""
 
 
 class _Shares:
@@ -28,7 +27,7 @@ class _Shares:
         self._total[level] = self._total[level] * keep + 1.0
 
     def values(self, priors: Iterable[float], weight: float) -> list[float]:
-        """The shares by level, where each of `priors` counts as much as `weight` guesses."""
+        """The shares by level, with each of `priors` weighted as `weight` guesses."""
         return [
             (right + weight * prior) / (total + weight)
             for right, total, prior in zip(self._right, self._total, priors, strict=True)
@@ -36,14 +35,14 @@ class _Shares:
 
 
 class Calibration:
-    """Estimates how likely a guess is right, given its level: the proposer's own confidence.
+    """Estimates the probability that a guess is right, given its level (the proposer's confidence).
 
-    Learns from every guess whose predecessors were all right and whose true token is known, whether
-    it was verified as a draft or not.
+    Uses every guess whose predecessors were all right and whose true token is known, whether or not
+    it was verified as a draft.
 
     Args:
         num_slots: number of slots.
-        priors: shares of right guesses that are assumed before any outcome, by level, best first.
+        priors: assumed shares of right guesses before any outcome, by level, best first.
         prior_weight: number of guesses, of all requests, that weigh as much as the prior.
     """
 
@@ -54,21 +53,21 @@ class Calibration:
         self._own = [_Shares(len(priors)) for _ in range(num_slots)]
         self.shares = np.tile(np.array(priors, dtype=np.float32), (num_slots, 1))
         """[slots, levels]: probability that a guess is right. Updated in place, since the compiled
-        library has its address."""
+        library holds its address."""
 
     def admit(self, slot: int) -> None:
-        """Forgets the outcomes of the slot's own guesses."""
+        """Resets the outcomes of the slot's guesses."""
         self._own[slot] = _Shares(len(self._priors))
         self._update(slot)
 
     def reset(self) -> None:
-        """Forgets the outcomes of all guesses."""
+        """Resets the outcomes of all guesses."""
         self._common = _Shares(len(self._priors))
         for slot in range(len(self._own)):
             self.admit(slot)
 
     def observe(self, slot: int, levels: Sequence[int], num_right: int, num_known: int) -> None:
-        """Learns from the outcome of consecutive guesses.
+        """Updates the shares with the outcome of consecutive guesses.
 
         Args:
             slot: the request's slot.
@@ -83,8 +82,8 @@ class Calibration:
         self._update(slot)
 
     def num_worth(self, slot: int, levels: Sequence[int], threshold: float) -> int:
-        """Number of leading guesses that are accepted with a probability of at least
-        `threshold`: the product of the shares up to there."""
+        """Number of leading guesses with an acceptance probability, the product of their shares, of
+        at least `threshold`."""
         shares, probability = self.shares[slot].tolist(), 1.0
         for number, level in enumerate(levels):
             probability *= shares[level]

@@ -1,11 +1,11 @@
-"""Draft model on the device: it drafts without a wait of the host, on CUDA graphs.
+"""Draft model on the device: drafts in CUDA graphs, without waiting on the host.
 
     follow   computes each step's rows after the target's forward pass: prompts, decodes, drafts
     draft    one token after another, after the newest token of each speculative row
 
 Its KV cache therefore covers the same positions as the target's, in pages of the same ids, and a
 cached prefix is cached for both. Each draft is one decode step of all rows; a row that needs fewer
-drafts than others repeats its last one, to no effect.
+drafts than others repeats its last one, without effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.models.layers.kv_cache import KVCacheLayout, group_layers
 from worker.plan.plan import DraftRow
 from worker.rank.batch import Batch, gather_inputs
 from worker.rank.kv_cache import allocate_kv_caches
-from worker.rank.placement import Placement
+from worker.rank.placement import DraftPlacement
 from worker.rank.sampling.state import FILTERS, staged_parameters
 from worker.rank.speculation.base import DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
@@ -36,17 +36,17 @@ from worker.rank.tables import DeviceTables
 from worker.rank.transfer import IntArray, StagedArrays, stage, to_device
 
 _PRIOR, _PRIOR_WEIGHT = 0.7, 1.0
-"""Share of right guesses that is assumed before any outcome, and its weight in guesses."""
+"""Assumed share of right guesses before any outcome, and its weight in guesses."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Captures the launches of a function; returns a function that replays them."""
 
 
 class DeviceDraftModel:
-    """A draft model, whole on every rank, with its attention backend and cache layout.
+    """A draft model, replicated on every rank, with its attention backend and cache layout.
 
     Args:
-        config: the engine's configuration, which `check_draft_model` has passed.
+        config: the engine's configuration, validated by `check_draft_model`.
         device: the rank's device.
         max_model_len: tokens of the longest request.
     """
@@ -75,16 +75,16 @@ class DeviceDraftModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """F rows that a decode step of the draft model drafts a token for."""
+    """F rows for which a decode step of the draft model drafts one token each."""
 
     staged: StagedArrays
     """Arrays slots, query_start, seeds, temperature, top_k, top_p and log_min_p, on the device."""
     starts: torch.Tensor
-    """[F] int64: positions of the latest tokens; each step advances them."""
+    """[F] int64: positions of the latest tokens, advanced by each step."""
     last: torch.Tensor
     """[F] int64: positions of the last tokens to draft."""
     num_pages: int
-    """Most pages of a row."""
+    """Maximum pages of a row."""
     size: int | None
     """Rows of the graph; None for an eager step."""
     filters: tuple[str, ...]
@@ -94,8 +94,8 @@ class _Rows:
 class DeviceModelProposer(Proposer):
     """Drafts with a draft model on the device.
 
-    It draws with the sampling parameters, seeds and keyed noise that the target uses at the same
-    position: where the two models' logits agree, so do their draws, at any temperature.
+    Samples with the parameters, seeds and keyed noise that the target uses at the same position: if
+    the two models' logits agree, so do their tokens, at any temperature.
 
     Args:
         draft: the draft model.
@@ -117,14 +117,14 @@ class DeviceModelProposer(Proposer):
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
 
     def follow(self, batch: Batch) -> None:
-        """Computes a step's rows, so that the draft model's KV cache covers them, too."""
+        """Computes a step's rows, so that the draft model's KV cache also covers them."""
         draft = self._draft
         inputs = gather_inputs(
             batch, self._tables, self._caches, draft.layout.groups, draft.backend
         )
         draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
 
-    def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
+    def draft(self, placement: DraftPlacement, windows: Sequence[DraftRow]) -> None:
         """Writes drafts to the token pool after the newest tokens of rows that the device has
         placed; does not wait for the device.
 
@@ -140,7 +140,7 @@ class DeviceModelProposer(Proposer):
             self._run(slots, placement.newest, last, num_passes, ends)
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """Drafts for each request, as many as are worth their cost; waits for the device."""
+        """Drafts for each request, as many as are worth verifying; waits for the device."""
         table = np.array(requests, dtype=np.int64)
         slots, newest = np.ascontiguousarray(table[:, 0]), table[:, 1] - 1
         counts, device = table[:, 2], self._tables.device
@@ -150,10 +150,10 @@ class DeviceModelProposer(Proposer):
         columns = np.minimum(newest[:, None] + 1 + np.arange(most), (newest + counts)[:, None])
         cells = (slots[:, None] * self._tables.token_stride + columns).reshape(-1)
         index = to_device(torch.from_numpy(cells), device)
-        drawn = self._tables.flat_tokens.index_select(0, index).tolist()
+        sampled = self._tables.flat_tokens.index_select(0, index).tolist()
         guesses = []
         for row, (slot, _, count) in enumerate(requests):
-            tokens = drawn[row * most : row * most + count]
+            tokens = sampled[row * most : row * most + count]
             num_worth = self.calibration.num_worth(slot, [0] * count, threshold)
             guesses.append(Guesses(tokens, [0] * count, num_worth))
         return guesses
@@ -183,7 +183,7 @@ class DeviceModelProposer(Proposer):
                 filters=filters,
                 max_top_k=tables.vocab_size,
             )
-            self._graphs[size, bool(filters)] = capture(partial(self._draw_next, rows))
+            self._graphs[size, bool(filters)] = capture(partial(self._sample_next, rows))
 
     def close(self) -> None:
         """Drops all graphs."""
@@ -197,8 +197,8 @@ class DeviceModelProposer(Proposer):
         num_passes: int,
         end: int,
     ) -> None:
-        """Drafts `num_passes` tokens for each row, or as many as lie at positions up to `last` [F],
-        all before position `end`."""
+        """Drafts `num_passes` tokens for each row, or up to positions `last` [F], all before
+        position `end`."""
         tables, count = self._tables, len(slots)
         filters = tables.sampling.filters(slots)
         sizes = sorted({size for size, _ in self._graphs if size >= count})
@@ -215,7 +215,7 @@ class DeviceModelProposer(Proposer):
                 max_top_k=int(tables.sampling.top_k[slots].max()),
             )
             for _ in range(num_passes):
-                self._draw_next(rows)
+                self._sample_next(rows)
             return
         self._packed[: len(staged.packed)].copy_(staged.packed)
         for buffer, values in ((self._starts, newest), (self._last, last)):
@@ -225,7 +225,7 @@ class DeviceModelProposer(Proposer):
         for _ in range(num_passes):
             replay()
 
-    def _draw_next(self, rows: _Rows) -> None:
+    def _sample_next(self, rows: _Rows) -> None:
         """Drafts one token after the latest of each row, and advances the rows to it."""
         tables, draft = self._tables, self._draft
         inputs = gather_inputs(
@@ -234,7 +234,7 @@ class DeviceModelProposer(Proposer):
         hidden = draft.model.forward(inputs.input_ids, inputs.positions, inputs.context)
         positions = rows.starts + 1
         parameters = staged_parameters(rows.staged, positions, rows.filters, rows.max_top_k)
-        # Draws of rows that have all their drafts go to a cell of the dummy slot.
+        # Samples of rows that have all their drafts go to a cell of the dummy slot.
         cells = rows.staged["slots"] * tables.token_stride + positions
         nowhere = tables.dummy_slot * tables.token_stride
         cells = torch.where(rows.starts < rows.last, cells, nowhere)
@@ -248,7 +248,7 @@ class DeviceModelProposer(Proposer):
         padding = np.full(size - len(slots), self._tables.dummy_slot, dtype=np.int64)
         slots = np.concatenate((slots, padding))
         columns = sampling.columns(slots, slots)
-        del columns["positions"]  # the host does not know them
+        del columns["positions"]  # unknown on the host
         return {"slots": slots, "query_start": np.arange(size + 1, dtype=np.int64)} | columns
 
 

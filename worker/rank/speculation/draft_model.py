@@ -26,30 +26,30 @@ DRAFT_DTYPE: Final = torch.bfloat16
 exact."""
 
 _MOST_ENDS: Final = 4
-"""Most end tokens of a request at which drafting stops; of more, the first ones."""
+"""Maximum end tokens of a request at which drafting stops; further ones are ignored."""
 
 LEAST_PROBABILITIES: Final = np.array(
     [0.995, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.0], dtype=np.float32
 )
-"""Least probability that the draft model gives a guess, by level."""
+"""Minimum probability of a guess under the draft model, by level."""
 PRIORS: Final = (0.995, 0.98, 0.96, 0.92, 0.85, 0.72, 0.58, 0.42, 0.2)
-"""Shares of right guesses by level before any outcome: those of two models that agree."""
+"""Assumed shares of right guesses by level before any outcome: those of two models that agree."""
 PRIOR_WEIGHT: Final = 3.0
 
 
 class DraftModelProposer(Proposer):
-    """Drafts on CPU with a draft model, whole on every rank.
+    """Drafts on CPU with a draft model, replicated on every rank.
 
-    Its KV cache has as many pages as the target's, under the same ids. Keys and values depend on
-    the tokens alone, so requests that share pages write the same to them. It draws with the
-    sampling parameters, seeds and keyed noise that the target uses at the same position: where the
-    two models' logits agree, so do their draws, at any temperature.
+    Its KV cache has as many pages as the target's, with the same ids. Keys and values only depend
+    on tokens, so requests that share pages write the same values. Samples with the parameters,
+    seeds and keyed noise that the target uses at the same position: if the two models' logits
+    agree, so do their tokens, at any temperature.
 
     Args:
         model: draft model, loaded into the compiled library.
         tables: the rank's tables; drafts are written to the token pool, which the model reads.
         num_pages: number of pages of the target's KV cache.
-        most: most drafts of a row.
+        most: maximum drafts of a row.
     """
 
     needs_pages = True
@@ -61,7 +61,7 @@ class DraftModelProposer(Proposer):
         super().__init__(Calibration(num_slots, PRIORS, PRIOR_WEIGHT))
         config = model.config
         shape = (num_pages, tables.page_size, config.num_kv_heads, config.head_dim)
-        # HAZARD: the library only has their addresses, so they must live as long as it does.
+        # HAZARD: the library only holds their addresses, so they must outlive it.
         self._caches = [
             (lazy_zeros(shape, model.options.dtype), lazy_zeros(shape, model.options.dtype))
             for _ in range(config.num_layers)
@@ -94,21 +94,22 @@ class DraftModelProposer(Proposer):
         self._num_computed[slot] = 0
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """Drafts for each request, as many as are worth their cost."""
+        """Drafts for each request, as many as are worth verifying."""
         rows = np.empty((len(requests), 4), dtype=np.int64)
         for number, request in enumerate(requests):
             num_computed = int(self._num_computed[request.slot])
             num_pending = request.num_tokens - num_computed
-            assert num_pending > 0, "it drafts for the same tokens again"
+            assert num_pending > 0, "the same tokens were drafted for already"
             rows[number] = request.slot, num_computed, num_pending, request.num_drafts
             self._num_computed[request.slot] = request.num_tokens
         drafts = self._drafter.draft(rows, threshold)
         return list(map(Guesses, drafts.tokens, drafts.levels, drafts.drafted))
 
     def observe(self, slot: int, guesses: Guesses, num_right: int, num_known: int) -> None:
-        """Learns from the outcome, and keeps the positions of right guesses in the KV cache."""
+        """Updates estimates with the outcome, and keeps the positions of right guesses in the KV
+        cache."""
         super().observe(slot, guesses, num_right, num_known)
-        # The last guess itself has not been computed, only those before it.
+        # The last guess has not been computed, only those before it.
         self._num_computed[slot] += min(num_right, len(guesses.token_ids) - 1)
 
 
@@ -124,10 +125,10 @@ def draft_page_bytes(config: EngineConfig) -> int:
 def load_draft_model(
     config: EngineConfig, device: torch.device, max_model_len: int
 ) -> DecoderModel:
-    """The draft model, whole on this rank; on CPU it is loaded into the compiled library.
+    """The draft model, replicated on this rank; on CPU it is loaded into the compiled library.
 
     Args:
-        config: the engine's configuration, which `check_draft_model` has passed.
+        config: the engine's configuration, validated by `check_draft_model`.
         device: the rank's device.
         max_model_len: tokens of the longest request.
     """

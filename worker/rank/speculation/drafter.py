@@ -1,9 +1,9 @@
-"""Drafter of one rank: places speculative rows, drafts for them, and learns from the outcome.
+"""Drafter of one rank: places speculative rows, drafts for them, and tracks the outcome.
 
-A row begins at its slot's newest token, which is drawn but not computed; while the previous step is
-in flight, only the device knows its position. A step is placed on the device if the host need not
-know the positions. Otherwise the host places it, and waits for the previous step (on CPU that has
-completed in any case).
+A row begins at its slot's newest token, which is sampled but not computed; while the previous step
+is in flight, its position is only known on the device. A step is placed on the device if the host
+does not need the positions. Otherwise the host places it, and waits for the previous step (which
+has always completed on CPU).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from worker.plan.plan import DraftRow, Plan, Row
-from worker.rank.placement import Placement
+from worker.rank.placement import DraftPlacement
 from worker.rank.sampler import SamplerOutput
 from worker.rank.speculation.base import (
     NO_GUESSES,
@@ -35,23 +35,23 @@ from worker.rank.verification import (
     HostRows,
     SpeculativeRows,
     count_equal,
-    draws_of_rows,
+    samples_of_rows,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftedStep:
-    """A Plan with its speculative rows placed: each has its length, and, if the host placed it, its
+    """A Plan with its speculative rows placed: each has its length, and, if placed by the host, its
     position."""
 
     plan: Plan
     """The placed Plan, without rows that have nothing to compute."""
     row_of: Sequence[int]
-    """Rows of the placed Plan, by row of the source Plan; NO_ROW for those left out."""
+    """Rows of the placed Plan, by row of the source Plan; NO_ROW for omitted ones."""
     speculative: SpeculativeRows | None
     """Speculative rows of the placed Plan; None without any."""
     guesses: Sequence[Guesses] = ()
-    """Guesses by speculative row of the placed Plan; empty where the device placed them."""
+    """Guesses by speculative row of the placed Plan; empty if placed by the device."""
 
     def masked_drafts(self, source: Plan) -> list[list[int]]:
         """Drafts of each masked row of the source Plan."""
@@ -60,33 +60,33 @@ class DraftedStep:
         rows = self._sampling_rows(source)
         return [drafts[rows[sample]] if rows[sample] != NO_ROW else [] for sample in source.masked]
 
-    def masked_draws(self, source: Plan, masks: bytes, size: int) -> tuple[list[int], bytes]:
-        """Indices of the masked draws, and their masks one after another.
+    def masked_samples(self, source: Plan, masks: bytes, size: int) -> tuple[list[int], bytes]:
+        """Indices of the masked samples, and their masks, concatenated.
 
         Args:
             source: the source Plan.
-            masks: masks of each masked row's draws: one more than it has drafts; one for a row that
-                was left out.
+            masks: masks of each masked row's samples: one more than its drafts; one for an omitted
+                row.
             size: bytes of a mask.
         """
-        first_draws = [0, *itertools.accumulate(row.num_draws for row in self.plan.rows)]
+        first_samples = [0, *itertools.accumulate(row.num_draws for row in self.plan.rows)]
         rows = self._sampling_rows(source)
-        draws: list[int] = []
+        samples: list[int] = []
         kept: list[bytes] = []
         at = 0
         for row in (rows[sample] for sample in source.masked):
             count = 1
             if row != NO_ROW:
-                own = range(first_draws[row], first_draws[row + 1])
+                own = range(first_samples[row], first_samples[row + 1])
                 count = len(own)
-                draws += own
+                samples += own
                 kept.append(masks[at * size : (at + count) * size])
             at += count
-        return draws, b"".join(kept)
+        return samples, b"".join(kept)
 
     def _sampling_rows(self, source: Plan) -> list[int]:
-        """Rows of the placed Plan, by row of the source Plan that draws; NO_ROW for those left
-        out."""
+        """Rows of the placed Plan, by row of the source Plan that samples; NO_ROW for omitted
+        ones."""
         pairs = zip(source.rows, self.row_of, strict=True)
         return [computed for row, computed in pairs if row.num_draws]
 
@@ -110,12 +110,10 @@ class Drafter:
         self._newest = torch.zeros(
             len(tables.token_pool), dtype=torch.int64, device=tables.token_pool.device
         )
-        """[slots]: position of the newest token after the slot's last speculative row. Rows since
-        then that were not speculative do not update it: a later start in a Plan takes
-        precedence."""
+        """[slots]: position of the newest token after the slot's last speculative row. Later rows
+        that are not speculative do not update it: a later start in a Plan takes precedence."""
         self._end_tokens: dict[int, frozenset[int]] = {}
-        """End tokens by slot; sets that are only tested for membership, so their order is of no
-        consequence."""
+        """End tokens by slot; sets, since they are only tested for membership."""
 
     def place(self, plan: Plan) -> DraftedStep | None:
         """Places a Plan's speculative rows and their drafts; None without such rows.
@@ -137,21 +135,21 @@ class Drafter:
 
     def observe(self, step: DraftedStep, output: SamplerOutput | None) -> AcceptedTokens:
         """Updates the positions of the newest tokens after a step; if the host placed it, waits for
-        it and learns from the outcome.
+        it and updates the proposer's estimates.
 
         Args:
             step: the step as placed.
-            output: drawn tokens and acceptance of its rows.
+            output: sampled tokens and acceptance of its rows.
         """
         rows, acceptance = step.speculative, None if output is None else output.acceptance
         if rows is not None:
-            assert output is not None, "speculative rows draw"
-            assert output.tokens is not None, "speculative rows draw"
+            assert output is not None, "speculative rows sample"
+            assert output.tokens is not None, "speculative rows sample"
             assert acceptance is not None, "speculative rows are verified"
             if isinstance(acceptance, HostAcceptance):
                 self._learn(step, output.tokens.tolist(), acceptance.counts)
             else:
-                assert rows.placement is not None, "the device accepts what it has placed"
+                assert rows.placement is not None, "the device verifies rows that it placed"
                 slots, newest = rows.placement.slots, rows.placement.newest
                 self._newest.index_copy_(0, slots, newest + acceptance.counts)
         return AcceptedTokens(
@@ -161,7 +159,7 @@ class Drafter:
         )
 
     def forget(self) -> None:
-        """Forgets the outcomes of all guesses; for those of warm-up, which serve no request."""
+        """Resets the outcomes of all guesses, after warm-up."""
         self._proposer.calibration.reset()
 
     def _admit(self, plan: Plan) -> None:
@@ -175,11 +173,11 @@ class Drafter:
     def _place_on_device(self, plan: Plan, proposer: DeviceProposer) -> DraftedStep:
         plan = self._with_pages(plan)
         rows = [_longest(row) if isinstance(row, DraftRow) else row for row in plan.rows]
-        draws = draws_of_rows(rows)
-        placement = Placement.of(plan, rows, draws, self._newest, self._tables)
+        samples = samples_of_rows(rows)
+        placement = DraftPlacement.of(plan, rows, samples, self._newest, self._tables)
         proposer.draft(placement, [row for row in plan.rows if isinstance(row, DraftRow)])
         speculative = DeviceRows(
-            draws=to_device(torch.from_numpy(draws), self._newest.device),
+            samples=to_device(torch.from_numpy(samples), self._newest.device),
             expected=placement.expected(),
             placement=placement,
         )
@@ -216,7 +214,7 @@ class Drafter:
         )
 
     def _with_pages(self, plan: Plan) -> Plan:
-        """Applies the Plan's writes to the tables now, if drafting needs them: drafts may reach
+        """Applies the Plan's writes to the tables first, if drafting needs them: drafts may reach
         into pages that this Plan adds. Returns the Plan without these writes."""
         if not (self._newest.is_cpu or self._proposer.needs_pages):
             return plan
@@ -224,9 +222,8 @@ class Drafter:
         return msgspec.structs.replace(plan, admits=[], page_writes=[])
 
     def _positions(self, rows: Sequence[DraftRow]) -> list[DraftRow | None]:
-        """Rows at the newest tokens, one position each, with the number of drafts that their
-        windows have room for; None where the newest token is behind the window or ends the
-        request."""
+        """Rows at the newest tokens, one position each, with the number of drafts that fit their
+        windows; None if the newest token is past the window or ends the request."""
         known = gather(self._newest, [row.slot for row in rows])
         newest = [max(one, row.start) for one, row in zip(known, rows, strict=True)]
         stride = self._tables.token_stride
@@ -242,7 +239,7 @@ class Drafter:
         return placed
 
     def _guess(self, placed: Sequence[DraftRow | None], threshold: float) -> list[Guesses]:
-        """Guesses for each placed row, those that are None left out."""
+        """Guesses for each placed row, skipping None."""
         rows = [row for row in placed if row is not None]
         requests = [
             DraftRequest(row.slot, row.start + 1, row.num_drafts) for row in rows if row.num_drafts
@@ -257,42 +254,42 @@ class Drafter:
         """Writes the drafts of a step's speculative rows to the token pool, after their newest
         tokens."""
         found = iter(guesses)
-        first_draws: list[int] = []
+        first_samples: list[int] = []
         drafts: list[list[int]] = []
         cells: list[int] = []
-        draw = 0
+        sample = 0
         for row in rows:
             if isinstance(row, DraftRow):
-                first_draws.append(draw)
+                first_samples.append(sample)
                 drafts.append(next(found).drafts)
                 first = row.slot * self._tables.token_stride + row.start + 1
                 cells += range(first, first + row.num_drafts)
-            draw += row.num_draws
+            sample += row.num_draws
         if cells:
             scatter(self._tables.flat_tokens, cells, list(itertools.chain(*drafts)))
-        return HostRows(first_draws=first_draws, drafts=drafts)
+        return HostRows(first_samples=first_samples, drafts=drafts)
 
     def _learn(self, step: DraftedStep, tokens: Sequence[int], counts: Sequence[int]) -> None:
-        """Updates the positions of the newest tokens, and has the proposer learn from the outcome.
+        """Updates the positions of the newest tokens, and the proposer's estimates.
 
         Args:
             step: a step that the host placed.
-            tokens: all drawn tokens of the step.
-            counts: number of draws that count, by speculative row.
+            tokens: all sampled tokens of the step.
+            counts: number of accepted tokens, by speculative row.
         """
         found = iter(zip(step.guesses, counts, strict=True))
         slots: list[int] = []
         newest: list[int] = []
-        draw = 0
+        sample = 0
         for row in step.plan.rows:
             if isinstance(row, DraftRow):
                 guesses, count = next(found)
                 slots.append(row.slot)
                 newest.append(row.start + count)
                 if guesses.token_ids:
-                    num_right = count_equal(guesses.token_ids, tokens[draw : draw + count])
+                    num_right = count_equal(guesses.token_ids, tokens[sample : sample + count])
                     self._proposer.observe(row.slot, guesses, num_right, count)
-            draw += row.num_draws
+            sample += row.num_draws
         scatter(self._newest, slots, newest)
 
 

@@ -41,6 +41,6 @@ def create_drafter(
 
 
 def drafts_on_device(tables: DeviceTables, backend: AttentionBackend) -> bool:
-    """Whether the device may place rows and verify drafts; the host then does not know the rows'
-    sequence lengths, which some attention backends need."""
+    """Whether the device may place rows and verify drafts; the rows' sequence lengths, which some
+    attention backends need, are then unknown on the host."""
     return registry.uses_triton(tables.device) and not backend.needs_exact_lengths

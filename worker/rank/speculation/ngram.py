@@ -11,30 +11,30 @@ import torch
 
 from kernels import NgramLookup, draft_ngrams, follow_ngram
 from worker.plan.plan import DraftRow
-from worker.rank.placement import Placement
+from worker.rank.placement import DraftPlacement
 from worker.rank.speculation.base import NO_GUESSES, DraftRequest, Guesses, Proposer
 from worker.rank.speculation.calibration import Calibration
 from worker.rank.tables import DeviceTables
 from worker.rank.transfer import to_device
 
 _LONGEST, _SHORTEST = 12, 2
-"""Most of the latest tokens that are compared, and least length of a match."""
+"""Maximum and minimum length of a match, in tokens."""
 _LEAST_LENGTHS: Final = (_LONGEST, 8, 5, 3, _SHORTEST)
-"""Least length of a match, by level."""
+"""Minimum length of a match, by level."""
 _PRIOR, _PRIOR_WEIGHT = 0.5, 1.0
 _LEVELS: Final = [
     next((level for level, least in enumerate(_LEAST_LENGTHS) if length >= least), -1)
     for length in range(_LONGEST + 1)
 ]
-"""Level by length of a match; -1 where it is too short."""
+"""Level by length of a match; -1 if it is too short."""
 
 
 class NgramProposer(Proposer):
-    """Drafts from the request's own tokens; costs some ten microseconds per row and no memory.
+    """Drafts from the request's own tokens; takes some ten microseconds per row and no memory.
 
-    Good for edits, quotations and text that repeats itself. Known as prompt lookup decoding (Saxena
-    2023) and as n-gram speculation. The number of drafts depends on how often guesses from matches
-    of that length were right.
+    Effective for edits, quotations and repetitive text. Known as prompt lookup decoding (Saxena
+    2023) and as n-gram speculation. The number of drafts depends on the accuracy of earlier guesses
+    with matches of that length.
 
     Args:
         tables: the rank's tables, for the token pool.
@@ -46,7 +46,7 @@ class NgramProposer(Proposer):
         self._token_pool = tables.token_pool
 
     def propose(self, requests: Sequence[DraftRequest], threshold: float) -> list[Guesses]:
-        """Guesses for each request, as many drafts as are worth their cost; waits for the
+        """Guesses for each request, with as many drafts as are worth verifying; waits for the
         device."""
         found = self._find(requests)
         return [
@@ -54,7 +54,7 @@ class NgramProposer(Proposer):
             for request, (tokens, length) in zip(requests, found, strict=True)
         ]
 
-    def draft(self, placement: Placement, windows: Sequence[DraftRow]) -> None:
+    def draft(self, placement: DraftPlacement, windows: Sequence[DraftRow]) -> None:
         """Writes drafts to the token pool; arguments as in DeviceProposer."""
         if placement.longest > 1:
             drafts, _ = self.look_up(
@@ -103,9 +103,9 @@ class NgramProposer(Proposer):
     ) -> Guesses:
         if not length:
             return NO_GUESSES
-        # With each right guess, the match of the next one is a token longer.
+        # With each right guess, the match of the next one is one token longer.
         levels = [*_LEVELS[length:], *[0] * request.num_drafts][: request.num_drafts]
         num_drafts = self.calibration.num_worth(request.slot, levels, threshold)
-        # One more than the drafts: the step also tells whether this one was right.
+        # One more than the drafts: the step also shows whether this one was right.
         kept = num_drafts + 1
         return Guesses(tokens[: len(levels)][:kept], levels[:kept], num_drafts)

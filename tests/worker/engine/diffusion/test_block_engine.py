@@ -224,9 +224,9 @@ def test_drafts_tell_how_a_block_comes_about(
     ("options", "message"),
     [
         ({"page_size": 4}, "--page-size 4 must be a multiple of this model's block size, 8"),
-        ({"max_num_batched_tokens": 8}, "at least two blocks"),
+        ({"max_num_batched_tokens": 8}, "two blocks of this model"),
         ({"max_model_len": 5}, "less than one block"),
-        ({"speculative_method": "ngram"}, "this model decides blocks: use none"),
+        ({"speculative_method": "ngram"}, "not supported for block-diffusion models: use none"),
     ],
 )
 def test_what_does_not_suit_blocks(
@@ -240,7 +240,7 @@ def test_a_model_of_blocks_drafts_for_none(checkpoint: SdarCheckpoint) -> None:
     config = EngineConfig(
         model="", speculative_method="draft", speculative_model=str(checkpoint.folder)
     )
-    with pytest.raises(ValueError, match="decides blocks of tokens: use one that produces one"):
+    with pytest.raises(ValueError, match="block-diffusion models are not supported"):
         check_draft_model(config, load_model_config(config.draft_checkpoint), max_model_len=64)
 
 

@@ -113,7 +113,7 @@ def run(
                 continue
             found.append((batch, gather_inputs(batch, tables, (), ONE_LAYER, Unplanned())))
             assert batch.sampling is not None
-            logits = torch.randn(batch.sampling.num_draws, VOCAB, generator=generator) * 4
+            logits = torch.randn(batch.sampling.num_samples, VOCAB, generator=generator) * 4
             output = draw(batch, tables, logits)
             assert output.tokens is not None
             results.append(output.add_logprobs(StepResult(plan.seq, output.tokens.tolist(), 0.0)))

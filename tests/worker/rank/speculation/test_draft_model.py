@@ -21,5 +21,5 @@ def test_a_draft_model_with_windows_is_refused_before_weights_are_read(
     write_checkpoint("qwen2-window", draft)
     monkeypatch.delattr(runner, "load_weights")
     options = {"speculative_method": "draft", "speculative_model": str(draft)}
-    with pytest.raises(ValueError, match=r"layers that see 48 positions .* --max-model-len 48"):
+    with pytest.raises(ValueError, match=r"sliding windows \(48 tokens\) .* --max-model-len 48"):
         make_runner(str(target), **options)
