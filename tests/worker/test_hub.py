@@ -132,7 +132,7 @@ def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     name = at_revision(str(tmp_path / "model"), "main")
     for read in (local_folder, load_tokenizer, resolve_checkpoint, commit_of):
-        with pytest.raises(ValueError, match="leave --revision out"):
+        with pytest.raises(ValueError, match="remove --revision"):
             read(name)
     assert commit_of(str(tmp_path)) == commit_of(str(tmp_path / "later")) == ""
     assert commit_of(f"org/name@{COMMIT}") == COMMIT  # nobody is asked
@@ -152,7 +152,7 @@ def test_a_hub_that_is_not_well_is_asked_again_and_one_that_says_no_is_not(tmp_p
     assert ("500" in first, "503" in second, last) == (True, True, None)
     assert told[GOOD]["error"] == ""
     assert told[MISSPELT]["reports"] == told[WEIGHTLESS]["reports"] == []
-    assert f"{MISSPELT} is no folder here and the Hub does not give it" in told[MISSPELT]["error"]
+    assert f"{MISSPELT} is not a local folder and cannot be downloaded" in told[MISSPELT]["error"]
     assert "no *.safetensors" in told[WEIGHTLESS]["error"]
 
     # Nothing listens there any more: the cache does.

@@ -144,7 +144,7 @@ def test_a_shared_prefix_is_cached(llm: LLM) -> None:
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="3000 tokens, but this model takes at most 2047"):
+    with pytest.raises(ValueError, match="3000 tokens, but this model accepts at most 2047"):
         llm.generate([{"prompt_token_ids": [5] * 3000}], GREEDY)
     with pytest.raises(ValueError, match="outside of the model's vocabulary"):
         llm.generate([{"prompt_token_ids": [10**6]}], GREEDY)
@@ -172,7 +172,7 @@ def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None
     stream = llm.stream("killed", SamplingParams(max_tokens=2000, ignore_eos=True))
     next(stream)
     os.kill(mine[1], signal.SIGKILL)
-    with pytest.raises(RankFailure, match="was ended by SIGKILL") as failure:
+    with pytest.raises(RankFailure, match="was killed by SIGKILL") as failure:
         list(stream)
     assert failure.value.heals
     assert rank_processes() == before
@@ -222,5 +222,5 @@ def test_bad_words_and_biases_by_text(llm: LLM) -> None:
     assert set(llm.generate("words", only)[0].outputs[0].token_ids) <= {40, 41}
     biased = SamplingParams(max_tokens=4, ignore_eos=True, logit_bias={50: 1000.0})
     assert llm.generate("words", biased)[0].outputs[0].token_ids == [50] * 4
-    with pytest.raises(ValueError, match="logit_bias names token 100000"):
+    with pytest.raises(ValueError, match="logit_bias has token id 100000"):
         llm.generate("words", SamplingParams(logit_bias={100000: 1.0}))

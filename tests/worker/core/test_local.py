@@ -24,7 +24,7 @@ def test_a_killed_peer_is_named(tmp_path: Path) -> None:
     with Engine(str(tmp_path), tensor_parallel_size=2, kv_cache_tokens=1024, forks=False) as engine:
         (peer,) = engine.peer_pids
         os.kill(peer, signal.SIGKILL)
-        with pytest.raises(RankFailure, match="was ended by SIGKILL"):
+        with pytest.raises(RankFailure, match="was killed by SIGKILL"):
             engine.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=8))
 
 

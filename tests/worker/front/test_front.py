@@ -154,12 +154,12 @@ async def test_replies_number_the_submits_of_all_gateways_and_of_one_epoch(
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"prompt": np.array([1, 32], "<i4").tobytes()}, "token id 32 is outside"),
-        ({"prompt": np.array([1, -7], "<i4").tobytes()}, "token id -7 is outside"),
+        ({"prompt": np.array([1, 32], "<i4").tobytes()}, "token id 32 is out of range"),
+        ({"prompt": np.array([1, -7], "<i4").tobytes()}, "token id -7 is out of range"),
         ({"prompt": bytes(7)}, "7 bytes"),
         ({"prompt": b""}, "empty"),
-        ({"num_resumed": 4}, "num_resumed is 4"),
-        ({"num_resumed": -1}, "num_resumed is -1"),
+        ({"num_resumed": 4}, "num_resumed must be in [0, 4), got 4"),
+        ({"num_resumed": -1}, "num_resumed must be in [0, 4), got -1"),
     ],
 )
 async def test_what_would_end_a_rank_never_reaches_it(

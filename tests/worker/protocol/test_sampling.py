@@ -22,7 +22,7 @@ from worker.protocol.sampling import SamplingParams
         ({"logit_bias": {1: float("nan")}}, "logit_bias must be numbers"),
         ({"allowed_token_ids": []}, "allowed_token_ids must not be empty"),
         ({"allowed_token_ids": [2**31]}, "allowed_token_ids must be in [0, "),
-        ({"bad_words": [""]}, "bad_words must not hold empty texts"),
+        ({"bad_words": [""]}, "bad_words must not contain empty strings"),
         ({"min_tokens": 20}, "min_tokens (20) must not exceed max_tokens (16)"),
         ({"min_p": 1.5}, "min_p must be in [0, 1]"),
     ],

@@ -1,4 +1,4 @@
-"""Leaves of the radix tree in the order of eviction: the lowest rank first."""
+"""Leaves of the radix tree in eviction order: lowest rank first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from worker.core.cache.node import Node
 class Leaves:
     """Candidates for eviction.
 
-    Entries go stale as their nodes change; such are skipped when they surface, and swept when they
-    outnumber the nodes.
+    Entries become stale when their nodes change; they are skipped when popped, and removed when
+    they outnumber the nodes.
 
     Args:
         may_go: whether a node can be evicted now.
@@ -33,7 +33,7 @@ class Leaves:
         heappush(self._heap, (node.rank, node.serial, node))
 
     def pop(self) -> Node | None:
-        """Takes out the leaf of the lowest rank that can be evicted; None if there is none."""
+        """Removes and returns the evictable leaf with the lowest rank; None if there is none."""
         while self._heap:
             entry = heappop(self._heap)
             if self._is_live(entry):
@@ -41,7 +41,7 @@ class Leaves:
         return None
 
     def serials(self) -> Iterator[int]:
-        """Serial numbers of all candidates, stale entries included."""
+        """Serial numbers of all candidates, including stale entries."""
         return (serial for _, serial, _ in self._heap)
 
     def _is_live(self, entry: tuple[float, int, Node]) -> bool:

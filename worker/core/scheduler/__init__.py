@@ -1,4 +1,5 @@
-"""Decides each step: `Scheduler.schedule()` emits a Plan, `Scheduler.apply()` takes its result."""
+"""Decides each step: `Scheduler.schedule()` returns a Plan, `Scheduler.apply()` takes its
+result."""
 
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.scheduler import Scheduler

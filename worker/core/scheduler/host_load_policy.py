@@ -1,4 +1,4 @@
-"""Policy for cached pages in host memory: copy them back, or compute them again."""
+"""Policy for cached pages in host memory: copy them back, or recompute them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from worker.protocol.host_cache import HostCachePolicy
 _WEIGHT = 0.2
 """Weight of the newest copies in the moving average of their time."""
 _FORGETTING = 0.999
-"""Factor of the estimate after each step without copies: where copying once took long, it is tried
-again hundreds of steps later."""
+"""Decay of the estimate in each step without copies, so that copying is retried hundreds of steps
+after a slow copy."""
 
 
 class HostLoadPolicy:
-    """Compares the measured time of copies with the predicted time to compute the same tokens.
+    """Compares the measured time of copies with the predicted time to recompute the same tokens.
 
-    Until both are known pages are copied, so that the time of copies comes to be known.
+    Pages are copied until both are known, in order to measure the time of copies.
 
     Args:
         policy: "always" copies in any case.
         page_size: tokens per page.
-        host: the host-memory tier; None without one.
+        host: the host-memory tier; None if disabled.
         forecast: predicts the time to compute.
     """
 
@@ -39,10 +39,10 @@ class HostLoadPolicy:
         self._host = host
         self._forecast = forecast
         self._page_s: float | None = None
-        """Estimated seconds per page copied; None before the first copies."""
+        """Estimated seconds per copied page; None before the first copies."""
 
     def choose(self, match: Match) -> Match:
-        """The part of a match to reuse: all of it, or only its pages on the device."""
+        """Part of a match to reuse: all of it, or only its pages on the device."""
         if not match.num_host or self._always:
             return match
         num_cached = len(match.pages) * self._page_size
@@ -52,13 +52,13 @@ class HostLoadPolicy:
 
     def cost(self, num_tokens: int) -> int:
         """Cost of evicting the first `num_tokens` of a request, in tokens to compute: all of them,
-        or as many as could be computed while they are copied back, if that is quicker."""
+        or the number that could be computed during the copy back, if that is faster."""
         if self._host is None:
             return num_tokens
         return int(num_tokens * min(1.0, self._part(num_tokens, 0)))
 
     def observe(self, num_pages: int, seconds: float) -> None:
-        """Takes the time in which a step copied `num_pages` pages back."""
+        """Records that a step copied `num_pages` pages back in this time."""
         if not num_pages:
             if self._page_s is not None:
                 self._page_s *= _FORGETTING
@@ -70,7 +70,7 @@ class HostLoadPolicy:
         self._page_s = before + _WEIGHT * (newest - before)
 
     def note_resumed(self, request: Request, match: Match) -> None:
-        """Counts a preempted request that is admitted again with this match."""
+        """Counts the readmission of a preempted request with this match."""
         if self._host is None:
             return
         size = self._page_size
@@ -79,7 +79,7 @@ class HostLoadPolicy:
         )
 
     def _part(self, num_tokens: int, num_cached: int) -> float:
-        """Ratio of the time to copy the pages of `num_tokens` to that of computing these tokens
+        """Ratio of the time to copy the pages of `num_tokens` to the time to compute these tokens
         after `num_cached`; 0 while either is unknown."""
         computing = self._forecast.prefill_s(num_tokens, num_cached)
         if self._page_s is None or computing is None:

@@ -1,4 +1,4 @@
-"""The running set, in the order in which its members may claim pages."""
+"""Running set, in the order in which its members may claim pages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from worker.core.request import Request, RequestState
 
 
 class RunningSet:
-    """Running requests by level, then age; the last is the first to be preempted for lack of pages.
+    """Running requests by level, then age; the last one is the first to be preempted.
 
-    A request that claims pages takes them from requests after it, so a step that walks the set in
-    order never preempts a request that has a row in it already.
+    A request that claims pages takes them from requests after it, so a step that iterates in this
+    order never preempts a request that already has a row.
     """
 
     def __init__(self) -> None:
@@ -25,19 +25,19 @@ class RunningSet:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
-        """Adds a request at its place in the order."""
+        """Inserts a request in order."""
         insort(self._requests, request, key=_claim)
 
     def remove(self, request: Request) -> None:
-        """Takes a request out."""
+        """Removes a request."""
         self._requests.remove(request)
 
     def drop_finished(self) -> None:
-        """Takes out all that have ended."""
+        """Removes all requests that have ended."""
         self._requests = [r for r in self._requests if r.state is RequestState.RUNNING]
 
     def last(self) -> Request:
-        """The youngest request of the lowest level."""
+        """Newest request of the lowest level."""
         return self._requests[-1]
 
 

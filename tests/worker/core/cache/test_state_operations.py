@@ -15,7 +15,7 @@ from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
 from worker.plan.plan import StateLoad
-from worker.protocol.page_groups import LEAST_SNAPSHOTS, PageGroups
+from worker.protocol.page_groups import MIN_SNAPSHOTS, PageGroups
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
@@ -274,11 +274,11 @@ def test_without_room_a_request_goes_on_and_what_was_used_last_stays() -> None:
         again = Alone(cache, [100 * number + at for at in range(9)], 9)
         hits.append(again.num_hit)
         cache.release(again.lease)
-    assert hits == [8] * LEAST_SNAPSHOTS + [0, 0]
+    assert hits == [8] * MIN_SNAPSHOTS + [0, 0]
     # All being written or read, a step stores none.
-    taken = [pool.take() for _ in range(LEAST_SNAPSHOTS + 1)]
+    taken = [pool.take() for _ in range(MIN_SNAPSHOTS + 1)]
     assert taken[-1] is None
-    assert len({*taken[:-1]}) == LEAST_SNAPSHOTS
+    assert len({*taken[:-1]}) == MIN_SNAPSHOTS
 
 
 def test_what_is_being_read_is_not_taken() -> None:

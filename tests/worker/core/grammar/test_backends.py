@@ -140,9 +140,9 @@ def params_of(tag: str) -> Any:
     [
         ({"type": "array", "items": {"type": "string", "maxLength": 10}}, "maxLength"),
         ({"properties": {"x": {"type": "string", "minLength": 1}}}, "properties"),
-        ({"type": "object", "properties": {"a": {}}}, "additionalProperties beside properties"),
+        ({"type": "object", "properties": {"a": {}}}, "additionalProperties with properties"),
         ({"type": "string", "pattern": "^a$"}, "pattern"),
-        ({"$ref": "#/$defs/a", "minimum": 2, "$defs": {"a": {}}}, "minimum beside $ref"),
+        ({"$ref": "#/$defs/a", "minimum": 2, "$defs": {"a": {}}}, "minimum with $ref"),
         ({"type": "object", "required": ["a"]}, "required without properties of the same name"),
         ({"anyOf": [{"type": "null"}, {"allOf": [{}]}]}, "allOf"),
         ({"enum": ['a"b']}, "enum"),

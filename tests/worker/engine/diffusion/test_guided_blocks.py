@@ -186,4 +186,4 @@ def test_an_algorithm_that_edits_is_refused(model: str) -> None:
         rejection = refuse(submit, msgspec.structs.replace(info, dllm_algorithm=server))
         assert (rejection is not None) == is_refused
         if rejection is not None:
-            assert "leaves decided tokens as they are" in rejection.message
+            assert "not supported with JointThreshold" in rejection.message

@@ -1,4 +1,4 @@
-"""Finds out whether no value is valid under two JSON schemas, so that `oneOf` is `anyOf`."""
+"""Checks if JSON schemas are mutually exclusive, so that `oneOf` is equivalent to `anyOf`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Json = Any
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _MAX_BRANCHES = 32
-"""Alternatives of one schema that are compared; further ones count as anything."""
+"""Maximum alternatives of one schema to compare; further ones count as unconstrained."""
 _MAX_DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Part of what one alternative of a schema demands; each value of the alternative fits it."""
+    """Constraints of one alternative of a schema, perhaps not all of them."""
 
     types: frozenset[str] = frozenset(TYPES)
     values: tuple[Json, ...] | None = None
-    """The only values that are allowed; None for any."""
+    """The only allowed values; None for any."""
     required: frozenset[str] = frozenset()
     properties: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
-    """Schemas of properties, all of which hold."""
+    """Schemas of properties, all of which must hold."""
     closed: tuple[frozenset[str], ...] = ()
-    """Sets of names: properties of other names are not allowed."""
+    """Sets of names to which properties are restricted."""
     minimum: float = float("-inf")
     maximum: float = float("inf")
 
@@ -36,21 +36,21 @@ class Exclusion:
     """Compares schemas of a document.
 
     Args:
-        references: finds what the schemas refer to.
+        references: resolves references of the schemas.
     """
 
     def __init__(self, references: References) -> None:
         self._references = references
 
     def are_exclusive(self, first: Json, second: Json, depth: int = 0) -> bool:
-        """Whether it is certain that no value is valid under both schemas."""
+        """Whether certainly no value is valid under both schemas."""
         if depth > _MAX_DEPTH:
             return False
         ours, theirs = self._branches(first, depth), self._branches(second, depth)
         return all(self._differ(one, other, depth) for one in ours for other in theirs)
 
     def _branches(self, schema: Json, depth: int) -> list[_Branch]:
-        """Alternatives of a schema; none if nothing is valid."""
+        """Alternatives of a schema; empty if no value is valid."""
         if schema is False:
             return []
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
@@ -67,7 +67,7 @@ class Exclusion:
         return branches
 
     def _differ(self, one: _Branch, other: _Branch, depth: int) -> bool:
-        """Whether no value fits both branches."""
+        """Whether no value is valid under both branches."""
         types = _shared(one.types, other.types)
         if one.values is not None or other.values is not None:
             return not _common_values(one, other, types)
@@ -139,7 +139,7 @@ def _both(one: _Branch, other: _Branch) -> _Branch:
 
 
 def _shared(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Types that both have; an integer is a number, too."""
+    """Types in both sets; an integer is also a number."""
     shared = one & other
     for mine, theirs in ((one, other), (other, one)):
         if "integer" in mine and "number" in theirs:
@@ -148,7 +148,7 @@ def _shared(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
 
 
 def _common_values(one: _Branch, other: _Branch, types: frozenset[str]) -> bool:
-    """Whether a value of a branch with values may fit the other branch."""
+    """Whether a value of a branch with values may be valid under the other branch."""
     given = one.values if one.values is not None else other.values
     assert given is not None
     for value in given:
@@ -162,7 +162,7 @@ def _common_values(one: _Branch, other: _Branch, types: frozenset[str]) -> bool:
 
 
 def types_of(value: Json) -> frozenset[str]:
-    """Names of the types that a value has."""
+    """Type names of a value."""
     if isinstance(value, bool):
         return frozenset({"boolean"})
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -172,7 +172,7 @@ def types_of(value: Json) -> frozenset[str]:
 
 
 def same(one: Json, other: Json) -> bool:
-    """Whether two values are equal as JSON Schema has it: 1 is 1.0, and is not true."""
+    """Whether two values are equal in JSON Schema: 1 equals 1.0, but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
