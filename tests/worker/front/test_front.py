@@ -416,7 +416,7 @@ async def test_a_gap_in_the_reports_breaks_the_engine(
     engine.seq += 1
     await engine.step()
     reason = await asyncio.wait_for(front.wait_broken(), 120)
-    assert reason == "engine report 3 came where 2 was due"
+    assert reason == "got engine report 3, expected 2"
 
 
 def test_mirror_gives_chains_parents_first() -> None:

@@ -70,7 +70,7 @@ def test_a_key_stands_for_the_content(compiler: GrammarCompiler) -> None:
         ({"grammar": "root ::= ("}, "EBNF"),
         ({"grammar": 'root ::= "a" foo'}, "foo"),
         ({"grammar": "start: foo"}, "foo"),
-        ({"grammar": "root ::= root"}, "no text conforms"),
+        ({"grammar": "root ::= root"}, "no text matches"),
         ({"json": "{"}, "malformed"),
         ({"json": {"type": "record"}}, "record"),
         ({"json": {"$ref": "#/nope"}}, "nope"),
