@@ -91,7 +91,7 @@ async def test_a_stopped_process_is_given_up_and_ended(
         front.engine_lost(reason)
         while not isinstance(item := await gateway.next(), WorkerDown):
             pass
-        assert "hangs" in item.reason
+        assert "engine hung" in item.reason
         if name == "rank 0":  # what follows is the same for all
             async with ranks(front, config):
                 await front.submit(payload("served"))
