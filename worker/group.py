@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from worker.config import EngineConfig
 from worker.front.attach import AttachServer
-from worker.front.pulse import Pulse
+from worker.front.event_loop_monitor import EventLoopMonitor
 from worker.front.server import WorkerFrontend
 from worker.front.traces import WorkerTraces
 from worker.memory import freeze_gc, trim_regularly
@@ -36,7 +36,7 @@ from worker.metrics.rank import RankOwner, belong_to
 from worker.models.config.model_config import load_model_config
 from worker.plan.rendezvous import Rendezvous, published
 from worker.protocol.exposition import render
-from worker.protocol.frames import SocketOffer, pulse_key
+from worker.protocol.frames import SocketOffer, heartbeat_key
 from worker.protocol.log import log_as
 from worker.protocol.retry import RemoteFailure, StartReport, may_heal, until_started
 from worker.protocol.tracing import create_tracing
@@ -123,9 +123,9 @@ class WorkerGroup:
         directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp")
         tracing = create_tracing(f"worker {worker_id}", traces_endpoint)
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
-        self._pulse = Pulse(partial(_publish, worker_id))
+        self._loop_monitor = EventLoopMonitor(partial(_publish, worker_id))
         self.front = WorkerFrontend(
-            worker_id, directory, traces, config.step_timeout_s, self._pulse
+            worker_id, directory, traces, config.step_timeout_s, self._loop_monitor
         )
         self._model_name = model_name or config.model
         self._vllm_names = metrics is not None and metrics.vllm_names
@@ -141,7 +141,7 @@ class WorkerGroup:
             until_started(self._build, retry_s=startup_retry_s, report=report)
         )
         ranks = await self._starting
-        self._pulse.start()
+        self._loop_monitor.start()
         await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
         freeze_gc()
@@ -190,7 +190,7 @@ class WorkerGroup:
         if self._supervisor is not None:
             self._supervisor.cancel()
         await self._stop_ranks()
-        self._pulse.close()
+        self._loop_monitor.close()
         self.front.close()
         self._server.close()
         self._metrics.close()
@@ -308,7 +308,9 @@ def metrics_directory() -> str:
 
 def _publish(worker_id: str, value: bytes) -> None:
     """Publishes a heartbeat in Ray's key-value store, which gateways on all nodes read."""
-    internal_kv._internal_kv_put(pulse_key(worker_id), value, overwrite=True, namespace="rayfleet")
+    internal_kv._internal_kv_put(
+        heartbeat_key(worker_id), value, overwrite=True, namespace="rayfleet"
+    )
 
 
 class _Ranks:

@@ -77,7 +77,7 @@ class _Pending:
         return all(choice.finished for choice in self.choices)
 
 
-class _Open(NamedTuple):
+class _OpenChoice(NamedTuple):
     """An unfinished choice, and the prompts of its call with new output."""
 
     item: _Pending
@@ -119,7 +119,7 @@ class LLM:
         self._compiler = GrammarCompiler(setting_of(info), _COMPILE_S)
         self._grammars: dict[str, None] = {}
         """Keys of the compiled grammars in the engine."""
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenChoice] = {}
         """Unfinished choices of all calls, by request id: streams may be read in turns."""
         weakref.finalize(self, self._compiler.close)
 
@@ -197,15 +197,15 @@ class LLM:
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
         ]
         grown: dict[int, _Pending] = {}
-        own = {
-            choice.submit.request_id: _Open(item, choice, grown)
+        choices = {
+            choice.submit.request_id: _OpenChoice(item, choice, grown)
             for item in pending
             for choice in item.choices
         }
         num_left = len(pending)
         try:
-            self._open.update(own)
-            for opened in own.values():
+            self._open.update(choices)
+            for opened in choices.values():
                 self._core.add(opened.choice.submit)
             while num_left:
                 if not grown:
@@ -219,7 +219,7 @@ class LLM:
             self.close()  # the other ranks are of no more use
             raise
         finally:
-            self._abandon(own)
+            self._abandon(choices)
 
     def _step(self) -> None:
         """Runs a step of the engine and passes its tokens to the calls that wait for them."""
@@ -293,10 +293,12 @@ class LLM:
             self._grammars[key] = None
         return key
 
-    def _abandon(self, own: Iterable[str]) -> None:
+    def _abandon(self, request_ids: Iterable[str]) -> None:
         """Aborts requests of a call that are left over after an exception or an abandoned
         iterator."""
-        left = [request_id for request_id in own if self._open.pop(request_id, None) is not None]
+        left = [
+            request_id for request_id in request_ids if self._open.pop(request_id, None) is not None
+        ]
         for request_id in left:
             self._core.abort(Abort(request_id=request_id))
         # Steps in flight use their pages; if other calls are open, these run the steps.

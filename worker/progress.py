@@ -67,5 +67,5 @@ class _LoggedProgress:
         if self._done * 4 // self._total > before:
             share = 100 * self._done // self._total
             rate = self._done / 1e9 / (time.perf_counter() - self._began)
-            told = f", {rate:.2f} GB/s" if self._are_bytes else ""
-            logger.info("%s: %d %% of %s%s", self._label, share, self._amount, told)
+            rate_text = f", {rate:.2f} GB/s" if self._are_bytes else ""
+            logger.info("%s: %d %% of %s%s", self._label, share, self._amount, rate_text)

@@ -144,7 +144,7 @@ class EngineCore:
             result = await_result()
             collected = self.timeline.now()
             drawn = self.scheduler.drawn_under_grammar(result)
-            self.scheduler.apply(result, self._guided.follow(drawn))
+            self.scheduler.apply(result, self._guided.advance(drawn))
             self._send_masks()
             if self._has_blocks and self._overlap_depth and not self._in_flight:
                 self.timeline.completed(result, awaited, collected)

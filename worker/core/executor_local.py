@@ -49,7 +49,10 @@ class LocalExecutor(Executor):
             self.overlaps_prompts = device.type == "cuda"
             await_free_memory(device, self._config.gpu_memory_utilization)
             group = TensorParallelGroup.create(
-                *(0, self._config.tensor_parallel_size, device, self._directory),
+                0,
+                self._config.tensor_parallel_size,
+                device,
+                self._directory,
                 while_waiting=self._others.raise_on_death,
                 rendezvous=self._others.rendezvous_of_rank_0(),
             )

@@ -90,10 +90,12 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 def _eos_token_ids(config: EngineConfig, model: ModelConfig, vocab_size: int) -> list[int]:
     """End tokens from the checkpoint's configuration and its tokenizer."""
     try:
-        own = tokenizer_eos_token_id(config.tokenizer_checkpoint)
+        tokenizer_eos = tokenizer_eos_token_id(config.tokenizer_checkpoint)
     except ValueError:  # prompts are token ids, or gateways report the error
-        own = None
-    found = dict.fromkeys([*model.eos_token_ids, *(() if own is None else (own,))])
+        tokenizer_eos = None
+    found = dict.fromkeys(
+        [*model.eos_token_ids, *(() if tokenizer_eos is None else (tokenizer_eos,))]
+    )
     return [token_id for token_id in found if 0 <= token_id < vocab_size]
 
 

@@ -48,7 +48,7 @@ class StepForecast:
         self._num_drafting = 0
         """Number of steps with drafts; each of the first ones is observed, and solved for at
         once."""
-        self._most_prompts = self._most_decodes = 0
+        self._max_prompts = self._max_decodes = 0
         """Maximum prompt tokens, and maximum decoding requests plus drafts, of any step so far."""
 
     @property
@@ -62,8 +62,8 @@ class StepForecast:
         if shape.seq == self._last.seq or seconds <= 0.0 or is_empty:
             return
         self._last = shape
-        self._most_prompts = max(self._most_prompts, shape.prefill_tokens)
-        self._most_decodes = max(self._most_decodes, shape.decode_rows + shape.draft_tokens)
+        self._max_prompts = max(self._max_prompts, shape.prefill_tokens)
+        self._max_decodes = max(self._max_decodes, shape.decode_rows + shape.draft_tokens)
         self._num_drafting += shape.draft_rows > 0
         is_new = shape.draft_rows > 0 and self._num_drafting <= _MIN_OBSERVATIONS
         every = _DRAFTS if shape.draft_rows else _DECODES
@@ -91,7 +91,7 @@ class StepForecast:
         if self._num_sampled < _MIN_OBSERVATIONS:
             return True
         num_decodes = shape.decode_rows + shape.draft_tokens
-        return shape.prefill_tokens > self._most_prompts or num_decodes > self._most_decodes
+        return shape.prefill_tokens > self._max_prompts or num_decodes > self._max_decodes
 
     def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
         """Seconds after which a step is considered hung.

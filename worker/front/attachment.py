@@ -133,15 +133,15 @@ class Attachment:
         update = self._pending[-1] if self._pending else None
         return len(update.block_events) if isinstance(update, WorkerUpdate) else 0
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         """Ends the stream after the pending items."""
         self.ended = True
         self._on_item()
 
-    def drop(self) -> None:
+    def drop_stream(self) -> None:
         """Ends the stream immediately, dropping pending items."""
         self._pending.clear()
-        self.end()
+        self.end_stream()
 
     def _close_request(self, delta: TokenDelta) -> None:
         # The end of an earlier attempt may follow the submit of a later one.

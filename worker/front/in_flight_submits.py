@@ -11,7 +11,7 @@ from worker.protocol.blocks import TOKEN_BYTES
 from worker.protocol.messages import LoadSnapshot, Submit
 
 
-class _Handed(NamedTuple):
+class _SentSubmit(NamedTuple):
     ordinal: int
     num_tokens: int
 
@@ -24,7 +24,7 @@ class InFlightSubmits:
     """
 
     def __init__(self) -> None:
-        self._handed: deque[_Handed] = deque()
+        self._submits: deque[_SentSubmit] = deque()
         self._num_tokens = 0
         self._last_ordinal = 0
 
@@ -33,17 +33,17 @@ class InFlightSubmits:
         first = last_ordinal - len(submits) + 1
         for ordinal, submit in enumerate(submits, first):
             num_tokens = len(submit.prompt) // TOKEN_BYTES - submit.num_expected_cached
-            self._handed.append(_Handed(ordinal, max(num_tokens, 0)))
-            self._num_tokens += self._handed[-1].num_tokens
+            self._submits.append(_SentSubmit(ordinal, max(num_tokens, 0)))
+            self._num_tokens += self._submits[-1].num_tokens
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
         """Load with the submits that it does not include added as its reserved part."""
-        while self._handed and self._handed[0].ordinal <= load.num_submits_seen:
-            self._num_tokens -= self._handed.popleft().num_tokens
+        while self._submits and self._submits[0].ordinal <= load.num_submits_seen:
+            self._num_tokens -= self._submits.popleft().num_tokens
         return msgspec.structs.replace(
             load,
-            num_reserved=len(self._handed),
+            num_reserved=len(self._submits),
             reserved_prefill_tokens=self._num_tokens,
             num_submits_reserved=self._last_ordinal,
         )

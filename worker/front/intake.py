@@ -53,15 +53,15 @@ class Intake:
         raw = self._decode_batch(payload)
         slice_ = _Slice()
         samplings = []
-        for one in raw.samplings:
-            if slice_.is_over(len(one)):
+        for encoded in raw.samplings:
+            if slice_.is_over(len(encoded)):
                 await asyncio.sleep(0)
-            samplings.append(self._decode_sampling(one))
+            samplings.append(self._decode_sampling(encoded))
         submits = []
-        for one in raw.submits:
-            if slice_.is_over(len(one)):
+        for encoded in raw.submits:
+            if slice_.is_over(len(encoded)):
                 await asyncio.sleep(0)
-            submits.append(self._decode_submit(one))
+            submits.append(self._decode_submit(encoded))
         batch = SubmitBatch(
             submits=submits, aborts=raw.aborts, admission=raw.admission, samplings=samplings
         )
@@ -69,8 +69,8 @@ class Intake:
         known: dict[int, Problem | None] = {}
         if info is None:
             return batch, rejections
-        for submit, one in zip(submits, raw.submits, strict=True):
-            if slice_.is_over(len(one)):
+        for submit, encoded in zip(submits, raw.submits, strict=True):
+            if slice_.is_over(len(encoded)):
                 await asyncio.sleep(0)
             if (rejection := refuse(submit, info, known)) is not None:
                 rejections.append(rejection)

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_STOPPED, _AT_WORK = "T", "RD"
+_STOPPED, _ACTIVE = "T", "RD"
 """States of proc_pid_stat(5): stopped by a signal (T); running or waiting for a core (R), or
 waiting for a disk (D)."""
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
-class Glance(NamedTuple):
+class ProcessSnapshot(NamedTuple):
     """State of the processes at one time."""
 
     stopped: list[str]
     """Names and ids of processes that were stopped by a signal."""
-    at_work: bool
+    is_active: bool
     """Whether any process is running, or waiting for a core or a disk."""
     cpu_ns: int
     """Total nanoseconds in which their main threads ran or waited for a core. Clock ticks would not
@@ -41,7 +41,7 @@ class RankProcesses:
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._members = {name: (pid, _started(pid)) for name, pid in pids.items()}
 
-    def glance(self) -> Glance:
+    def snapshot(self) -> ProcessSnapshot:
         """Current state of all processes; one that has exited is not active."""
         stopped: list[str] = []
         seen: dict[int, str] = {}
@@ -54,7 +54,7 @@ class RankProcesses:
                 cpu_ns += _cpu_ns(pid, stat)
             if seen.get(root) == _STOPPED:
                 stopped.append(f"{name} (process {root}) is stopped")
-        return Glance(stopped, any(state in _AT_WORK for state in seen.values()), cpu_ns)
+        return ProcessSnapshot(stopped, any(state in _ACTIVE for state in seen.values()), cpu_ns)
 
     def kill(self) -> None:
         """Kills all ranks with SIGKILL.

@@ -21,10 +21,10 @@ import msgspec
 
 from worker.front.attachment import Attachment, CacheMirror
 from worker.front.engine_link import EngineConnection
+from worker.front.event_loop_monitor import EventLoopMonitor
 from worker.front.grammar.service import GrammarService
 from worker.front.in_flight_submits import InFlightSubmits
 from worker.front.intake import Intake, reject_early, slices
-from worker.front.pulse import Pulse
 from worker.front.rank_processes import RankProcesses
 from worker.front.traces import WorkerTraces
 from worker.front.watchdog import StepWatchdog
@@ -69,7 +69,7 @@ class WorkerFrontend:
         traces: creates spans for requests; None without tracing.
         step_timeout_s: minimum seconds without a report before the engine counts as hung; 0
             disables the watchdog.
-        pulse: monitor of the event loop; None without one.
+        loop_monitor: monitor of the event loop; None without one.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class WorkerFrontend:
         parent_directory: str = "/tmp",
         traces: WorkerTraces | None = None,
         step_timeout_s: float = 10.0,
-        pulse: Pulse | None = None,
+        loop_monitor: EventLoopMonitor | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = 1
@@ -97,7 +97,7 @@ class WorkerFrontend:
         self._engine: EngineConnection | None = None
         self._admission_change = AdmissionChange()
         """All changes of admission options so far; sent again to rebuilt rank groups."""
-        self._num_handed = 0
+        self._last_ordinal = 0
         """Ordinal of the last submit sent to rank 0 in this epoch."""
         self._num_reports = 0
         """Number of the engine's last report in this epoch."""
@@ -106,7 +106,7 @@ class WorkerFrontend:
         self._grammars: GrammarService | None = None
         """Compiles grammars; None until the first engine is ready."""
         self._step_timeout_s = step_timeout_s
-        self._pulse = pulse
+        self._loop_monitor = loop_monitor
         self._processes = RankProcesses({})
         self._watchdog: StepWatchdog | None = None
         """Monitors the engine's steps; None while no engine runs."""
@@ -119,7 +119,7 @@ class WorkerFrontend:
         The ranks of this epoch must be started with this directory.
         """
         assert self._engine is None, "the epoch is already open"
-        self._num_reports = self._num_handed = 0
+        self._num_reports = self._last_ordinal = 0
         self._opened_at = time.monotonic()
         self._engine = EngineConnection(self._parent_directory, self._on_message)
         if self._heartbeat is None:
@@ -192,16 +192,16 @@ class WorkerFrontend:
         grammars: dict[str, CompiledGrammar] = {}
         if self._grammars is not None and any(s.sampling.structured_outputs for s in batch.submits):
             # Other submits of the batch also wait, but gateways send such requests separately.
-            hopeless = {rejection.request_id for rejection in rejections}
-            wanted = [s for s in batch.submits if s.request_id not in hopeless]
-            grammars, broken = await self._grammars.compile(wanted)
+            rejected_ids = {rejection.request_id for rejection in rejections}
+            valid = [s for s in batch.submits if s.request_id not in rejected_ids]
+            grammars, broken = await self._grammars.compile(valid)
             rejections += broken
         # No await from here on: the state must not change until the batch is sent.
         rejections = self._drop_repeated(batch, rejections)
         if batch.admission is not None:
             self._admission_change = self._admission_change.then(batch.admission)
-        refused = {rejection.request_id for rejection in rejections}
-        rejections += self._refusals(batch, refused, info)
+        rejected_ids = {rejection.request_id for rejection in rejections}
+        rejections += self._rejections(batch, rejected_ids, info)
         if rejections or grammars:
             attempts = {(rejection.request_id, rejection.attempt) for rejection in rejections}
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in attempts]
@@ -215,7 +215,7 @@ class WorkerFrontend:
                 last_ordinal = self._engine.send(
                     self._encode(share_sampling(part)), num_submits=len(part.submits)
                 )
-            self._handed(batch.submits, last_ordinal, arrived_ns)
+            self._record_sent(batch.submits, last_ordinal, arrived_ns)
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
         return self._encode(reply)
 
@@ -223,7 +223,7 @@ class WorkerFrontend:
         """Notifies all gateways that the rank group has failed, and starts the next epoch."""
         self._close_engine()
         if self._traces is not None:
-            self._traces.lost(reason)
+            self._traces.engine_lost(reason)
         for attachment in self._attachments.values():
             attachment.open_requests.clear()
             attachment.put(WorkerDown(epoch=self.epoch, reason=reason))
@@ -245,7 +245,7 @@ class WorkerFrontend:
         if self._grammars is not None:
             self._grammars.close()
         for attachment in self._attachments.values():
-            attachment.end()
+            attachment.end_stream()
 
     def _on_message(self, message: EngineMessage) -> None:
         """Handles a message of rank 0. Raises RuntimeError if a report is missing."""
@@ -256,7 +256,7 @@ class WorkerFrontend:
         if isinstance(message, StepLimit):
             self._watchdog.allow(message)
             return
-        self._watchdog.reported(message)
+        self._watchdog.report_received(message)
         self._num_reports += 1
         if message.seq != self._num_reports:
             raise RuntimeError(f"got engine report {message.seq}, expected {self._num_reports}")
@@ -271,7 +271,7 @@ class WorkerFrontend:
         self._grammars.engine_changed()
         self.load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
         self._processes = RankProcesses(info.processes)
-        self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.glance)
+        self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.snapshot)
         if self._engine is not None and self._admission_change.given:
             self._engine.send(self._encode(SubmitBatch(admission=self._admission_change)))
         self._ready.set()
@@ -284,7 +284,7 @@ class WorkerFrontend:
         self.latency.take(report)
         if self._traces is not None:
             for changes in report.deltas.values():
-                self._traces.reported(changes)
+                self._traces.deltas_received(changes)
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []
@@ -298,15 +298,15 @@ class WorkerFrontend:
             logger.warning("gateway %s is not reading its stream: disconnecting", gateway_id)
             self._abandon(self._attachments.pop(gateway_id))
 
-    def _handed(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
+    def _record_sent(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
         """Records submits sent to rank 0, the last of which has ordinal `last_ordinal`."""
-        self._num_handed = last_ordinal
+        self._last_ordinal = last_ordinal
         if submits:
             self._reserve(submits, last_ordinal)
             if self._watchdog is not None:
-                self._watchdog.handed(last_ordinal)
+                self._watchdog.submits_sent(last_ordinal)
         if self._traces is not None:
-            self._traces.handed(submits, arrived_ns)
+            self._traces.submits_sent(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
         """Adds submits to the load, and sends it to other gateways immediately, so that they do not
@@ -335,44 +335,46 @@ class WorkerFrontend:
             seen.add(key)
             kept.append(submit)
         batch.submits = kept
-        return [one for one in rejections if (one.request_id, one.attempt) in seen]
+        return [r for r in rejections if (r.request_id, r.attempt) in seen]
 
-    def _refusals(
-        self, batch: SubmitBatch, hopeless: Collection[str], info: EngineInfo | None
+    def _rejections(
+        self, batch: SubmitBatch, rejected_ids: Collection[str], info: EngineInfo | None
     ) -> list[Rejection]:
         """Rejections of submits that cannot be served now.
 
         Args:
             batch: a batch whose submits were validated against `info`.
-            hopeless: request ids that are already rejected.
+            rejected_ids: request ids that are already rejected.
             info: the engine when the batch was received; None if it was loading.
         """
-        refusals = []
-        num_handed = self._num_handed
+        rejections = []
+        last_ordinal = self._last_ordinal
         for submit in batch.submits:
-            if submit.request_id in hopeless:
+            if submit.request_id in rejected_ids:
                 continue
-            refusal = self._refuse(submit, num_handed, info)
-            if refusal is None:
-                num_handed += 1
+            rejection = self._rejection(submit, last_ordinal, info)
+            if rejection is None:
+                last_ordinal += 1
             else:
-                refusals.append(refusal)
-        return refusals
+                rejections.append(rejection)
+        return rejections
 
-    def _refuse(self, submit: Submit, num_handed: int, info: EngineInfo | None) -> Rejection | None:
+    def _rejection(
+        self, submit: Submit, last_ordinal: int, info: EngineInfo | None
+    ) -> Rejection | None:
         if self.info is None or self._engine is None or self.info is not info:
             problem = "this worker is loading"
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
         else:
-            return reject_early(submit, self.info, self.load, num_handed)
+            return reject_early(submit, self.info, self.load, last_ordinal)
         return Rejection(
             request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
         )
 
     def _abandon(self, attachment: Attachment) -> None:
         """Ends a stream immediately, and aborts its requests, which would hold pages."""
-        attachment.drop()
+        attachment.drop_stream()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
         attachment.open_requests.clear()
         if aborts and self._engine is not None:
@@ -392,8 +394,8 @@ class WorkerFrontend:
         clock, last = time.monotonic, time.monotonic()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if self._pulse is not None:
-                self._pulse.beat()
+            if self._loop_monitor is not None:
+                self._loop_monitor.beat()
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self.load)
             now = clock()

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     span: Span
     attempt: int
-    handed_ns: int
+    sent_ns: int
     num_prompt: int
     first_ns: int = 0
     times: FirstTokenTimes | None = None
@@ -42,9 +42,9 @@ class WorkerTraces:
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
         self._tracing = tracing
         self._worker_id = worker_id
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
 
-    def handed(self, submits: Iterable[Submit], arrived_ns: int) -> None:
+    def submits_sent(self, submits: Iterable[Submit], arrived_ns: int) -> None:
         """Starts spans of submits that were sent to the engine.
 
         Args:
@@ -70,9 +70,9 @@ class WorkerTraces:
                 earlier = self._open.pop(submit.request_id, None)
                 if earlier is not None:
                     self._end(earlier, now, "abort", "replaced by another attempt")
-                self._open[submit.request_id] = _Open(span, submit.attempt, now, num_prompt)
+                self._open[submit.request_id] = _OpenRequest(span, submit.attempt, now, num_prompt)
 
-    def reported(self, deltas: Iterable[TokenDelta]) -> None:
+    def deltas_received(self, deltas: Iterable[TokenDelta]) -> None:
         """Handles the deltas of a report, and ends the spans of finished requests."""
         if not self._open:
             return
@@ -88,7 +88,7 @@ class WorkerTraces:
                 del self._open[delta.request_id]
                 self._end(found, now, delta.finish_reason, delta.error)
 
-    def lost(self, reason: str) -> None:
+    def engine_lost(self, reason: str) -> None:
         """Ends all open spans with an error, since the engine has failed."""
         now = time.time_ns()
         for found in self._open.values():
@@ -97,14 +97,14 @@ class WorkerTraces:
 
     def close(self) -> None:
         """Ends all open spans and exports the remaining ones."""
-        self.lost("the worker was shut down")
+        self.engine_lost("the worker was shut down")
         self._tracing.close()
 
-    def _end(self, found: _Open, now: int, finish_reason: str, problem: str | None) -> None:
+    def _end(self, found: _OpenRequest, now: int, finish_reason: str, problem: str | None) -> None:
         engine = self._tracing.start(
             "engine",
             traceparent_of(found.span),
-            start_ns=found.handed_ns,
+            start_ns=found.sent_ns,
             server=False,
             attributes={
                 "rayfleet.worker_id": self._worker_id,
@@ -118,7 +118,7 @@ class WorkerTraces:
             engine.set_attribute("rayfleet.queue_s", times.queue_s)
             engine.set_attribute("rayfleet.prefill_s", times.prefill_s)
             admitted_ns = found.first_ns - int(times.prefill_s * 1e9)
-            engine.add_event("admitted", timestamp=max(admitted_ns, found.handed_ns))
+            engine.add_event("admitted", timestamp=max(admitted_ns, found.sent_ns))
             engine.add_event("first token", timestamp=found.first_ns)
         for span in (engine, found.span):
             if problem is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from worker.front.rank_processes import Glance
+from worker.front.rank_processes import ProcessSnapshot
 from worker.protocol.messages import StepLimit, StepReport
 
 BUSY_FACTOR = 10.0
@@ -22,13 +22,13 @@ class StepWatchdog:
 
     Args:
         timeout_s: minimum limit of a step in seconds; 0 for no limit.
-        glance: returns the state of the rank group's processes.
+        snapshot: returns the state of the rank group's processes.
     """
 
-    def __init__(self, timeout_s: float, glance: Callable[[], Glance]) -> None:
+    def __init__(self, timeout_s: float, snapshot: Callable[[], ProcessSnapshot]) -> None:
         self._timeout_s = timeout_s
-        self._glance = glance
-        self._handed = 0
+        self._snapshot = snapshot
+        self._last_ordinal = 0
         """Ordinal of the last submit sent to rank 0."""
         self._awaits = False
         """Whether a report is due."""
@@ -41,9 +41,9 @@ class StepWatchdog:
         self._limits: dict[int, float] = {}
         """Limits in seconds of steps that may exceed the timeout, by step number."""
 
-    def handed(self, ordinal: int) -> None:
+    def submits_sent(self, ordinal: int) -> None:
         """Records that submits were sent to rank 0, the last of which has this ordinal."""
-        self._handed = ordinal
+        self._last_ordinal = ordinal
         if not self._awaits:
             self._awaits = True
             self._waited_s = self._asleep_s = 0.0
@@ -52,10 +52,10 @@ class StepWatchdog:
         """Records the limit of a step that may exceed the timeout."""
         self._limits[limit.seq] = limit.seconds
 
-    def reported(self, report: StepReport) -> None:
+    def report_received(self, report: StepReport) -> None:
         """Records that a report was received."""
         self._waited_s = self._asleep_s = 0.0
-        self._awaits = report.more or report.load.num_submits_seen < self._handed
+        self._awaits = report.more or report.load.num_submits_seen < self._last_ordinal
         done = report.load.step_shape.seq
         if self._limits:
             self._limits = {seq: s for seq, s in self._limits.items() if seq > done}
@@ -67,18 +67,18 @@ class StepWatchdog:
         self._waited_s += elapsed_s
         if self._waited_s <= self._timeout_s / 2:
             return None
-        glance = self._glance()
-        is_idle = not glance.at_work and glance.cpu_ns == self._cpu_ns
+        snapshot = self._snapshot()
+        is_idle = not snapshot.is_active and snapshot.cpu_ns == self._cpu_ns
         self._asleep_s = self._asleep_s + elapsed_s if is_idle else 0.0
-        self._cpu_ns = glance.cpu_ns
-        return self._verdict(glance)
+        self._cpu_ns = snapshot.cpu_ns
+        return self._verdict(snapshot)
 
-    def _verdict(self, glance: Glance) -> str | None:
+    def _verdict(self, snapshot: ProcessSnapshot) -> str | None:
         waited_s = self._waited_s
         limit_s = max([self._timeout_s, *self._limits.values()])
         problem = None
-        if glance.stopped and waited_s > self._timeout_s:
-            problem = ", ".join(glance.stopped)
+        if snapshot.stopped and waited_s > self._timeout_s:
+            problem = ", ".join(snapshot.stopped)
         elif waited_s > limit_s and self._asleep_s >= self._timeout_s / 4:
             problem = "no rank is active"
         elif waited_s > BUSY_FACTOR * limit_s:

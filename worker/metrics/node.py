@@ -55,7 +55,7 @@ class NodeMetrics:
 
     Args:
         process: name of the process.
-        own: renders the metrics of this process for a content type.
+        render_metrics: renders the metrics of this process for a content type.
         directory: folder shared by the processes of this node; created with mode 0700 if missing.
         config: where to listen; None for no port.
         watch_loop: whether to export the lag of this process's event loop.
@@ -64,14 +64,14 @@ class NodeMetrics:
     def __init__(
         self,
         process: str,
-        own: Callable[[str], bytes],
+        render_metrics: Callable[[str], bytes],
         directory: str,
         config: NodeMetricsConfig | None = None,
         *,
         watch_loop: bool = True,
     ) -> None:
         self._process = process
-        self._own = own
+        self._render_metrics = render_metrics
         self._directory = Path(directory)
         self._config = config or NodeMetricsConfig()
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -116,14 +116,14 @@ class NodeMetrics:
         answers = await asyncio.gather(*(self._ask(path, content_type) for path in others))
         texts = [answer for answer in answers if answer is not None]
         num_silent = sum(answer == b"" for answer in answers)
-        own = self._render(content_type)
+        local = self._render(content_type)
         node = render([_processes(len(texts) - num_silent + 1, num_silent)], content_type)
-        return merge([own, *texts, node], content_type), content_type
+        return merge([local, *texts, node], content_type), content_type
 
     def _render(self, content_type: str) -> bytes:
         lag = None if self._lag is None else self._lag.histogram
         process = render(process_metrics(self._process, lag), content_type)
-        return merge([self._own(content_type), process], content_type)
+        return merge([self._render_metrics(content_type), process], content_type)
 
     async def _ask(self, path: Path, content_type: str) -> bytes | None:
         """Metrics of another process; empty if it does not answer, None if it has exited."""

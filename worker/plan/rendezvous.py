@@ -90,6 +90,6 @@ def interface_towards(host: str) -> str | None:
         probe.connect((host, 9))  # a datagram socket: nothing is sent
         mine = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if any(own.address == mine for own in addresses):
+        if any(entry.address == mine for entry in addresses):
             return name
     return None

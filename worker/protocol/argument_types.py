@@ -57,8 +57,8 @@ def _target(root: Mapping[str, Any], schema: Any) -> Any:
 def _types(root: Mapping[str, Any], schema: Any, depth: int) -> frozenset[str]:
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return _ALL
-    own = schema.get("type")
-    listed = [own] if isinstance(own, str) else own
+    given = schema.get("type")
+    listed = [given] if isinstance(given, str) else given
     types = _ALL
     if isinstance(listed, list):
         types = frozenset(name for name in listed if isinstance(name, str))

@@ -69,7 +69,7 @@ class SocketOffer(msgspec.Struct):
     once it has no open calls."""
 
 
-def pulse_key(worker_id: str) -> bytes:
+def heartbeat_key(worker_id: str) -> bytes:
     """Key in Ray's key-value store of the heartbeats of a worker whose event loop is blocked."""
     return f"pulse/{worker_id}".encode()
 

@@ -138,8 +138,10 @@ def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None
     for name, unit, count, limit in (
         ("logit_bias", "tokens", len(sampling.logit_bias or ()), MAX_LOGIT_BIASES),
         (
-            *("bad_words", "tokens (each word without and with a space before it)"),
-            *(num_tokens, MAX_BAD_WORDS_TOKENS),
+            "bad_words",
+            "tokens (each word without and with a space before it)",
+            num_tokens,
+            MAX_BAD_WORDS_TOKENS,
         ),
     ):
         if count > limit:
@@ -201,8 +203,8 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
                 f"{name} is not supported for block-diffusion models, which generate the tokens of "
                 "a block in no fixed order: remove it",
             )
-    own = sampling.diffusion.algorithm if sampling.diffusion is not None else None
-    algorithm = own or limits.dllm_algorithm
+    requested = sampling.diffusion.algorithm if sampling.diffusion is not None else None
+    algorithm = requested or limits.dllm_algorithm
     if sampling.structured_outputs is not None and algorithm == "JointThreshold":
         return Problem(
             "structured_outputs",

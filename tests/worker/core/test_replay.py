@@ -12,7 +12,7 @@ import torch
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO, MODELS
 from tests.support.worker.recorded import Recording
-from worker.core.grammar import follower
+from worker.core.grammar import matcher_state
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.messages import Abort
@@ -73,7 +73,7 @@ def test_a_recorded_run_replays_to_the_same_plans(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(follower, "SLOW_S", 1e-4)  # some tokens are slow, as chance will have it
+    monkeypatch.setattr(matcher_state, "SLOW_S", 1e-4)  # some tokens are slow
     recording = Recording()
     with Engine(
         str(DEMO),

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from tests.support.worker.played_engine import Engine, Gateway, decode_reply, delta, submit
+from worker.front.event_loop_monitor import LATE_S, EventLoopMonitor
 from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
-from worker.front.pulse import LATE_S, Pulse
 from worker.front.server import WorkerFrontend
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (
@@ -165,35 +165,35 @@ def test_grammars_lead_and_aborts_follow() -> None:
 
 async def test_a_busy_process_gives_signs_of_life() -> None:
     signs: list[bytes] = []
-    pulse = Pulse(signs.append)
-    front = WorkerFrontend("w0", "/tmp", pulse=pulse)
+    monitor = EventLoopMonitor(signs.append)
+    front = WorkerFrontend("w0", "/tmp", loop_monitor=monitor)
     front.open()
-    pulse.start()
+    monitor.start()
     deadline = time.monotonic() + 120
     while len(signs) < 2:  # the loop does not turn, and this thread does not sleep
         assert time.monotonic() < deadline
     assert signs[0] != signs[1]
-    pulse.close()
+    monitor.close()
     front.close()
 
 
 def test_a_loop_that_turns_gives_none() -> None:
     signs: list[bytes] = []
     now = 0.0
-    pulse = Pulse(signs.append, lambda: now)
+    monitor = EventLoopMonitor(signs.append, lambda: now)
     for _ in range(100):
         now += 0.2
-        pulse.check()
-        pulse.beat()
+        monitor.check()
+        monitor.beat()
     assert signs == []
     now += LATE_S + 0.1
-    pulse.check()
-    pulse.check()
+    monitor.check()
+    monitor.check()
     assert signs == [b"1", b"2"]
 
     def fail(value: bytes) -> None:
         raise ConnectionError("the store is gone")
 
-    broken = Pulse(fail, lambda: now)
+    broken = EventLoopMonitor(fail, lambda: now)
     now += 1.0
     broken.check()  # nobody is notified, and nothing else happens

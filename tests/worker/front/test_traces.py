@@ -51,11 +51,13 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 def test_front_and_engine_are_children_of_the_gateway(
     exporter: InMemorySpanExporter, traces: WorkerTraces
 ) -> None:
-    traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01"), submit("untraced", "")], 1)
-    traces.reported([TokenDelta("r", 0, [5], times=FirstTokenTimes(0.25, 0.0))])
-    traces.reported([TokenDelta("r", 7, [5], "stop"), TokenDelta("untraced", 0, [5], "stop")])
+    traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01"), submit("untraced", "")], 1)
+    traces.deltas_received([TokenDelta("r", 0, [5], times=FirstTokenTimes(0.25, 0.0))])
+    traces.deltas_received(
+        [TokenDelta("r", 7, [5], "stop"), TokenDelta("untraced", 0, [5], "stop")]
+    )
     assert not exporter.get_finished_spans(), "another attempt's end ended it"
-    traces.reported([TokenDelta("r", 0, [6, 7], "length")])
+    traces.deltas_received([TokenDelta("r", 0, [6, 7], "length")])
     spans = by_name(exporter)
     front, engine = spans["worker"], spans["engine"]
     assert front.parent is not None
@@ -74,12 +76,12 @@ def test_front_and_engine_are_children_of_the_gateway(
 def test_a_lost_engine_ends_its_spans_as_errors(
     exporter: InMemorySpanExporter, traces: WorkerTraces
 ) -> None:
-    traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
-    traces.lost("rank 0 was killed")
+    traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
+    traces.engine_lost("rank 0 was killed")
     for span in by_name(exporter).values():
         assert span.status.status_code is StatusCode.ERROR
         assert span.status.description == "rank 0 was killed"
-    traces.reported([TokenDelta("r", 0, [6], "length")])
+    traces.deltas_received([TokenDelta("r", 0, [6], "length")])
     assert len(exporter.get_finished_spans()) == 2
 
 
@@ -87,10 +89,10 @@ def test_a_later_attempt_ends_the_earlier_ones_spans(
     exporter: InMemorySpanExporter, traces: WorkerTraces
 ) -> None:
     for attempt in range(2):
-        traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01", attempt)], 1)
+        traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01", attempt)], 1)
     ended = [s.attributes for s in exporter.get_finished_spans() if s.name == "worker"]
     assert [span["rayfleet.attempt"] for span in ended if span is not None] == [0]
-    traces.reported([TokenDelta("r", 1, [6], "length")])
+    traces.deltas_received([TokenDelta("r", 1, [6], "length")])
     assert len(exporter.get_finished_spans()) == 4
 
 
@@ -108,8 +110,8 @@ def test_spans_go_where_the_environment_says(
     tracing = create_tracing("worker w")
     assert tracing is not None
     traces = WorkerTraces(tracing, "w")
-    traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
-    traces.reported([TokenDelta("r", 0, [6], "length")])
+    traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
+    traces.deltas_received([TokenDelta("r", 0, [6], "length")])
     traces.close()
     [body] = bodies
     [resource] = ExportTraceServiceRequest.FromString(body).resource_spans

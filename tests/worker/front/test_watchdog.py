@@ -10,12 +10,12 @@ import sys
 from functools import partial
 
 from worker.core.step_forecast import StepForecast
-from worker.front.rank_processes import Glance, RankProcesses
+from worker.front.rank_processes import ProcessSnapshot, RankProcesses
 from worker.front.watchdog import StepWatchdog
 from worker.protocol.messages import LoadSnapshot, StepLimit, StepReport, StepShape
 
-ASLEEP = Glance([], False, 7)
-STOPPED = Glance(["rank 1 (process 12) is stopped"], False, 7)
+ASLEEP = ProcessSnapshot([], False, 7)
+STOPPED = ProcessSnapshot(["rank 1 (process 12) is stopped"], False, 7)
 BEAT_S = 0.25
 
 
@@ -27,13 +27,13 @@ class Group:
         self.num_looks = 0
         self.watchdog = StepWatchdog(timeout_s, self._glance)
 
-    def _glance(self) -> Glance:
+    def _glance(self) -> ProcessSnapshot:
         self.num_looks += 1
         return self.processes
 
     def report(self, *, more: bool = True, seen: int = 1, step: int = 1) -> None:
         load = LoadSnapshot(num_submits_seen=seen, step_shape=StepShape(seq=step))
-        self.watchdog.reported(StepReport(1, {}, [], load, more))
+        self.watchdog.report_received(StepReport(1, {}, [], load, more))
 
     def wait(self, seconds: float) -> tuple[float, str | None]:
         """Lets time pass; when and why the group is given up."""
@@ -47,7 +47,7 @@ class Group:
 
 def test_a_stopped_rank_is_given_up_after_the_timeout() -> None:
     group = Group()
-    group.watchdog.handed(1)
+    group.watchdog.submits_sent(1)
     group.report()
     group.processes = STOPPED
     group.watchdog.allow(StepLimit(2, 60.0))  # however long the step may take
@@ -59,7 +59,7 @@ def test_a_stopped_rank_is_given_up_after_the_timeout() -> None:
 
 def test_ranks_that_sleep_are_given_up_after_what_the_step_may_take() -> None:
     group = Group()
-    group.watchdog.handed(1)
+    group.watchdog.submits_sent(1)
     when, problem = group.wait(100.0)
     assert 10.0 < when <= 10.5
     assert problem is not None
@@ -77,13 +77,13 @@ def test_ranks_at_work_are_slow_and_not_hung() -> None:
     """A loaded machine: they wait for a core, or get a moment of it now and then."""
     group = Group()
     group.report()
-    group.processes = Glance([], True, 7)
+    group.processes = ProcessSnapshot([], True, 7)
     assert group.wait(60.0)[1] is None
     for ticks in range(30):
-        group.processes = Glance([], False, ticks)
+        group.processes = ProcessSnapshot([], False, ticks)
         assert group.wait(1.0)[1] is None
     group.report()
-    group.processes = Glance([], True, 7)
+    group.processes = ProcessSnapshot([], True, 7)
     when, problem = group.wait(1000.0)
     assert 100.0 < when <= 100.5
     assert problem is not None
@@ -93,13 +93,13 @@ def test_ranks_at_work_are_slow_and_not_hung() -> None:
 def test_nothing_is_due_of_an_idle_engine() -> None:
     group = Group()
     assert group.wait(100.0)[1] is None
-    group.watchdog.handed(4)
+    group.watchdog.submits_sent(4)
     group.report(seen=4, more=False)
     group.processes = STOPPED
     assert group.wait(100.0)[1] is None
     assert not group.num_looks
     group.report(seen=4, more=False)
-    group.watchdog.handed(5)  # it was stopped while idle, and this one is never taken
+    group.watchdog.submits_sent(5)  # it was stopped while idle, and this one is never taken
     assert 10.0 < group.wait(100.0)[0] <= 10.5
 
 
@@ -108,7 +108,7 @@ def test_each_report_begins_the_time_anew_and_one_behind_leaves_it_running() -> 
     for _ in range(20):
         group.report()
         assert group.wait(8.0)[1] is None
-    group.watchdog.handed(3)
+    group.watchdog.submits_sent(3)
     group.report(seen=2, more=False)  # on its way when the third was handed over
     assert 10.0 < group.wait(100.0)[0] <= 10.5
 
@@ -151,7 +151,7 @@ async def test_moments_of_work_are_seen_that_no_clock_tick_counts() -> None:
         processes = RankProcesses({"rank 1": child.pid})
         looks = []
         for _ in range(4):
-            looks.append(processes.glance().cpu_ns)
+            looks.append(processes.snapshot().cpu_ns)
             await asyncio.sleep(0.1)
         assert looks == sorted(set(looks)), "work between any two looks"
     finally:
@@ -165,15 +165,15 @@ async def test_processes_are_seen_and_ended_as_they_are() -> None:
     try:
         asleep = RankProcesses({"rank 1": child.pid})
         async with asyncio.timeout(120):
-            while asleep.glance() != asleep.glance() or asleep.glance().at_work:
+            while asleep.snapshot() != asleep.snapshot() or asleep.snapshot().is_active:
                 await asyncio.sleep(0.05)  # it is starting
-            assert RankProcesses({"rank 0": other.pid}).glance().at_work
+            assert RankProcesses({"rank 0": other.pid}).snapshot().is_active
             mine = RankProcesses({"rank 0": os.getpid()})
-            assert mine.glance().at_work, "this test, and a child of it"
+            assert mine.snapshot().is_active, "this test, and a child of it"
             child.send_signal(signal.SIGSTOP)
-            while not asleep.glance().stopped:
+            while not asleep.snapshot().stopped:
                 await asyncio.sleep(0.01)
-        assert asleep.glance().stopped == [f"rank 1 (process {child.pid}) is stopped"]
+        assert asleep.snapshot().stopped == [f"rank 1 (process {child.pid}) is stopped"]
         reused = RankProcesses({"rank 1": child.pid})
         reused._members = {"rank 1": (child.pid, "of an earlier process")}
         reused.kill()
@@ -181,7 +181,7 @@ async def test_processes_are_seen_and_ended_as_they_are() -> None:
         asleep.kill()
         assert child.wait(120) == -signal.SIGKILL
         asleep.kill()
-        assert asleep.glance() == Glance([], False, 0)
+        assert asleep.snapshot() == ProcessSnapshot([], False, 0)
     finally:
         for process in (child, other):
             process.kill()

@@ -81,8 +81,8 @@ class BlockPool:
             first: index of the first block that has window pages.
         """
         num_full, num_window = self.groups.num_full, self.groups.num_window
-        own = [self._full[block] for block in blocks[start:]]
-        rows = [(start, [pages[group] for pages in own]) for group in range(num_full)]
+        full = [self._full[block] for block in blocks[start:]]
+        rows = [(start, [pages[group] for pages in full]) for group in range(num_full)]
         start = max(start, first)
         seen = [self._window[block] for block in blocks[start:]]
         return rows + [(start, [pages[group] for pages in seen]) for group in range(num_window)]
@@ -137,13 +137,13 @@ class BlockPool:
         """Marks `blocks` as part of the prefix cache."""
         self._cached.update(blocks)
 
-    def move_window(self, own: int, cached: int) -> bool:
+    def move_window(self, block: int, cached: int) -> bool:
         """Moves the window pages and users of a lease's block to a cached block with the same
         tokens whose window pages were freed; returns whether they had been."""
-        if cached in self._window or own not in self._window:
+        if cached in self._window or block not in self._window:
             return False
-        self._window[cached] = self._window.pop(own)
-        self._users[cached] = self._users.pop(own)
+        self._window[cached] = self._window.pop(block)
+        self._users[cached] = self._users.pop(block)
         return True
 
     def release(self, blocks: Iterable[int], fence: int) -> None:
@@ -173,18 +173,20 @@ class BlockPool:
             self._end_use(block, lease_ends)
 
     def check_invariants(
-        self, cached: Sequence[int], own: Sequence[int], used: Sequence[int]
+        self, cached: Sequence[int], uncached: Sequence[int], used: Sequence[int]
     ) -> None:
         """Asserts that each page has exactly one owner.
 
         Args:
             cached: all blocks in the prefix cache.
-            own: all blocks that belong to a lease only.
+            uncached: all blocks that belong to a lease only.
             used: blocks whose window pages are used by leases, one entry per lease.
         """
         assert self._cached == set(cached), "cached blocks miscounted"
-        assert len(cached) + len(own) == len(self._full), "a block is leaked, or has two owners"
-        assert set(cached) | set(own) == set(self._full), "a block without an owner"
+        assert len(cached) + len(uncached) == len(self._full), (
+            "a block is leaked, or has two owners"
+        )
+        assert set(cached) | set(uncached) == set(self._full), "a block without an owner"
         users: dict[int, int] = {}
         for block in [*used, *(block for block, _ in self._fence)]:
             users[block] = users.get(block, 0) + 1
@@ -194,7 +196,9 @@ class BlockPool:
         assert set(idle) <= self._cached, "useless window pages are kept"
         assert sorted([*idle, *users]) == sorted(self._window), "window pages neither used nor idle"
         both = (self._full, self._window)
-        self._pages.check_invariants(page for one in both for ids in one.values() for page in ids)
+        self._pages.check_invariants(
+            page for tables in both for ids in tables.values() for page in ids
+        )
 
     def _end_use(self, block: int, lease_ends: bool) -> None:
         self._users[block] -= 1

@@ -15,11 +15,11 @@ class Leaves:
     they outnumber the nodes.
 
     Args:
-        may_go: whether a node can be evicted now.
+        can_evict: whether a node can be evicted now.
     """
 
-    def __init__(self, may_go: Callable[[Node], bool]) -> None:
-        self._may_go = may_go
+    def __init__(self, can_evict: Callable[[Node], bool]) -> None:
+        self._can_evict = can_evict
         self._heap: list[tuple[float, int, Node]] = []
 
     def __len__(self) -> int:
@@ -46,4 +46,4 @@ class Leaves:
 
     def _is_live(self, entry: tuple[float, int, Node]) -> bool:
         rank, _, node = entry
-        return node.rank == rank and node.parent is not None and self._may_go(node)
+        return node.rank == rank and node.parent is not None and self._can_evict(node)

@@ -252,8 +252,10 @@ class CacheManager:
                 # Cached blocks without window pages take over the lease's, and the lease uses them
                 # from now on.
                 cached = self._tree.last_pages(lease.node, end - start)
-                for index, (own, other) in enumerate(zip(duplicates, cached, strict=False), start):
-                    if self._blocks.move_window(own, other):
+                for index, (duplicate, other) in enumerate(
+                    zip(duplicates, cached, strict=False), start
+                ):
+                    if self._blocks.move_window(duplicate, other):
                         lease.pages[index] = other
 
     def release(self, lease: Lease) -> None:
@@ -267,7 +269,7 @@ class CacheManager:
         if self._snapshots is not None:
             self._snapshots.cancel(lease.slot)
             self._snapshots.keep(lease.rolling_page)
-            pending = [one.snapshot for one in lease.snapshots]
+            pending = [pending.snapshot for pending in lease.snapshots]
             self._snapshots.release(pending, lease.fence)
         self._slots.release([lease.slot], lease.fence)
         if lease.node is not None:
@@ -317,9 +319,9 @@ class CacheManager:
         size = self._page_size
         stride = self._groups.snapshot_pages * size
         kept = {*range(start - start % stride + stride, end + 1, stride), *lease.borders}
-        wanted = sorted({end - end % size, *kept}, reverse=True)
+        positions = sorted({end - end % size, *kept}, reverse=True)
         pending: list[PendingSnapshot] = []
-        for position in wanted:
+        for position in positions:
             if start < position <= end and (snapshot := self._snapshots.take()) is not None:
                 pending.append(PendingSnapshot(position, snapshot, position in kept))
         lease.snapshots += pending
@@ -343,7 +345,7 @@ class CacheManager:
             self._blocks.check_invariants(cached, owned, used)
         self._slots.check_invariants(lease.slot for lease in leases)
         if self._snapshots is not None:
-            pending = [one.snapshot for lease in leases for one in lease.snapshots]
+            pending = [snapshot.snapshot for lease in leases for snapshot in lease.snapshots]
             self._snapshots.check_invariants(pending, cached)
         if self.host is not None:
             self.host.check_invariants(slot for n in nodes if n.on_host for slot in n.pages)
@@ -355,23 +357,23 @@ class CacheManager:
         assert self._snapshots is not None
         assert lease.node is not None
         pages = self._tree.last_pages(lease.node, end - start)
-        due = [one for one in lease.snapshots if one.position <= end * self._page_size]
+        due = [s for s in lease.snapshots if s.position <= end * self._page_size]
         lease.snapshots = lease.snapshots[len(due) :]
         self._snapshots.give_up(lease.rolling_page)
         lease.rolling_page = 0
-        for one in due:
-            page = pages[one.position // self._page_size - 1 - start]
-            if self._snapshots.attach(page, one) and not one.is_kept:
+        for pending in due:
+            page = pages[pending.position // self._page_size - 1 - start]
+            if self._snapshots.attach(page, pending) and not pending.is_kept:
                 lease.rolling_page = page
 
     def _num_to_take(self, num_tokens: int, num_blocks: int, num_seen: int) -> int:
         """Pages needed to grow to `num_tokens` from `num_blocks` blocks, `num_seen` with window
         pages."""
-        wanted = -(-num_tokens // self._page_size)
-        num_pages = self._groups.num_full * max(0, wanted - num_blocks)
+        num_needed = -(-num_tokens // self._page_size)
+        num_pages = self._groups.num_full * max(0, num_needed - num_blocks)
         if self._blocks is not None:
-            most = self._groups.max_window_blocks(self._page_size, self._step_tokens)
-            num_pages += self._groups.num_window * max(0, min(wanted, most) - num_seen)
+            max_blocks = self._groups.max_window_blocks(self._page_size, self._step_tokens)
+            num_pages += self._groups.num_window * max(0, min(num_needed, max_blocks) - num_seen)
         return num_pages
 
     def _first_seen_from(self, position: int, lease: Lease) -> int:

@@ -38,7 +38,7 @@ class FencedPool:
 
     def take(self, count: int) -> list[int]:
         """Takes `count` ids; the caller has checked that enough are free."""
-        assert count <= len(self._free), f"{count} wanted, {len(self._free)} free"
+        assert count <= len(self._free), f"{count} requested, {len(self._free)} free"
         if count == 1:
             return [self._free.pop()]
         taken = self._free[len(self._free) - count :]

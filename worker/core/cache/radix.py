@@ -122,7 +122,7 @@ class RadixTree:
             The node at the new end of the path, to which the caller's lock moves, and the pages
             that were not added (duplicates, at the start of `pages`).
         """
-        held = node
+        locked = node
         num_known = num_duplicates = 0
         while num_known < len(pages):
             child = self._child_along(node, key, num_known)
@@ -137,8 +137,8 @@ class RadixTree:
                 num_duplicates += count
             num_known += count
         if num_known < len(pages):
-            node = self._store(node, held, key[num_known * self._width :], pages[num_known:])
-        self._lock_up_to(node, held)
+            node = self._store(node, locked, key[num_known * self._width :], pages[num_known:])
+        self._lock_up_to(node, locked)
         return node, pages[:num_duplicates]
 
     def last_pages(self, node: Node, count: int) -> list[int]:
@@ -249,12 +249,12 @@ class RadixTree:
             return child
         return child.cut_head(count, self._width, self._next_serial())
 
-    def _store(self, node: Node, held: Node, key: bytes, pages: list[int]) -> Node:
+    def _store(self, node: Node, locked: Node, key: bytes, pages: list[int]) -> Node:
         """Adds pages below `node`, none of whose children starts with them; returns their node."""
         self._clock += len(pages)
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
         self._events.append(BlockStored(hashes[:], _chain_before(node)))
-        if node is held and node.locks == 1 and not node.children and not node.is_root:
+        if node is locked and node.locks == 1 and not node.children and not node.is_root:
             # No other path ends here, so the run grows in place and a long generation stays a
             # single node.
             node.key += key

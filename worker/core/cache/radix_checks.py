@@ -16,8 +16,8 @@ def check_locks(nodes: Iterable[Node], holders: Iterable[Node]) -> None:
         while node is not None:
             expected[node.serial] = expected.get(node.serial, 0) + 1
             node = node.parent
-    for one in nodes:
-        assert one.locks == expected.get(one.serial, 0), f"{one.locks} locks on a node"
+    for node in nodes:
+        assert node.locks == expected.get(node.serial, 0), f"{node.locks} locks on a node"
 
 
 def check_node(node: Node, page_size: int) -> None:

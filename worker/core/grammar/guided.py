@@ -38,9 +38,9 @@ class GuidedRequests:
         for key in keys:
             self._grammars.pop(key, None)
 
-    def follow(self, drawn: Iterable[DrawnTokens]) -> list[Followed]:
+    def advance(self, sampled: Iterable[DrawnTokens]) -> list[Followed]:
         """Advances requests by the tokens sampled in one step; returns the outcomes in order."""
-        return [self._follow(one) for one in drawn]
+        return [self._advance(tokens) for tokens in sampled]
 
     def masks(
         self, rows: Sequence[RequestKey | None], drafts: Sequence[Sequence[int]] = ()
@@ -63,19 +63,19 @@ class GuidedRequests:
                 masks.append(self._grammars[key].mask)
         return b"".join(masks)
 
-    def _follow(self, drawn: DrawnTokens) -> Followed:
-        grammar = self._grammars[drawn.request_id, drawn.attempt]
-        count = len(drawn.token_ids)
-        for number, token_id in enumerate(drawn.token_ids, 1):
+    def _advance(self, sampled: DrawnTokens) -> Followed:
+        grammar = self._grammars[sampled.request_id, sampled.attempt]
+        count = len(sampled.token_ids)
+        for number, token_id in enumerate(sampled.token_ids, 1):
             if not _allows(grammar.mask, token_id):
-                if drawn.are_proposals and number > 1:
+                if sampled.are_proposals and number > 1:
                     return Followed(number - 1, GrammarStatus.of(grammar))
                 return Followed(number, GrammarStatus.of(grammar), is_refused=True)
-            if drawn.ends and number == count:
+            if sampled.ends and number == count:
                 break
             if grammar.is_slow:
                 status = GrammarStatus.of(grammar)
-                self._advance_slowly(drawn.request_id, drawn.attempt, grammar, token_id)
+                self._advance_slowly(sampled.request_id, sampled.attempt, grammar, token_id)
                 return Followed(number, status, is_pending=True)
             problem = grammar.advance(token_id)
             if problem is not None or grammar.is_complete:

@@ -74,9 +74,9 @@ class _Writer:
 
     def json(self, schema: Schema) -> str:
         """Expression for JSON with a rewritten schema."""
-        own = {} if schema is True else schema
+        body = {} if schema is True else schema
         options = {"x-guidance": json_options(self._max_whitespace)}
-        return self.rule("%json " + json.dumps({**own, **options} if own is not False else False))
+        return self.rule("%json " + json.dumps({**body, **options} if body is not False else False))
 
     def _schema(self, part: Format) -> str:
         style = part.get("style", "json")

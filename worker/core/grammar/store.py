@@ -19,8 +19,8 @@ from worker.core.grammar.base import (
     LoadedGrammar,
     shortened,
 )
-from worker.core.grammar.follower import GrammarFollower
 from worker.core.grammar.guidance_backend import GuidanceBackend
+from worker.core.grammar.matcher_state import MatcherState
 from worker.core.grammar.state import GrammarProblem, GrammarState
 from worker.core.grammar.thoughts import ThoughtMatcher
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
@@ -92,8 +92,9 @@ class GrammarStore:
         entry = self._entries.get(submit.grammar)
         self._begin(
             self._loading,
-            *(submit.request_id, submit.attempt),
-            lambda: self._follow(entry, submit),
+            submit.request_id,
+            submit.attempt,
+            lambda: self._create_state(entry, submit),
         )
 
     def advance(self, request_id: str, attempt: int, grammar: GrammarState, token_id: int) -> None:
@@ -150,7 +151,7 @@ class GrammarStore:
         self.num_due += 1
         thread.submit(run)
 
-    def _follow(self, entry: _Entry | None, submit: Submit) -> GrammarFollower:
+    def _create_state(self, entry: _Entry | None, submit: Submit) -> MatcherState:
         if entry is None:
             raise GrammarFault("the grammar is missing in the batch")
         if entry.loaded is None:
@@ -167,7 +168,7 @@ class GrammarStore:
             matcher = ThoughtMatcher(
                 matcher, thought, eos_token_ids=eos_token_ids, vocab_size=vocab_size
             )
-        return GrammarFollower(
+        return MatcherState(
             matcher,
             submit.sampling,
             eos_token_ids=eos_token_ids,

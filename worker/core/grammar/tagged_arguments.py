@@ -175,11 +175,11 @@ class TaggedArguments:
             terms.append("/" + pattern.replace("/", r"\/") + "/")
         if "const" in part or "enum" in part or depth > _MAX_DEPTH:
             raise _unsupported("enum with other schemas")
-        for one in part.get("allOf", ()):
-            terms += self._terms(one, depth + 1)
+        for branch in part.get("allOf", ()):
+            terms += self._terms(branch, depth + 1)
         if "$ref" in part:
             terms += self._terms({"$ref": part["$ref"]}, depth + 1)
-        branches = [one for one in part.get("anyOf", ()) if "string" in self._types(one, 0)]
+        branches = [b for b in part.get("anyOf", ()) if "string" in self._types(b, 0)]
         if len(branches) == 1:
             terms += self._terms(branches[0], depth + 1)
         elif branches and not any(map(self._is_free, branches)):
@@ -200,10 +200,10 @@ class TaggedArguments:
         if "enum" in part:
             found &= frozenset().union(*map(types_of, part["enum"]))
         if "anyOf" in part:
-            branches = [self._types(one, depth + 1) for one in part["anyOf"]]
+            branches = [self._types(branch, depth + 1) for branch in part["anyOf"]]
             found &= frozenset().union(*branches)
-        for one in part.get("allOf", ()):
-            found &= self._types(one, depth + 1)
+        for branch in part.get("allOf", ()):
+            found &= self._types(branch, depth + 1)
         return found
 
     def _resolved(self, schema: Schema) -> dict[str, Json]:

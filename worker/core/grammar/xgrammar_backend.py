@@ -75,7 +75,7 @@ class XGrammarBackend:
             limit = MAX_WHITESPACE if any_whitespace else None
             separators = None if any_whitespace else (",", ":")
             return compiler.compile_json_schema(
-                *(json.dumps(schema), any_whitespace, None, separators, False, limit, False)
+                json.dumps(schema), any_whitespace, None, separators, False, limit, False
             )
         if kind == "regex":
             return compiler.compile_regex(text)

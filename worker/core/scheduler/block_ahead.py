@@ -40,12 +40,12 @@ def rows_ahead(
     """
     policy = config.blocks
     assert policy is not None, "the model is autoregressive"
-    current = [one for one in step.rows if not one.is_stale]
+    current = [planned for planned in step.rows if not planned.is_stale]
     if not (policy.inplace and policy.fused_commit) or len(current) < len(running):
         return []
-    if not all(isinstance(one.row, BlockRow) and one.request.grammar is None for one in current):
+    if not all(isinstance(p.row, BlockRow) and p.request.grammar is None for p in current):
         return []
-    rows = [_row(one.request, one.lease, policy, config.page_size) for one in current]
+    rows = [_row(p.request, p.lease, policy, config.page_size) for p in current]
     num_tokens = sum(row.end - row.start for row in rows)
     num_missing = sum(row.num_missing for row in rows)
     if num_tokens > config.max_num_batched_tokens or num_missing > cache.num_allocatable:

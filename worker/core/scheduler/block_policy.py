@@ -65,17 +65,17 @@ class BlockBudget:
     def __init__(self, max_tokens: int, policy: BlockPolicy, pending: Iterable[int]) -> None:
         self._policy = policy
         size = policy.size
-        kept = sum(policy.width(number) for number in pending if self._is_running(number))
-        most = max_tokens // size * size
-        self._kept = min(most, kept)
-        self._left = most - self._kept
+        reserved = sum(policy.width(number) for number in pending if self._is_running(number))
+        whole_blocks = max_tokens // size * size
+        self._reserved = min(whole_blocks, reserved)
+        self._left = whole_blocks - self._reserved
 
     def grant(self, num_pending: int) -> int:
         """Takes the positions (whole blocks) that a running request may compute in this step."""
         if not self._is_running(num_pending):
             return self._grant_prompt(num_pending)
-        length = min(self._policy.width(num_pending), self._kept)
-        self._kept -= length
+        length = min(self._policy.width(num_pending), self._reserved)
+        self._reserved -= length
         return length
 
     def headroom(self, max_requests: int) -> StepHeadroom:
@@ -83,7 +83,7 @@ class BlockBudget:
         `grant`."""
         return StepHeadroom(
             tokens=self._left,
-            most=self._left,
+            max_each=self._left,
             alone=0,
             requests=min(max_requests, self._left // self._policy.size),
             chunked=True,

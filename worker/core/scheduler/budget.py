@@ -59,13 +59,17 @@ class StepBudget:
         """
         if self._chunked:
             room, alone = max(self._prompts - above, 0), 0
-            most = self._most(room)
-            tokens = room - min(sum(needs), most)
+            max_each = self._shared_limit(room)
+            tokens = room - min(sum(needs), max_each)
         else:
-            most, alone = self._prompts, 0 if needs else self._rest
-            tokens = max(most - sum(needs), 0)
+            max_each, alone = self._prompts, 0 if needs else self._rest
+            tokens = max(max_each - sum(needs), 0)
         return StepHeadroom(
-            tokens=tokens, most=most, alone=alone, requests=max_requests, chunked=self._chunked
+            tokens=tokens,
+            max_each=max_each,
+            alone=alone,
+            requests=max_requests,
+            chunked=self._chunked,
         )
 
     def allot(
@@ -88,18 +92,18 @@ class StepBudget:
                 equal.
         """
         granted = [*[0] * len(needs), *new]
-        lengths = [min(one, 1) for one in granted] if self._chunked else list(granted)
+        lengths = [min(length, 1) for length in granted] if self._chunked else list(granted)
         # Without chunking, a prompt that was begun in a step of its own is continued in one.
-        most = self._prompts if self._chunked or not needs else self._rest
-        left = max(most - sum(lengths), 0)
-        wants = [*needs, *costs]
-        indices = range(len(wants))
+        max_prompts = self._prompts if self._chunked or not needs else self._rest
+        left = max(max_prompts - sum(lengths), 0)
+        pending = [*needs, *costs]
+        indices = range(len(pending))
         for priority in sorted(set(priorities), reverse=True) if priorities else (0,):
             equals = [p for p in indices if not priorities or priorities[p] == priority]
             left = self._allot_equals(
                 [index for index in equals if index < len(needs)],
                 [index for index in equals if index >= len(needs)],
-                wants,
+                pending,
                 granted,
                 lengths,
                 left,
@@ -109,9 +113,9 @@ class StepBudget:
 
     def _allot_equals(
         self,
-        under_way: Sequence[int],
+        running: Sequence[int],
         new: Sequence[int],
-        wants: Sequence[int],
+        pending: Sequence[int],
         granted: Sequence[int],
         lengths: list[int],
         left: int,
@@ -119,27 +123,27 @@ class StepBudget:
         """Distributes up to `left` tokens to prompts of one priority, in place; returns the rest.
 
         Args:
-            under_way: indices of running prefills.
+            running: indices of running prefills.
             new: indices of new requests.
-            wants: pending tokens by index.
+            pending: pending tokens by index.
             granted: tokens granted by the headroom, by index.
             lengths: tokens so far by index; increased in place.
             left: tokens to distribute.
         """
-        kept = min(sum(wants[index] for index in under_way), self._most(left))
+        reserved = min(sum(pending[index] for index in running), self._shared_limit(left))
         for index in new:
-            extra = max(min(granted[index] - lengths[index], left - kept), 0)
+            extra = max(min(granted[index] - lengths[index], left - reserved), 0)
             lengths[index] += extra
             left -= extra
-        most = self._most(left) if len(under_way) > 1 else left
-        for limit in (most, left):
-            for index in under_way:
-                extra = min(wants[index], limit) - lengths[index]
+        first_limit = self._shared_limit(left) if len(running) > 1 else left
+        for limit in (first_limit, left):
+            for index in running:
+                extra = min(pending[index], limit) - lengths[index]
                 extra = max(min(extra, left), 0)
                 lengths[index] += extra
                 left -= extra
         for index in new:
-            extra = max(min(wants[index] - lengths[index], left), 0)
+            extra = max(min(pending[index] - lengths[index], left), 0)
             lengths[index] += extra
             left -= extra
         return left
@@ -159,11 +163,11 @@ class StepBudget:
         """Returns tokens of prompts that are not computed in this step after all."""
         self._unused += count
 
-    def take_drafts(self, most: int) -> int:
-        """Takes tokens for up to `most` drafts of a decode from what prompts left; how many."""
-        granted = max(0, min(most, self._unused))
+    def take_drafts(self, count: int) -> int:
+        """Takes tokens for up to `count` drafts of a decode, as far as prefills left any."""
+        granted = max(0, min(count, self._unused))
         self._unused -= granted
         return granted
 
-    def _most(self, tokens: int) -> int:
+    def _shared_limit(self, tokens: int) -> int:
         return max(1, int(self._share * tokens)) if tokens > 0 else 0

@@ -83,7 +83,7 @@ class SchedulerConfig(SchedulingOptions):
     @property
     def max_total_tokens(self) -> int:
         """Length at which any request ends: the model's maximum, or the capacity of the cache."""
-        most = self.page_groups.max_tokens(
+        capacity = self.page_groups.max_tokens(
             self.num_pages - 1, self.page_size, self.max_num_batched_tokens
         )
-        return min(self.max_model_len, most)
+        return min(self.max_model_len, capacity)

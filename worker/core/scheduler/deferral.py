@@ -118,11 +118,11 @@ class DecodeDeferral:
 
     def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
         """Whether decodes would take at least 1/8 of a step with this many prompt tokens."""
-        most = self._state.config.max_num_batched_tokens
-        if num_tokens + len(decodes) > most and len(decodes) >= _GOOD_PART * most:
+        max_tokens = self._state.config.max_num_batched_tokens
+        if num_tokens + len(decodes) > max_tokens and len(decodes) >= _GOOD_PART * max_tokens:
             return True
         context = sum(request.num_computed for request in decodes.values())
-        part = self._state.forecast.decode_part(len(decodes), context, min(num_tokens, most))
+        part = self._state.forecast.decode_part(len(decodes), context, min(num_tokens, max_tokens))
         return part >= _GOOD_PART
 
     def _num_prompt_tokens(self, prompts: Sequence[tuple[Request, int]]) -> int:

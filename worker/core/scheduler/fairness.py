@@ -29,7 +29,7 @@ class TenantService:
         self._served: dict[str, float] = {}
         self._num_waiting: dict[str, int] = {}
         """Number of waiting requests by tenant; zeros are omitted."""
-        self._least: list[tuple[float, str]] = []
+        self._lowest: list[tuple[float, str]] = []
         """Heap of (counter, tenant) with every waiting tenant, perhaps outdated: counters only
         grow, so an up-to-date entry at the top is the minimum."""
         self._floor = 0.0
@@ -50,10 +50,10 @@ class TenantService:
             self._num_waiting[tenant] += 1
             return
         if self._num_waiting:
-            self._floor = self._least_waiting()
+            self._floor = self._lowest_waiting()
         self._served[tenant] = max(self._served.get(tenant, 0.0), self._floor)
         self._num_waiting[tenant] = 1
-        heappush(self._least, (self._served[tenant], tenant))
+        heappush(self._lowest, (self._served[tenant], tenant))
         if len(self._served) > len(self._num_waiting) + _MAX_IDLE:
             self._forget()
 
@@ -77,18 +77,18 @@ class TenantService:
                 request.num_charged += num_new
                 self._charge(request.tenant, OUTPUT_WEIGHT * num_new)
 
-    def _least_waiting(self) -> float:
+    def _lowest_waiting(self) -> float:
         """Minimum counter of the waiting tenants; updates outdated entries."""
-        least = self._least
-        if len(least) > 2 * len(self._num_waiting) + _MAX_IDLE:
-            least[:] = [(self._served[tenant], tenant) for tenant in self._num_waiting]
-            heapify(least)
+        lowest = self._lowest
+        if len(lowest) > 2 * len(self._num_waiting) + _MAX_IDLE:
+            lowest[:] = [(self._served[tenant], tenant) for tenant in self._num_waiting]
+            heapify(lowest)
         while True:
-            served, tenant = least[0]
+            served, tenant = lowest[0]
             if tenant not in self._num_waiting:
-                heappop(least)
+                heappop(lowest)
             elif self._served[tenant] > served:
-                heapreplace(least, (self._served[tenant], tenant))
+                heapreplace(lowest, (self._served[tenant], tenant))
             else:
                 return served
 

@@ -47,7 +47,7 @@ def snapshot(
         step_shape=stats.step_shape,
         queued_cached_tokens=queue.num_expected_cached,
         num_queued_tokens=queue.num_tokens,
-        least_queued_priority=queue.least_level,
+        least_queued_priority=queue.lowest_level,
         retry_after_s=retry_after_s,
         blocks=None if stats.blocks is None else replace(stats.blocks),
         prefilling_attended=attended,

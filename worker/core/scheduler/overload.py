@@ -96,10 +96,10 @@ class LoadShedder:
         """The request to reject if `arrival` is to be queued; None if there is room."""
         if self._has_room(arrival, None):
             return None
-        least = self._queue.least_urgent()
-        if least is None or not self._outranks(arrival, least):
+        candidate = self._queue.least_urgent()
+        if candidate is None or not self._outranks(arrival, candidate):
             return arrival
-        return least if self._has_room(arrival, least) else arrival
+        return candidate if self._has_room(arrival, candidate) else arrival
 
     def rejection(self, request: Request) -> Rejection:
         """The 429 for a rejected request."""
@@ -126,10 +126,10 @@ class LoadShedder:
             num_new_tokens=len(arrival.token_ids),
         )
 
-    def _outranks(self, arrival: Request, least: Request) -> bool:
-        if arrival.priority != least.level:
-            return arrival.priority > least.level
-        if arrival.tenant == least.tenant:
+    def _outranks(self, arrival: Request, candidate: Request) -> bool:
+        if arrival.priority != candidate.level:
+            return arrival.priority > candidate.level
+        if arrival.tenant == candidate.tenant:
             return False
-        mine = self._queue.num_waiting(arrival.tenant, least.level)
-        return mine + 1 < self._queue.num_waiting(least.tenant, least.level)
+        mine = self._queue.num_waiting(arrival.tenant, candidate.level)
+        return mine + 1 < self._queue.num_waiting(candidate.tenant, candidate.level)

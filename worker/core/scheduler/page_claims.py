@@ -55,19 +55,19 @@ class PageClaims:
         """
         page_size, start = self._page_size, request.num_computed
         # The last token of a request is sampled but never computed.
-        least = min(request.limit - 1, start + request.num_unverified + 1)
-        most = min(request.limit - 1, least + num_drafts)
+        min_end = min(request.limit - 1, start + request.num_unverified + 1)
+        max_end = min(request.limit - 1, min_end + num_drafts)
         num_pages = len(lease.pages)
-        missing = -(-least // page_size) - num_pages
+        missing = -(-min_end // page_size) - num_pages
         if request.num_unverified and missing > max(0, self._num_spare):
             return
         if missing > self._cache.num_allocatable and not self._make_available(request):
             return
-        missing = max(missing, min(-(-most // page_size) - num_pages, self._num_spare))
+        missing = max(missing, min(-(-max_end // page_size) - num_pages, self._num_spare))
         if missing > 0:
             self._cache.allocate(lease, missing)
             builder.write_pages(lease.slot, self._cache.page_rows(lease, num_pages))
-        end = min(most, len(lease.pages) * page_size)
+        end = min(max_end, len(lease.pages) * page_size)
         builder.add_draft_row(request, lease, end, min(num_drafts, end - start - 1))
 
     @property
@@ -90,7 +90,7 @@ class PageClaims:
         return min(length, space + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:
-        """Whether at least one page is available, after preempting requests if necessary."""
+        """Whether at min_end one page is available, after preempting requests if necessary."""
         while not self._cache.num_allocatable:
             if self._cache.is_fenced or self._will_advance():
                 return False

@@ -76,9 +76,9 @@ class AdmissionPolicy(NamedTuple):
         for index, (item, tenant) in enumerate(zip(items, tenants, strict=True)):
             turns[item.level, tenant].append(index)
         ordered = list(range(len(items)))
-        for own in turns.values():
-            for turn, index in zip(own, self.order([items[i] for i in own]), strict=True):
-                ordered[turn] = own[index]
+        for members in turns.values():
+            for turn, index in zip(members, self.order([items[i] for i in members]), strict=True):
+                ordered[turn] = members[index]
         return ordered
 
 
@@ -114,7 +114,7 @@ class StepHeadroom:
 
     Args:
         tokens: prompt tokens left for new requests.
-        most: maximum tokens that one of them may take initially; the rest is distributed
+        max_each: maximum tokens that one of them may take initially; the rest is distributed
             afterwards.
         alone: tokens for a request that exceeds every round and gets a step of its own; 0 while
             other prefills are running.
@@ -122,10 +122,12 @@ class StepHeadroom:
         chunked: whether a prompt may be computed in parts, else only as a whole.
     """
 
-    def __init__(self, *, tokens: int, most: int, alone: int, requests: int, chunked: bool) -> None:
+    def __init__(
+        self, *, tokens: int, max_each: int, alone: int, requests: int, chunked: bool
+    ) -> None:
         self.tokens = tokens
         self.requests = requests
-        self.most = most
+        self.max_each = max_each
         self._alone = alone
         self._chunked = chunked
 
@@ -140,7 +142,7 @@ class StepHeadroom:
 
     def take(self, cost: int) -> int:
         """Grants tokens to a request that fits; returns their number."""
-        length = min(cost, self.most, self.tokens)
+        length = min(cost, self.max_each, self.tokens)
         self.tokens -= length
         self.requests -= 1
         return length

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from worker.core.request import Request
 
-_LEAST_PART = 0.25
+_MIN_FRACTION = 0.25
 """Minimum shared fraction of a request's uncached tokens for it to wait."""
 
 
@@ -21,12 +21,12 @@ class PrefixDeduplication:
 
     Args:
         page_size: tokens per page.
-        least_tokens: minimum number of shared uncached tokens for which a request waits.
+        min_tokens: minimum number of shared uncached tokens for which a request waits.
     """
 
-    def __init__(self, page_size: int, least_tokens: int) -> None:
+    def __init__(self, page_size: int, min_tokens: int) -> None:
         self._page_size = page_size
-        self._least_tokens = least_tokens
+        self._min_tokens = min_tokens
         self._under_way: dict[int, Request] = {}
         """Running prefills by arrival number."""
 
@@ -65,13 +65,13 @@ class PrefixDeduplication:
         if self.still_waits(request):
             return True
         cached = len(request.token_ids) - request.queue_entry.num_uncached
-        least = max(self._least_tokens, int(_LEAST_PART * request.queue_entry.num_uncached))
-        end = cached + -(-least // self._page_size) * self._page_size
+        min_shared = max(self._min_tokens, int(_MIN_FRACTION * request.queue_entry.num_uncached))
+        end = cached + -(-min_shared // self._page_size) * self._page_size
         if not self._under_way or end >= len(request.token_ids):
             return False
         if request.wants_prompt_logprobs:
             return False
-        wanted = request.token_ids
+        token_ids = request.token_ids
         for other in self._under_way.values():
             lease = other.lease
             if (
@@ -80,8 +80,8 @@ class PrefixDeduplication:
                 and other.num_prefill >= end
                 and lease.num_cached_pages * self._page_size < end
                 and other.cache_salt == request.cache_salt
-                and other.token_ids[end - 1] == wanted[end - 1]
-                and other.token_ids[:end] == wanted[:end]
+                and other.token_ids[end - 1] == token_ids[end - 1]
+                and other.token_ids[:end] == token_ids[:end]
             ):
                 request.queue_entry.awaited = other.arrival
                 request.queue_entry.awaited_until = max(
@@ -94,8 +94,8 @@ class PrefixDeduplication:
         """Number of cached tokens up to which a large part of the uncached ones of `request` is
         shared, given that its first `shared` tokens are."""
         length = len(request.token_ids)
-        by_part = int((shared - _LEAST_PART * length) / (1.0 - _LEAST_PART))
-        return min(shared - self._least_tokens, by_part)
+        by_part = int((shared - _MIN_FRACTION * length) / (1.0 - _MIN_FRACTION))
+        return min(shared - self._min_tokens, by_part)
 
 
 def _num_shared(request: Request, other: Request, known: int) -> int:

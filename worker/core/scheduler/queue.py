@@ -95,13 +95,13 @@ class WaitingQueue:
         It is the newest one, in the lowest level, of the tenant with the most requests there.
         """
         for level in self._levels:
-            queues = [one for one in level.by_tenant.values() if one]
+            queues = [queue for queue in level.by_tenant.values() if queue]
             if queues:
                 return max(queues, key=len).last()
         return None
 
     @property
-    def least_level(self) -> int:
+    def lowest_level(self) -> int:
         """Lowest priority of waiting requests that never ran; -1 if all have."""
         return next((n for n, level in enumerate(self._levels) if level.by_tenant), -1)
 
@@ -113,10 +113,10 @@ class WaitingQueue:
     def _enter(self, request: Request, now: float, *, resumed: bool) -> None:
         entry = request.queue_entry
         entry.generation += 1
-        standing = self._urgency.standing(request, now)
-        request.level, entry.deadline_s = standing.level, standing.deadline_s
-        if standing.until_s < inf:
-            alarm = (standing.until_s, request.arrival, entry.generation, request)
+        urgency = self._urgency.of_request(request, now)
+        request.level, entry.deadline_s = urgency.level, urgency.deadline_s
+        if urgency.until_s < inf:
+            alarm = (urgency.until_s, request.arrival, entry.generation, request)
             heappush(self._alarms, alarm)
         self._levels[request.level].add(request, resumed=resumed)
         self._len += 1

@@ -20,7 +20,7 @@ class Forecast(Protocol):
         ...
 
 
-class Standing(NamedTuple):
+class RequestUrgency(NamedTuple):
     """Level and deadline of a queued request at some time."""
 
     level: int
@@ -40,7 +40,8 @@ class Urgency:
     A request that can no longer meet its deadline yields to those that can: serving it first would
     not help it, and delay the others.
 
-    margin_s: seconds before the latest start time in which a request is more urgent.
+    Args:
+        margin_s: seconds before the latest start time in which a request is more urgent.
         forecast: predicts the time to the first token, which determines the latest start time.
     """
 
@@ -48,17 +49,17 @@ class Urgency:
         self._margin_s = margin_s
         self._forecast = forecast
 
-    def standing(self, request: Request, now: float) -> Standing:
+    def of_request(self, request: Request, now: float) -> RequestUrgency:
         """Level and deadline of `request` from `now` on."""
         deadline = request.due_s
         if deadline == inf:
-            return Standing(request.priority, inf, inf)
+            return RequestUrgency(request.priority, inf, inf)
         last_moment = deadline - self._forecast.first_token_s(
             request.queue_entry.num_uncached or len(request.token_ids)
         )
         if now >= last_moment:
-            return Standing(request.priority, inf, inf)
+            return RequestUrgency(request.priority, inf, inf)
         if now >= last_moment - self._margin_s:
             level = max(request.priority, min(MAX_LEVEL, request.priority + BOOST))
-            return Standing(level, deadline, last_moment)
-        return Standing(request.priority, deadline, last_moment - self._margin_s)
+            return RequestUrgency(level, deadline, last_moment)
+        return RequestUrgency(request.priority, deadline, last_moment - self._margin_s)

@@ -118,8 +118,8 @@ class SpeculationGate:
         self._threshold = 0.0
         if self.config.speculative_adaptive:
             self._begin_size(num_decodes)
-        most = self.config.speculative_max_utilization * self.config.max_num_seqs
-        if num_running >= most:
+        max_running = self.config.speculative_max_utilization * self.config.max_num_seqs
+        if num_running >= max_running:
             self._closed = Decision.UTILIZATION
         if self._closed is not None:
             self.totals.count(self._closed, num_decodes)
@@ -301,13 +301,13 @@ def _num_useful(request: Request, tokens: Sequence[int]) -> int:
     return len(tokens)
 
 
-def _number_worth(rate: float, threshold: float, most: int) -> int:
-    """The largest j, at most `most`, for which rate^j is at least the threshold."""
+def _number_worth(rate: float, threshold: float, limit: int) -> int:
+    """The largest j, at most `limit`, for which rate^j is at least the threshold."""
     if rate < threshold or rate <= 0.0:
         return 0
     if rate >= 1.0 or threshold <= 0.0:
-        return most
-    return min(most, int(math.log(threshold) / math.log(rate)))
+        return limit
+    return min(limit, int(math.log(threshold) / math.log(rate)))
 
 
 def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | None:

@@ -39,7 +39,7 @@ PROBE_S = 0.3
 steps of all requests."""
 
 
-class GrammarWorkshop:
+class GrammarCompilers:
     """Compiles grammars with the configured backends, and tests each."""
 
     def __init__(self, setting: Setting) -> None:
@@ -135,15 +135,15 @@ def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
     """Result of `run`, and warnings that libraries wrote to the stderr descriptor in the
     meantime."""
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             result = run()
         finally:
             os.dup2(saved, 2)
             os.close(saved)
-        said.seek(0)
-        lines = said.read().decode(errors="replace").splitlines()
+        captured.seek(0)
+        lines = captured.read().decode(errors="replace").splitlines()
     warnings = [line.partition("Warning: ")[2] for line in lines if "Warning: " in line]
     return result, "; ".join(dict.fromkeys(warnings))
 
@@ -163,7 +163,7 @@ def main() -> None:
         answers.write(frame(msgspec.msgpack.encode(message)))
         answers.flush()
 
-    workshop = GrammarWorkshop(setting)
+    workshop = GrammarCompilers(setting)
     answer(workshop.vocabulary())
     reader = FrameReader()
     while data := os.read(sys.stdin.fileno(), READ_BYTES):

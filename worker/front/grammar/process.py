@@ -165,7 +165,9 @@ class GrammarCompiler:
         self._greeted = False
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "worker.front.grammar.compiling"),
+                sys.executable,
+                "-m",
+                "worker.front.grammar.compiling",
                 msgspec.json.encode(self._setting).decode(),
             ],
             stdin=subprocess.PIPE,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.worker.vocabularies import follow, make_backend
+from tests.support.worker.vocabularies import make_backend, make_state
 from worker.core.grammar.base import GrammarBackend, GrammarError
 from worker.core.grammar.exactness import inexact_keyword
 from worker.core.grammar.guidance_backend import GuidanceBackend
@@ -16,14 +16,14 @@ from worker.protocol.structured import StructuredOutputsParams
 
 def accepts(backend: GrammarBackend, text: str, **params: Any) -> bool:
     try:
-        follower = follow(backend, **params)
+        state = make_state(backend, **params)
         for byte in text.encode():
-            if follower.advance(byte) is not None:
+            if state.advance(byte) is not None:
                 return False
     except GrammarError:
         return False
-    octets = follower.mask
-    return follower.is_complete or bool(octets[256 // 8] & 1)
+    octets = state.mask
+    return state.is_complete or bool(octets[256 // 8] & 1)
 
 
 LIST = {

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.worker.vocabularies import EOS, VOCAB_SIZE, allowed, make_backend
 from worker.core.grammar.base import GrammarError, LoadedGrammar
-from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.matcher_state import MatcherState
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 
@@ -49,13 +49,11 @@ def suite() -> Path:
 
 
 def accepts(grammar: LoadedGrammar, instance: Any) -> bool:
-    follower = GrammarFollower(
-        grammar(), SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE
-    )
+    state = MatcherState(grammar(), SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
     for byte in json.dumps(instance, ensure_ascii=False).encode():
-        if byte not in allowed(follower) or follower.advance(byte) is not None:
+        if byte not in allowed(state) or state.advance(byte) is not None:
             return False
-    return follower.is_complete or EOS in allowed(follower)
+    return state.is_complete or EOS in allowed(state)
 
 
 def orders(instance: Any) -> Iterator[Any]:

@@ -34,7 +34,7 @@ def test_what_comes_between_two_looks_of_the_loop_wakes_it(
     poller.register(store.wake_fd, select.POLLIN)
     is_looking = threading.Event()
 
-    def follow(*_: object) -> None:
+    def create_state(*_: object) -> None:
         is_looking.wait(120)
         raise GrammarFault("whatever it is")
 
@@ -44,7 +44,7 @@ def test_what_comes_between_two_looks_of_the_loop_wakes_it(
             poller.poll(200)
         return read(fd, size)  # type: ignore[operator]
 
-    monkeypatch.setattr(store, "_follow", follow)
+    monkeypatch.setattr(store, "_create_state", create_state)
     monkeypatch.setattr(os, "read", read)
     store.request(SUBMIT)
     assert store.take() == []

@@ -74,9 +74,9 @@ def test_the_last_moment_is_the_deadline_less_the_time_it_takes() -> None:
 
     urgency = Urgency(0.05, Slow())
     request = new_request(make_submit("a", prompt(4), slo=Slo(ttft_ms=1000)))
-    assert urgency.standing(request, 0.0) == (4, 1.0, pytest.approx(0.55))
-    assert urgency.standing(request, 0.56) == (6, 1.0, pytest.approx(0.6))
-    assert urgency.standing(request, 0.61)[0] == 4
+    assert urgency.of_request(request, 0.0) == (4, 1.0, pytest.approx(0.55))
+    assert urgency.of_request(request, 0.56) == (6, 1.0, pytest.approx(0.6))
+    assert urgency.of_request(request, 0.61)[0] == 4
 
 
 def test_the_forecast_learns_what_steps_take() -> None:
@@ -129,7 +129,7 @@ def test_what_it_waited_at_its_gateway_counts() -> None:
     urgency = Urgency(0.05, NoForecast())
     submit = make_submit("a", prompt(4), slo=Slo(ttft_ms=1000), waited_ms=700)
     request = Request(submit, arrival=1, arrived_s=5.0 - 0.7, max_total_tokens=64, eos_token_ids=())
-    assert urgency.standing(request, 5.0) == (4, pytest.approx(5.3), pytest.approx(5.25))
+    assert urgency.of_request(request, 5.0) == (4, pytest.approx(5.3), pytest.approx(5.25))
 
 
 def new_request(submit: object, arrival: int = 1) -> Request:
@@ -169,7 +169,7 @@ def test_the_queue_is_in_order_whatever_enters_leaves_and_comes_near(data: st.Da
 
         def place(entry: tuple[Request, bool], now: float = now) -> tuple[float, ...]:
             request, back = entry
-            level, deadline, _ = urgency.standing(request, now)
+            level, deadline, _ = urgency.of_request(request, now)
             return (-level, not back, 0 if back else deadline, request.arrival)
 
         expected = [request for request, _ in sorted(waiting, key=place)]

@@ -69,8 +69,8 @@ class _Rewriting:
         while self._pending:
             name, found = self._pending.pop()
             definitions[name] = self.schema(found)
-        own = {} if rewritten is True else rewritten
-        return {**own, "$defs": definitions} if definitions else own
+        document = {} if rewritten is True else rewritten
+        return {**document, "$defs": definitions} if definitions else document
 
     def schema(self, given: Json) -> Schema:
         """Rewrites one schema."""
@@ -104,8 +104,8 @@ class _Rewriting:
     def are_exclusive(self, alternatives: list[Json]) -> bool:
         """Whether no value is valid under two of these original schemas."""
         return all(
-            self._exclusion.are_exclusive(one, other)
-            for number, one in enumerate(alternatives)
+            self._exclusion.are_exclusive(schema, other)
+            for number, schema in enumerate(alternatives)
             for other in alternatives[number + 1 :]
         )
 
@@ -202,12 +202,12 @@ class _Part:
 
     def _not_types(self, given: Json) -> None:
         excluded = set(given if isinstance(given, list) else [given])
-        own = frozenset(TYPES) - {"integer"} if self.types is None else self.types
-        if "integer" in excluded and "number" not in excluded and "number" in own:
+        types = frozenset(TYPES) - {"integer"} if self.types is None else self.types
+        if "integer" in excluded and "number" not in excluded and "number" in types:
             raise unsupported("not", "of integers is not supported")
         if "number" in excluded:
             excluded.add("integer")
-        self._keep_types(own - excluded)
+        self._keep_types(types - excluded)
 
     def _conditions(self) -> None:
         condition = self.given.get("if")
@@ -230,8 +230,8 @@ class _Part:
             if keyword in self.applied:
                 listed = self.applied["enum"] if keyword == "enum" else [self.applied["const"]]
                 if self.types is not None:
-                    own = self.types
-                    listed = [value for value in listed if types_of(value) & own]
+                    types = self.types
+                    listed = [value for value in listed if types_of(value) & types]
                 if not listed:
                     self.is_empty = True
                 elif keyword == "enum":
@@ -350,9 +350,9 @@ class _Part:
         for name in known:
             properties.setdefault(name, True)
         if patterns:
-            own = self.out.setdefault("patternProperties", {NOT_ASCII: False})
+            allowed = self.out.setdefault("patternProperties", {NOT_ASCII: False})
             for pattern in patterns:
-                own.setdefault(translated(pattern, is_ascii=True), True)
+                allowed.setdefault(translated(pattern, is_ascii=True), True)
         self.out["additionalProperties"] = self.whole.schema(unevaluated)
 
     def _evaluated(self, given: Json, depth: int) -> tuple[list[str], list[str], bool]:

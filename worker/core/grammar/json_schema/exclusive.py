@@ -47,7 +47,7 @@ class Exclusion:
         if depth > _MAX_DEPTH:
             return False
         ours, theirs = self._branches(first, depth), self._branches(second, depth)
-        return all(self._differ(one, other, depth) for one in ours for other in theirs)
+        return all(self._differ(first, second, depth) for first in ours for second in theirs)
 
     def _branches(self, schema: Json, depth: int) -> list[_Branch]:
         """Alternatives of a schema; empty if no value is valid."""
@@ -61,31 +61,31 @@ class Exclusion:
             parts.append([self._references.find(schema, "$ref")])
         parts += [found for name in ("anyOf", "oneOf") if (found := _listed(schema, name))]
         for alternatives in parts:
-            found = [branch for one in alternatives for branch in self._branches(one, depth + 1)]
+            found = [branch for part in alternatives for branch in self._branches(part, depth + 1)]
             if len(found) * len(branches) <= _MAX_BRANCHES:
-                branches = [_both(one, other) for one in branches for other in found]
+                branches = [_both(first, second) for first in branches for second in found]
         return branches
 
-    def _differ(self, one: _Branch, other: _Branch, depth: int) -> bool:
+    def _differ(self, first: _Branch, second: _Branch, depth: int) -> bool:
         """Whether no value is valid under both branches."""
-        types = _shared(one.types, other.types)
-        if one.values is not None or other.values is not None:
-            return not _common_values(one, other, types)
+        types = _shared(first.types, second.types)
+        if first.values is not None or second.values is not None:
+            return not _common_values(first, second, types)
         for name in types:
             if name in ("integer", "number"):
-                if one.minimum <= other.maximum and other.minimum <= one.maximum:
+                if first.minimum <= second.maximum and second.minimum <= first.maximum:
                     return False
-            elif name != "object" or not self._objects_differ(one, other, depth):
+            elif name != "object" or not self._objects_differ(first, second, depth):
                 return False
         return True
 
-    def _objects_differ(self, one: _Branch, other: _Branch, depth: int) -> bool:
-        names = one.required | other.required
+    def _objects_differ(self, first: _Branch, second: _Branch, depth: int) -> bool:
+        names = first.required | second.required
         for name in sorted(names):
-            if any(name not in known for known in (*one.closed, *other.closed)):
+            if any(name not in known for known in (*first.closed, *second.closed)):
                 return True
-            for schema in one.properties.get(name, ()):
-                for theirs in other.properties.get(name, ()):
+            for schema in first.properties.get(name, ()):
+                for theirs in second.properties.get(name, ()):
                     if self.are_exclusive(schema, theirs, depth + 1):
                         return True
         return False
@@ -123,40 +123,40 @@ def _of_keywords(schema: Mapping[str, Json]) -> _Branch:
     )
 
 
-def _both(one: _Branch, other: _Branch) -> _Branch:
-    properties = dict(one.properties)
-    for name, schemas in other.properties.items():
+def _both(first: _Branch, second: _Branch) -> _Branch:
+    properties = dict(first.properties)
+    for name, schemas in second.properties.items():
         properties[name] = properties.get(name, ()) + schemas
     return _Branch(
-        types=_shared(one.types, other.types),
-        values=other.values if one.values is None else one.values,
-        required=one.required | other.required,
+        types=_shared(first.types, second.types),
+        values=second.values if first.values is None else first.values,
+        required=first.required | second.required,
         properties=properties,
-        closed=one.closed + other.closed,
-        minimum=max(one.minimum, other.minimum),
-        maximum=min(one.maximum, other.maximum),
+        closed=first.closed + second.closed,
+        minimum=max(first.minimum, second.minimum),
+        maximum=min(first.maximum, second.maximum),
     )
 
 
-def _shared(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+def _shared(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
     """Types in both sets; an integer is also a number."""
-    shared = one & other
-    for mine, theirs in ((one, other), (other, one)):
+    shared = first & second
+    for mine, theirs in ((first, second), (second, first)):
         if "integer" in mine and "number" in theirs:
             shared |= {"integer"}
     return shared
 
 
-def _common_values(one: _Branch, other: _Branch, types: frozenset[str]) -> bool:
+def _common_values(first: _Branch, second: _Branch, types: frozenset[str]) -> bool:
     """Whether a value of a branch with values may be valid under the other branch."""
-    given = one.values if one.values is not None else other.values
+    given = first.values if first.values is not None else second.values
     assert given is not None
     for value in given:
         if not types & types_of(value):
             continue
-        if one.values is None or other.values is None:
+        if first.values is None or second.values is None:
             return True
-        if any(same(value, theirs) for theirs in other.values):
+        if any(same(value, theirs) for theirs in second.values):
             return True
     return False
 
@@ -171,15 +171,17 @@ def types_of(value: Json) -> frozenset[str]:
     return frozenset({names[type(value)]})
 
 
-def same(one: Json, other: Json) -> bool:
+def same(first: Json, second: Json) -> bool:
     """Whether two values are equal in JSON Schema: 1 equals 1.0, but not true."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    return bool(one == other)
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            same(first[name], second[name]) for name in first
+        )
+    return bool(first == second)
 
 
 def _listed(schema: Mapping[str, Json], keyword: str) -> Sequence[Json]:

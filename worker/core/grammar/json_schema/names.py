@@ -61,8 +61,10 @@ def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
     if len(demands) == 1 and ("enum" in demands or "const" in demands):
         listed = an_array(demands, "enum") if "enum" in demands else [demands["const"]]
         allowed = [name for name in listed if isinstance(name, str)]
-        own = out.get("properties", {})
-        properties = {name: schema if name in allowed else False for name, schema in own.items()}
+        listed_properties = out.get("properties", {})
+        properties = {
+            name: schema if name in allowed else False for name, schema in listed_properties.items()
+        }
         out["properties"] = {**dict.fromkeys(allowed, rest), **properties}
         out["additionalProperties"] = False
         return
@@ -79,7 +81,7 @@ def _pattern(demands: Mapping[str, Json]) -> str:
     if set(demands) == {"format"} and FORMATS[demands["format"]].max_length is None:
         return f"^(?:{FORMATS[demands['format']].pattern})$"
     if set(demands) <= {"minLength", "maxLength"}:
-        least, most = count(demands, "minLength") or 0, count(demands, "maxLength")
-        return f"^(?s:.){{{least},{'' if most is None else most}}}$"
+        minimum, maximum = count(demands, "minLength") or 0, count(demands, "maxLength")
+        return f"^(?s:.){{{minimum},{'' if maximum is None else maximum}}}$"
     found = ", ".join(sorted(demands))
     raise unsupported("propertyNames", f"with {found} is not supported")

@@ -20,9 +20,9 @@ _SPACES = r"\t-\r\x{20}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x
 """White space in both languages."""
 _NOT_SPACES = _SPACES + r"\x{1c}-\x{1f}\x{85}\x{feff}"
 """White space in at least one of the languages."""
-_LEAST = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
+_IN_BOTH = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
 """Characters of a class in both languages."""
-_MOST = {"d": r"\p{Decimal_Number}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
+_IN_EITHER = {"d": r"\p{Decimal_Number}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
 """Characters of a class in at least one of the languages, including unassigned ones."""
 _WRITABLE = r"[^\x{0}-\x{7}\x{b}\x{e}-\x{1f}]"
 """Characters that JSON can represent without code point escapes. In llguidance 1.9, a class with
@@ -164,7 +164,7 @@ class _Reader:
         self.at += 1
         if character == "\\":
             kind, value = self._escape(in_class=False)
-            return self._set(_members(kind, value, is_most=False))
+            return self._set(_members(kind, value, in_either=False))
         if character == "[":
             return self._class()
         if character == ".":
@@ -205,7 +205,7 @@ class _Reader:
                     raise self.error("bad character range")
                 members.append(f"{_escaped(int(value))}-{_escaped(int(last))}")
             else:
-                members.append(_members(kind, value, is_most=is_negated))
+                members.append(_members(kind, value, in_either=is_negated))
         if not members:
             return self._set(r"\x{0}-\x{10ffff}", is_negated=not is_negated)
         return self._set("".join(members), is_negated=is_negated)
@@ -264,13 +264,13 @@ class _Reader:
         return True
 
 
-def _members(kind: str, value: str, *, is_most: bool) -> str:
+def _members(kind: str, value: str, *, in_either: bool) -> str:
     """Members of a character class for an escape.
 
     Args:
         kind: kind of the escape.
         value: its value.
-        is_most: whether to include what matches in either language, as for negated classes.
+        in_either: whether to include what matches in either language, as for negated classes.
     """
     if kind == "code":
         return _escaped(int(value))
@@ -278,5 +278,5 @@ def _members(kind: str, value: str, *, is_most: bool) -> str:
         return f"\\{value}"
     name = value.lower()
     if name == value:
-        return (_MOST if is_most else _LEAST)[name]
-    return f"[^{(_LEAST if is_most else _MOST)[name]}]"
+        return (_IN_EITHER if in_either else _IN_BOTH)[name]
+    return f"[^{(_IN_BOTH if in_either else _IN_EITHER)[name]}]"

@@ -34,7 +34,7 @@ class References:
 
     def __init__(self, root: Json) -> None:
         self._resources: dict[str, Json] = {"": root}
-        """Schemas with their own address, by address."""
+        """Schemas with their identifier address, by address."""
         self._anchors: dict[tuple[str, str], Json] = {}
         """Schemas by resource address and anchor."""
         self._bases: dict[int, str] = {}
@@ -109,12 +109,12 @@ class References:
 
     def _note(self, node: dict[str, Json], base: str) -> str:
         """Records a schema's address and anchors; returns the address of its resource."""
-        own = node.get("$id")
-        if isinstance(own, str) and not own.startswith("#"):
-            base = urldefrag(urljoin(base, own))[0]
+        identifier = node.get("$id")
+        if isinstance(identifier, str) and not identifier.startswith("#"):
+            base = urldefrag(urljoin(base, identifier))[0]
             self._resources.setdefault(base, node)
-        elif isinstance(own, str):  # an anchor in drafts before 2019-09
-            self._anchors.setdefault((base, own[1:]), node)
+        elif isinstance(identifier, str):  # an anchor in drafts before 2019-09
+            self._anchors.setdefault((base, identifier[1:]), node)
         self._bases.setdefault(id(node), base)
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(name := node.get(keyword), str):

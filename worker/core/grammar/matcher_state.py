@@ -33,7 +33,7 @@ _PAUSE_TOKENS = 32
 since a step waits for the walk, 10 ms per 32 tokens are 0.3 ms each."""
 
 
-class GrammarFollower:
+class MatcherState:
     """GrammarState of one request, using a matcher.
 
     End tokens: if the text may end or continue, the mask allows both, unless `ignore_eos` or
@@ -81,7 +81,7 @@ class GrammarFollower:
         """Tokens without drafts after the next slow walk."""
         self._next_walk_at = 0
         """Number of output tokens from which on drafts are walked again."""
-        self._spent = 0.0
+        self._spent_s = 0.0
         for token_id in output:
             self._accept(token_id)
         self._fill()
@@ -98,7 +98,7 @@ class GrammarFollower:
         num_taken = 0
         try:
             for token_id in drafts:
-                if self.is_complete or not self._goes_on_with(token_id):
+                if self.is_complete or not self._can_continue_with(token_id):
                     break
                 self._accept(token_id)
                 num_taken += 1
@@ -131,13 +131,13 @@ class GrammarFollower:
             return GrammarProblem(shortened(f"structured_outputs: internal error: {error}"), 500)
         took = time.thread_time() - began
         self.is_slow = took > SLOW_S
-        self._spent = max(0.0, self._spent + took - FREE_S)
-        if self._spent > CREDIT_S:
+        self._spent_s = max(0.0, self._spent_s + took - FREE_S)
+        if self._spent_s > CREDIT_S:
             problem = "structured_outputs: the grammar is too ambiguous: simplify it"
             return GrammarProblem(problem, 400)
         return None
 
-    def _goes_on_with(self, token_id: int) -> bool:
+    def _can_continue_with(self, token_id: int) -> bool:
         """Whether a token is allowed and is not an end token."""
         word, bit = divmod(token_id, 32)
         allowed = np.frombuffer(self.mask, dtype="<i4")[word] & self._no_ends[word]

@@ -17,7 +17,7 @@ LATE_S = 0.5
 Heartbeats are only published then."""
 
 
-class Pulse:
+class EventLoopMonitor:
     """Monitors an event loop, which calls `beat` periodically.
 
     The thread can run while the loop computes, since the interpreter switches threads every 5 ms.
