@@ -1,4 +1,4 @@
-"""Offline use: the engine in processes of its own, text in and out, no Ray."""
+"""Offline use: the engine in separate processes, text in and out, no Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
 
 @pytest.fixture(scope="module")
 def llm(tiny_chat_model: Path) -> Iterator[LLM]:
-    with forking_ranks():  # those below that end are started as ever
+    with forking_ranks():  # ranks of other tests are started as usual
         llm = LLM(str(tiny_chat_model), **OPTIONS)
     with llm:
         yield llm
@@ -60,7 +60,7 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 5]
 
 
-def test_outputs_have_the_form_that_is_asked_for(llm: LLM) -> None:
+def test_outputs_match_structured_outputs(llm: LLM) -> None:
     forms = [
         StructuredOutputsParams(regex="[a-c]{2}-[0-9]{3}"),
         StructuredOutputsParams(choice=["yes", "no"]),
@@ -107,7 +107,7 @@ def test_leaving_a_stream_frees_its_request(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("num_inner", [4, 32])
-def test_a_stream_goes_on_where_other_calls_come_between(llm: LLM, num_inner: int) -> None:
+def test_a_stream_continues_between_other_calls(llm: LLM, num_inner: int) -> None:
     alone = llm.generate("a prompt of a few words", GREEDY)[0].outputs[0]
     stream = llm.stream("a prompt of a few words", GREEDY)
     assert len(next(stream).outputs[0].token_ids) == 1
@@ -143,7 +143,7 @@ def test_a_shared_prefix_is_cached(llm: LLM) -> None:
     assert output.num_cached_tokens == 192
 
 
-def test_what_can_never_fit_is_refused_with_the_numbers(llm: LLM) -> None:
+def test_requests_that_never_fit_are_rejected_with_numbers(llm: LLM) -> None:
     with pytest.raises(ValueError, match="3000 tokens, but this model accepts at most 2047"):
         llm.generate([{"prompt_token_ids": [5] * 3000}], GREEDY)
     with pytest.raises(ValueError, match="which is out of range"):
@@ -151,11 +151,11 @@ def test_what_can_never_fit_is_refused_with_the_numbers(llm: LLM) -> None:
     assert llm.generate("still works", GREEDY)[0].finished
 
 
-def test_a_wrong_checkpoint_says_so_and_leaves_no_process(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_reported_and_leaves_no_process(tmp_path: Path) -> None:
     before = rank_processes()
     with forking_ranks(), pytest.raises(RankFailure, match="does not exist") as failure:
         LLM(str(tmp_path / "missing"), **OPTIONS)
-    assert failure.value.heals, "the folder may come"
+    assert failure.value.heals, "the folder may be created later"
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(RankFailure, match="cannot read") as failure:
@@ -180,7 +180,7 @@ def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None
         llm.generate("more", GREEDY)
 
 
-def test_logprobs_come_in_vllms_shape(llm: LLM) -> None:
+def test_logprobs_have_vllms_format(llm: LLM) -> None:
     params = SamplingParams(
         n=2, seed=1, max_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=0
     )

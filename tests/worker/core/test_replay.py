@@ -1,7 +1,7 @@
-"""A scheduler that is told the same again decides the same again, in an engine's real run.
+"""A replay of a scheduler's recorded calls, from a real engine run, gives the same decisions.
 
-Times of steps are measured, drafts gated by them, grammars followed at their own pace, pages copied
-from host memory where that was quicker, deadlines near or far.
+Step times are measured, drafts gated by them, grammars advance at their own pace, pages are copied
+from host memory if that is faster, and deadlines are near or far.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SLOS = (None, Slo(ttft_ms=60.0, tpot_ms=15.0), Slo(e2e_ms=400.0))
 
 
 def drive(engine: Engine, num_requests: int, **sampling: object) -> None:
-    """Requests of all kinds arrive as steps go on; some are aborted, rules are changed."""
+    """Requests of all kinds arrive while steps run; some are aborted, options are changed."""
     tokenizer = load_tokenizer(engine.config.model)
     core = engine.core
     outputs: dict[str, Outcome] = {}
@@ -88,7 +88,7 @@ def test_a_recorded_run_replays_to_the_same_plans(
         scheduler = engine.core.scheduler
         recording.attach(scheduler)
         drive(engine, 28)
-        assert not engine.core._guided, "matchers are let go of"
+        assert not engine.core._guided, "matchers are released"
     assert recording.readings
     assert recording.replay(scheduler) > 40
 

@@ -1,4 +1,5 @@
-"""Spans of a worker: its front's below the gateway's, the engine's below the front's."""
+"""Spans of a worker: its frontend's are children of the gateway's, the engine's of the
+frontend's."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_front_and_engine_are_children_of_the_gateway(
     traces.deltas_received(
         [TokenDelta("r", 7, [5], "stop"), TokenDelta("untraced", 0, [5], "stop")]
     )
-    assert not exporter.get_finished_spans(), "another attempt's end ended it"
+    assert not exporter.get_finished_spans(), "the end of another attempt ended it"
     traces.deltas_received([TokenDelta("r", 0, [6, 7], "length")])
     spans = by_name(exporter)
     front, engine = spans["worker"], spans["engine"]
@@ -102,7 +103,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
         yield told
 
 
-def test_spans_go_where_the_environment_says(
+def test_spans_are_exported_as_the_environment_says(
     collector: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, bodies = collector
@@ -121,7 +122,7 @@ def test_spans_go_where_the_environment_says(
     assert {span.trace_id.hex() for s in resource.scope_spans for span in s.spans} == {TRACE}
 
 
-def test_spans_go_where_our_configuration_says_whatever_the_environment_has(
+def test_configuration_overrides_the_environment(
     collector: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Serve does not merge `ray_actor_options`: a variable set in them is easily lost."""
@@ -137,7 +138,7 @@ def test_spans_go_where_our_configuration_says_whatever_the_environment_has(
     assert len(bodies) == 1
 
 
-def test_where_nothing_is_traced_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tracing_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     code = (

@@ -1,4 +1,4 @@
-"""Ranges of sampling parameters, and that they survive the wire."""
+"""Ranges of sampling parameters, and their encoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_values_out_of_range_are_named(fields: dict[str, object], problem: str) 
         SamplingParams(**fields)
 
 
-def test_what_python_callers_write_becomes_what_the_wire_has() -> None:
+def test_shorthands_of_python_callers_are_normalized() -> None:
     params = SamplingParams(
         bad_words="no", logit_bias={5: 1000, 6: -1000}, allowed_token_ids=[3, 1, 3], stop=["a"]
     )
@@ -44,5 +44,5 @@ def test_what_python_callers_write_becomes_what_the_wire_has() -> None:
     assert decoded == params
 
 
-def test_plain_parameters_take_no_room() -> None:
+def test_default_parameters_are_omitted_in_encoding() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(SamplingParams())) == {}

@@ -105,7 +105,7 @@ def test_template_in_the_configuration(folder: Path) -> None:
         assert load_tokenizer(str(folder)).render_chat([]) == "plain"
 
 
-def test_what_is_wrong_is_said(folder: Path, tmp_path: Path) -> None:
+def test_errors_are_descriptive(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
     with pytest.raises(ValueError, match="no system role"):
         load_tokenizer(str(folder)).render_chat(MESSAGES)

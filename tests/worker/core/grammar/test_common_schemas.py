@@ -1,5 +1,4 @@
-"""Schemas as Pydantic, zod and OpenAI's strict mode write them are accepted, and so are their
-values."""
+"""Schemas written by Pydantic, zod and OpenAI's strict mode are accepted, with their values."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from worker.core.grammar.base import GrammarBackend, GrammarError
 
 
 def strict(**properties: Any) -> dict[str, Any]:
-    """An object as OpenAI's strict mode wants it."""
+    """An object as OpenAI's strict mode requires it."""
     return {
         "type": "object",
         "properties": properties,

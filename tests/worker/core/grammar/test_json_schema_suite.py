@@ -39,7 +39,7 @@ NOT_CANONICAL = {
     "uri.json": "IPv6 addresses as hosts",
     "uri-template.json": "modifiers of variables",
 }
-"""Files with valid instances in forms that are not accepted, and which these are."""
+"""Files with valid instances that are not accepted, and in which form."""
 NOT_CANONICAL_GROUPS = ("nul characters in strings", "dependencies with escaped characters")
 
 
@@ -57,7 +57,8 @@ def accepts(grammar: LoadedGrammar, instance: Any) -> bool:
 
 
 def orders(instance: Any) -> Iterator[Any]:
-    """The instance with integers as such, and with its members in each order: grammars fix it."""
+    """Variants of an instance with integers as such, and with its members in each order, which
+    grammars fix."""
     if isinstance(instance, float) and instance.is_integer():
         yield int(instance)
     elif isinstance(instance, list):

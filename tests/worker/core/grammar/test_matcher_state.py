@@ -1,4 +1,4 @@
-"""One request through its grammar: masks, the end, and what stands in its way."""
+"""One request with a grammar: masks, the end, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_masks_follow_the_tokens(backend: GrammarBackend) -> None:
     assert state.is_complete
 
 
-def test_where_the_text_may_end_it_may_go_on_too(backend: GrammarBackend) -> None:
+def test_a_text_that_may_end_may_also_continue(backend: GrammarBackend) -> None:
     state = make_state(backend, regex="a+")
     assert allowed(state) == {ord("a")}
     assert state.advance(ord("a")) is None
@@ -38,7 +38,7 @@ def test_where_the_text_may_end_it_may_go_on_too(backend: GrammarBackend) -> Non
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(ignore_eos=True), SamplingParams(min_tokens=3)]
 )
-def test_the_end_is_put_off_but_never_out_of_reach(
+def test_the_end_can_be_delayed_but_stays_reachable(
     backend: GrammarBackend, sampling: SamplingParams
 ) -> None:
     state = make_state(backend, regex="a{1,4}", sampling=sampling)
@@ -57,7 +57,7 @@ def test_one_slow_walk_ends_drafts_for_some_tokens_only(
     backend: GrammarBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = make_state(backend, regex="a*")
-    for pause in (32, 64):  # each further one costs as much, so it comes later
+    for pause in (32, 64):  # each further one costs as much, so it is delayed more
         with monkeypatch.context() as patch:
             patch.setattr(matcher_state, "SLOW_S", -1.0)
             state.walk([ord("a")])
@@ -67,7 +67,7 @@ def test_one_slow_walk_ends_drafts_for_some_tokens_only(
         assert state.may_draft
 
 
-def test_tokens_of_an_earlier_attempt_are_taken_first(backend: GrammarBackend) -> None:
+def test_tokens_of_an_earlier_attempt_are_accepted_first(backend: GrammarBackend) -> None:
     state = make_state(backend, b"12", regex="[0-9]{3}x")
     assert allowed(state) == {*range(ord("0"), ord("9") + 1)}
     assert make_state(backend, b"123x", regex="[0-9]{3}x").is_complete
@@ -88,16 +88,16 @@ def test_allowed_token_ids_narrow_the_mask(backend: GrammarBackend) -> None:
     assert "structured_outputs" in problem.message
 
 
-def test_a_token_that_does_not_follow_is_refused(backend: GrammarBackend) -> None:
+def test_a_token_that_the_grammar_forbids_is_rejected(backend: GrammarBackend) -> None:
     state = make_state(backend, choice=("yes", "no"))
     assert allowed(state) == {ord("y"), ord("n")}
     problem = state.advance(ord("x"))
     assert problem is not None
-    assert problem.status == 500, "the mask has told, so who has drawn it?"
+    assert problem.status == 500, "the mask did not allow it: an internal error"
     assert "cannot continue with token 120" in problem.message
 
 
-def test_a_library_that_fails_ends_the_request_and_nothing_else() -> None:
+def test_a_library_error_only_ends_the_request() -> None:
     state = make_state(make_backend("xgrammar"), regex="a")
     assert state.advance(ord("a")) is None
     assert state.is_complete
@@ -107,7 +107,7 @@ def test_a_library_that_fails_ends_the_request_and_nothing_else() -> None:
     assert problem.message.startswith("structured_outputs: ")
 
 
-def test_special_tokens_are_no_text(backend: GrammarBackend) -> None:
+def test_special_tokens_have_no_text(backend: GrammarBackend) -> None:
     state = make_state(backend, regex="(.|\n)*")
     assert allowed(state) >= {ord("a"), AB, EOS}
     assert VOCAB_END not in allowed(state)
@@ -117,7 +117,7 @@ VOCAB_END = len(TOKENS) - 1
 """A token without text."""
 
 
-def test_a_matcher_that_is_too_slow_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_with_a_slow_matcher_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matcher_state, "CREDIT_S", 0.1)
     backend = make_backend("xgrammar")
     state = make_state(backend, regex="(a*)*" * 50)

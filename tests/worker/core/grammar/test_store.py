@@ -1,4 +1,4 @@
-"""Grammars on their way to requests: a loop that sleeps is woken for each, and for nothing else."""
+"""Grammars that become ready wake a sleeping loop once, and nothing else does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store() -> Iterator[GrammarStore]:
     store.close()
 
 
-def test_what_comes_between_two_looks_of_the_loop_wakes_it(
+def test_grammars_between_two_polls_wake_the_loop(
     store: GrammarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poller = select.poll()
@@ -52,7 +52,7 @@ def test_what_comes_between_two_looks_of_the_loop_wakes_it(
     assert [one.request_id for one in store.take()] == ["r"]
 
 
-def test_whatever_comes_wakes_the_loop_once(store: GrammarStore) -> None:
+def test_ready_grammars_wake_the_loop_once(store: GrammarStore) -> None:
     poller = select.poll()
     poller.register(store.wake_fd, select.POLLIN)
     for _ in range(2000):

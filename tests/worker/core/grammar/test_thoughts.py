@@ -1,4 +1,4 @@
-"""A thought before what a grammar admits: where it may begin, that it must end, and its drafts."""
+"""Reasoning before structured output: where it may begin, that it must end, and its drafts."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def make_state(*, is_open: bool, output: Sequence[int] = ()) -> MatcherState:
     )
 
 
-def test_the_form_begins_behind_an_open_thought() -> None:
+def test_structured_output_begins_after_reasoning() -> None:
     state = make_state(is_open=True)
     for token_id in (ord("x"), OPENING, ord("a")):
         assert allowed(state) == ANY
         assert state.advance(token_id) is None
     assert state.advance(CLOSING) is None
-    assert allowed(state) == FIRST, "a second thought has no place"
+    assert allowed(state) == FIRST, "reasoning cannot start again"
     for token_id in (ord("a"), ord("b"), ord("7")):
         assert not state.is_complete
         assert state.advance(token_id) is None
     assert state.is_complete
 
 
-def test_a_thought_may_end_with_a_sequence_alone() -> None:
-    """As harmony does: the same token ends other headers."""
+def test_reasoning_may_require_a_sequence_to_end() -> None:
+    """As in harmony, where the same token ends other headers."""
     thought = ThoughtTokens(opening=OPENING, closing=CLOSING, before=(7, 8), is_open=True)
     matcher = ThoughtMatcher(LOADED(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
     state = MatcherState(
@@ -54,7 +54,7 @@ def test_a_thought_may_end_with_a_sequence_alone() -> None:
     assert allowed(state) == FIRST
 
 
-def test_a_thought_may_begin_with_the_first_token_alone() -> None:
+def test_reasoning_may_only_begin_with_the_first_token() -> None:
     state = make_state(is_open=False)
     assert allowed(state) == FIRST | {OPENING}
     assert state.advance(ord("a")) is None
@@ -67,7 +67,7 @@ def test_a_thought_may_begin_with_the_first_token_alone() -> None:
     )
 
 
-def test_drafts_go_over_the_end_of_a_thought_and_back() -> None:
+def test_drafts_cross_the_end_of_reasoning() -> None:
     for is_open, before in ((True, []), (False, [OPENING])):
         state = make_state(is_open=is_open)
         drafts = [*before, ord("x"), CLOSING, ord("a"), ord("b")]
