@@ -14,7 +14,7 @@ _FIRST_SOLVED = 16
 """Number of observations before the coefficients are first solved for."""
 _SOLVED_EVERY_S = 0.05
 """Total duration of observed steps after which the coefficients are solved for again. That takes
-half a millisecond, 1 % of it. So the chunks of the first long prompt allow to predict the next."""
+half a millisecond, 1 % of it. So the first long prompt suffices to predict the next one."""
 _DECODES, _DRAFTS = 16, 4
 """Sampling of steps without prefill, which are many and similar: 1 in 16 is observed, or 1 in 4
 with drafts, which vary more. An observation takes 10 us, the shortest steps 100 us. Until

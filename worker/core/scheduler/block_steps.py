@@ -87,7 +87,7 @@ class BlockSteps:
 
     def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
         """Tokens of the result per row. Raises ValueError if they do not add up."""
-        is_block = [isinstance(one.row, BlockRow) for one in step.rows]
+        is_block = [isinstance(planned.row, BlockRow) for planned in step.rows]
         num_blocks = sum(is_block)
         outcomes = result.blocks or []
         num_tokens = sum(outcome.num_tokens for outcome in outcomes)
@@ -97,7 +97,7 @@ class BlockSteps:
                 f"and {len(result.token_ids)} tokens, {num_tokens} expected"
             )
         ordered = iter(outcomes)
-        return [next(ordered).num_tokens if one else 0 for one in is_block]
+        return [next(ordered).num_tokens if has_block else 0 for has_block in is_block]
 
     def take(
         self,
@@ -117,22 +117,22 @@ class BlockSteps:
         self._totals.num_forwards += result.num_forwards
         outcomes, next_token = iter(result.blocks or ()), 0
         interrupted: list[Request] = []
-        for one, count in zip(step.rows, counts, strict=True):
-            request = one.request
-            if not isinstance(one.row, BlockRow):
-                if not one.is_stale:
+        for planned, count in zip(step.rows, counts, strict=True):
+            request = planned.request
+            if not isinstance(planned.row, BlockRow):
+                if not planned.is_stale:
                     request.blocks.num_forwards += 1
-                    self._commit_pages(one, one.row.start + one.row.length)
+                    self._commit_pages(planned, planned.row.start + planned.row.length)
                 continue
             outcome = next(outcomes)
             token_ids = result.token_ids[next_token : next_token + count]
             next_token += count
             self._totals.num_rounds += outcome.num_rounds
             self._totals.num_passes += outcome.num_forwards
-            if one.is_stale:
+            if planned.is_stale:
                 self._state.stats.num_dropped_tokens += len(token_ids)
                 continue
-            self._take_block(one, one.row, outcome, token_ids, followed)
+            self._take_block(planned, planned.row, outcome, token_ids, followed)
             if not token_ids and not self._policy.inplace:
                 interrupted.append(request)
         self._state.running.drop_finished()
@@ -157,9 +157,9 @@ class BlockSteps:
                 is_shared=any(pending > 2 * policy.size for _, pending in members),
             )
         self._add_rows(first, lengths, builder)
-        new_lengths = budget.grant_new([one.cost for one in admitted])
-        for one, length in zip(admitted, new_lengths, strict=True):
-            self._admission.launch(one, length, builder)
+        new_lengths = budget.grant_new([new.cost for new in admitted])
+        for new, length in zip(admitted, new_lengths, strict=True):
+            self._admission.launch(new, length, builder)
         if not policy.mixed_rounds and not builder.has_rows_without_draws:
             rest = [member for member in members if not builder.has_row_of(member[0])]
             self._add_rows(rest, [budget.grant(pending) for _, pending in rest], builder)
@@ -193,7 +193,7 @@ class BlockSteps:
     def _any_watched(self) -> bool:
         """Whether any running request needs its block after every round (`stream_drafts`)."""
         params = [request.sampling.diffusion for request in self._state.running]
-        return any(one is not None and one.stream_drafts for one in params)
+        return any(p is not None and p.stream_drafts for p in params)
 
     def _is_prompt(self, request: Request) -> bool:
         """Whether full blocks of the tokens known at admission are still to be computed."""
@@ -202,13 +202,13 @@ class BlockSteps:
 
     def _take_block(
         self,
-        one: InFlightRow,
+        planned: InFlightRow,
         row: BlockRow,
         outcome: BlockOutcome,
         token_ids: list[int],
         followed: Iterator[Followed],
     ) -> None:
-        request = one.request
+        request = planned.request
         guided = next(followed) if request.grammar is not None and token_ids else None
         request.blocks.num_rounds += outcome.num_rounds
         request.blocks.num_forwards += outcome.num_forwards
@@ -224,22 +224,22 @@ class BlockSteps:
         num_known = len(request.token_ids)
         ended = take_tokens(request, token_ids, guided)
         self._totals.num_tokens += len(request.token_ids) - num_known
-        self._commit_pages(one, computed)
+        self._commit_pages(planned, computed)
         if ended is not None:
             self._lifecycle.finish(request, ended)
             return
         if token_ids or outcome.draft is not None:
             self._state.outputs.put(request, draft=outcome.draft)
         if request.grammar is not None:
-            self._accepted.append((request, one.lease))
+            self._accepted.append((request, planned.lease))
             if guided is not None and guided.is_pending:
                 self._lifecycle.hold(request)
 
-    def _commit_pages(self, one: InFlightRow, num_computed: int) -> None:
+    def _commit_pages(self, planned: InFlightRow, num_computed: int) -> None:
         """Commits full pages of finished blocks to the prefix cache.
 
         HAZARD: if a request ended within a block, that block was computed with the tokens after the
         end; it must not enter the prefix cache, and neither must a running block.
         """
-        known = len(one.request.token_ids) // self._policy.size * self._policy.size
-        self._state.cache.commit(one.lease, one.request.token_ids, min(num_computed, known))
+        known = len(planned.request.token_ids) // self._policy.size * self._policy.size
+        self._state.cache.commit(planned.lease, planned.request.token_ids, min(num_computed, known))

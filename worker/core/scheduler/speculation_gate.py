@@ -194,10 +194,9 @@ class SpeculationGate:
             rate = self._tokens_per_s
             draft_s = self._costs.draft_row + self._costs.draft_token * row.num_drafts
             cost = (1.0 + MARGIN) * rate * draft_s
-            # The one-time cost of a request's first row is part of the decision whether others
-            # start drafting.
+            # The cost of a first row only counts for whether others start: it is sunk for this one.
             start = self._start_s(record) * rate
-            if record.is_trying:  # probes are not charged for what they gained
+            if record.is_trying:  # refund what was not lost
                 loss = max(0.0, cost + start - row.num_useful)
                 self._probe_s += self._attempt_s(record) - loss / rate
         gain = row.num_useful - cost

@@ -98,7 +98,7 @@ class Tokenizer:
         """Token ids of `text`, by default with the special tokens that the checkpoint adds to
         texts."""
         # HAZARD: the library's `encode` holds the GIL: for a long prompt it would block every
-        # stream of the process, from whatever thread. Batch encoding does not.
+        # stream of the process, whatever thread runs it. Batch encoding does not.
         if len(text) <= SHORT_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
