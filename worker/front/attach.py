@@ -116,7 +116,7 @@ class _Connection(asyncio.Protocol):
     def _flush(self) -> None:
         """Sends pending items, unless the gateway is not reading; then they are merged."""
         attachment = self._attachment
-        while not self._paused and (item := attachment.take()) is not None:
+        while not self._paused and (item := attachment.take_item()) is not None:
             self._write(Item(self._encode(item)))
         if attachment.ended and not self._paused:
             self._transport.close()

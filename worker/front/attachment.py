@@ -110,7 +110,7 @@ class Attachment:
                 self._close_request(delta)
         self._on_item()
 
-    def take(self) -> WorkerItem | None:
+    def take_item(self) -> WorkerItem | None:
         """Removes and returns the oldest pending item; None if there is none."""
         if not self._pending:
             return None
@@ -122,7 +122,7 @@ class Attachment:
 
     async def next(self) -> WorkerItem | None:
         """Waits for an item and returns the oldest; None when the stream has ended."""
-        while (item := self.take()) is None and not self.ended:
+        while (item := self.take_item()) is None and not self.ended:
             self._has_items.clear()
             await self._has_items.wait()
         return item

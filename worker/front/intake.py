@@ -41,7 +41,7 @@ class Intake:
         self._decode_submit = msgspec.msgpack.Decoder(Submit).decode
         self._decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
 
-    async def take(
+    async def decode(
         self, payload: bytes, info: EngineInfo | None
     ) -> tuple[SubmitBatch, list[Rejection]]:
         """Decodes a batch; also returns rejections of submits that an engine like `info` cannot

@@ -188,7 +188,7 @@ class WorkerFrontend:
         """
         arrived_ns = 0 if self._traces is None else time.time_ns()
         info = self.info
-        batch, rejections = await self._intake.take(payload, info)
+        batch, rejections = await self._intake.decode(payload, info)
         grammars: dict[str, CompiledGrammar] = {}
         if self._grammars is not None and any(s.sampling.structured_outputs for s in batch.submits):
             # Other submits of the batch also wait, but gateways send such requests separately.
@@ -281,7 +281,7 @@ class WorkerFrontend:
 
     def _apply(self, report: StepReport) -> None:
         self.load = self._reserved.added_to(report.load)
-        self.latency.take(report)
+        self.latency.add_report(report)
         if self._traces is not None:
             for changes in report.deltas.values():
                 self._traces.deltas_received(changes)

@@ -30,7 +30,7 @@ class WorkerLatency:
         """Tokens generated for requests."""
         self._last_seq = 0
 
-    def take(self, report: StepReport) -> None:
+    def add_report(self, report: StepReport) -> None:
         """Adds the step and the deltas of a report."""
         load = report.load
         shape = load.step_shape

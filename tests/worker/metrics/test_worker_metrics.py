@@ -100,9 +100,10 @@ def test_a_worker_reports_step_times_and_ttft() -> None:
     latency = WorkerLatency()
     first = TokenDelta("r", 0, [5], times=FirstTokenTimes(queue_s=0.5, prefill_s=0.25))
     later = TokenDelta("r", 0, [6])
-    latency.take(report(1, 40.0, StepShape(1, prefill_tokens=64, decode_rows=3), first, later))
-    latency.take(report(2, 40.0, StepShape(1, prefill_tokens=64, decode_rows=3)))  # no new step
-    latency.take(report(3, 12.0, StepShape(2, decode_rows=4), later))
+    prefill = StepShape(1, prefill_tokens=64, decode_rows=3)
+    latency.add_report(report(1, 40.0, prefill, first, later))
+    latency.add_report(report(2, 40.0, prefill))  # no new step
+    latency.add_report(report(3, 12.0, StepShape(2, decode_rows=4), later))
     view = WorkerView("demo", "w", 1, INFO, LoadSnapshot(), latency)
     text = render(worker_metrics(view), TEXT).decode()
     found = {
@@ -121,10 +122,10 @@ def test_a_worker_reports_step_times_and_ttft() -> None:
 
 def test_a_rebuilt_rank_group_counts_no_step_before_its_first() -> None:
     latency = WorkerLatency()
-    latency.take(report(1, 12.0, StepShape(1, decode_rows=4)))
-    latency.take(report(1, 0.0, StepShape()))  # of the next epoch: a submit was received
+    latency.add_report(report(1, 12.0, StepShape(1, decode_rows=4)))
+    latency.add_report(report(1, 0.0, StepShape()))  # of the next epoch: a submit was received
     assert sum(latency.prefill_step.counts) == 0
-    latency.take(report(2, 12.0, StepShape(1, decode_rows=4)))
+    latency.add_report(report(2, 12.0, StepShape(1, decode_rows=4)))
     assert sum(latency.decode_step.counts) == 2
 
 
