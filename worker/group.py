@@ -90,8 +90,7 @@ class RankActor:
 
 
 class WorkerGroup:
-    """Serves one copy of a model for the lifetime of its replica, with a sequence of rank
-    groups."""
+    """Serves one copy of a model while its replica exists, with a sequence of rank groups."""
 
     async def __init__(  # type: ignore[misc]  # awaited by Serve
         self,
@@ -184,8 +183,7 @@ class WorkerGroup:
             raise RuntimeError(self._broken)
 
     async def __del__(self) -> None:
-        """Called by Serve before the replica exits; stops the ranks first, so that they do not
-        count as failed."""
+        """Called by Serve before the replica exits; stops the ranks, so that they do not fail."""
         self._starting.cancel()
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -242,8 +240,7 @@ class WorkerGroup:
         self._actors.clear()
 
     async def _fetch(self) -> float:
-        """Downloads the checkpoints to this node before any rank is started; returns the duration
-        in seconds.
+        """Downloads the checkpoints to this node before any rank is started; returns the seconds.
 
         Ranks on other nodes download them separately.
         """
@@ -378,8 +375,7 @@ async def _run_rank(
 
 
 def _fetch_checkpoints(config: EngineConfig) -> None:
-    """Downloads from the Hub, and rejects checkpoints that no rank could load. Raises
-    ValueError."""
+    """Downloads checkpoints from the Hub, rejecting unsupported ones. Raises ValueError."""
     load_model_config(config.checkpoint, weights=config.load_format != "dummy")
     if config.speculative_method == "draft":
         load_model_config(config.draft_checkpoint, weights=config.load_format != "dummy")

@@ -185,8 +185,7 @@ class LLM:
     def _run(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], detokenize: bool
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Submits everything, then steps; yields (prompt index, output) for outputs with new
-        tokens."""
+        """Submits everything, then steps; yields (prompt index, output) for each growing output."""
         if not self._finalizer.alive:
             raise ValueError("this LLM is closed")
         if len(self._grammars) >= _MAX_GRAMMARS:
@@ -294,8 +293,7 @@ class LLM:
         return key
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
-        """Aborts requests of a call that are left over after an exception or an abandoned
-        iterator."""
+        """Aborts requests left over after an exception or an abandoned iterator."""
         left = [
             request_id for request_id in request_ids if self._open.pop(request_id, None) is not None
         ]

@@ -21,8 +21,7 @@ the same arena."""
 
 
 def freeze_gc() -> None:
-    """Exempts all objects after start-up from garbage collection, and makes full collections of
-    later ones rare.
+    """Exempts all existing objects from garbage collection, and makes full collections rare.
 
     Libraries and tokenizers are about a million objects that live as long as the process.
     Traversing them took a busy gateway 90 to 130 ms every few seconds, during which no tokens were
@@ -59,8 +58,7 @@ def release_freed_memory() -> None:
 
 
 def trim_regularly(every_s: float = _TRIM_S) -> None:
-    """Returns freed memory to the system periodically, in a thread that lives as long as the
-    process.
+    """Starts a thread that returns freed memory to the system periodically.
 
     By itself, malloc only returns memory above the last block in use. Under steady load with blocks
     of all sizes, the memory below grows for an hour although the memory in use does not: in ten

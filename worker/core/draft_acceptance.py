@@ -111,8 +111,7 @@ class RequestRecord:
 
     @property
     def lower_gain(self) -> float:
-        """Gain minus one standard error: a single row with many accepted drafts is not
-        sufficient."""
+        """Gain minus one standard error: a single row with many accepted drafts is not enough."""
         return self.gain - self._error
 
     @property

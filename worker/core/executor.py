@@ -29,8 +29,7 @@ class Executor(ABC):
     """Maximum useful number of steps to launch ahead of the one whose result is awaited. Set when
     the executor has started."""
     overlaps_prompts = False
-    """Whether steps may also be launched ahead of a prefill step's result. Set when the executor
-    has started."""
+    """Whether steps may also be launched ahead of a prefill step's result. Set by `start`."""
 
     @abstractmethod
     def start(self) -> EngineInfo:
@@ -45,8 +44,7 @@ class Executor(ABC):
 
     @abstractmethod
     def drafts(self, seq: int) -> list[list[int]]:
-        """Drafts of each masked row of Plan `seq`, the last one launched, whose masked rows may
-        draft.
+        """Drafts of each masked row of Plan `seq`, the last one launched.
 
         Called once, before `sample` and when no earlier step is in flight.
         """

@@ -41,8 +41,7 @@ class LocalExecutor(Executor):
         self._rank = Rank(config)
 
     def start(self) -> EngineInfo:
-        """Loads rank 0's shard while the others load theirs; all allocate the same number of
-        pages."""
+        """Loads rank 0's shard in parallel to the others; all allocate the same number of pages."""
         salt = begin_salt(self._config)
         with self._blaming_peers():
             device = select_device(self._config, 0)

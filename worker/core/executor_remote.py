@@ -1,4 +1,4 @@
-"""Executor for CPU: every rank's step runs in a process of its own.
+"""Executor for CPU: every rank's step runs in a separate process.
 
 An eager step that shares the GIL with a busy scheduler thread was measured 1.5 to 100 times slower,
 so rank 0's scheduler and rank 0's step never share a process here.

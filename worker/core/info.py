@@ -16,8 +16,7 @@ from worker.protocol.text.end_tokens import tokenizer_eos_token_id
 
 
 def begin_salt(config: EngineConfig) -> Callable[[], str]:
-    """Starts to hash the checkpoint's files into the salt of block hashes, while the ranks load
-    them.
+    """Starts to hash the checkpoint's files for the salt of block hashes, while ranks load them.
 
     Returns:
         Function that waits for the salt; it raises the errors of `load_model_config`.

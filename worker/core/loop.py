@@ -99,8 +99,7 @@ class _Loop:
                 self._front.flush()
 
     def _take_in(self) -> bool:
-        """Receives what the frontend has sent, without waiting; returns whether there was
-        anything."""
+        """Receives what the frontend has sent, without waiting; returns whether anything was."""
         payloads = self._front.read(wait=False)
         for payload in payloads:
             self._core.receive(self._decoder.decode(payload))

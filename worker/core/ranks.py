@@ -18,8 +18,7 @@ from worker.plan.messages import Failure, FromRank, Hello, Ready, Stop, ToRank
 from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
 LAST_WORD_MS = 200
-"""Milliseconds to wait for the last message of a rank that exits, or for the exit of another
-one."""
+"""Milliseconds to wait for the last message of an exiting rank, or for the exit of another."""
 
 
 class RankGroup:
@@ -56,8 +55,7 @@ class RankGroup:
             self._spawn(rank)
 
     def rendezvous_of_rank_0(self) -> Rendezvous | None:
-        """Rendezvous of ranks on several nodes, for a rank 0 in this process; None on a single
-        node."""
+        """Rendezvous of ranks on several nodes, for a rank 0 in this process; None on one node."""
         return None if self._rendezvous is None else self._rendezvous.for_rank_0()
 
     @property

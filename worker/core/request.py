@@ -171,14 +171,14 @@ class Request:
         self.lease: Lease | None = None
         """Slot and cache pages; None unless RUNNING."""
         self.num_prefill = len(self.token_ids)
-        """Known tokens at the last admission (or when queued): prefill lasts until these are
+        """Known tokens at the last admission (or when queued); prefill ends when they are
         computed."""
         self.num_computed = 0
         """Positions computed by all launched steps, excluding rejected drafts."""
         self.num_placeholders = 0
         """Tokens being sampled by launched steps and not known here yet, excluding drafts."""
         self.num_unverified = 0
-        """Drafts in steps in flight: up to this many may be added to `num_placeholders` and
+        """Drafts in flight: up to this many may be added to `num_placeholders` and
         `num_computed`."""
         self.num_cached = -1
         """Cached prompt tokens at the first admission; -1 before."""
@@ -189,8 +189,7 @@ class Request:
         self.rejection: Rejection | None = None
         """Answer to the client if the request ends by an error that is not the worker's."""
         self.grammar: GrammarStatus | None = None
-        """Last reported status of its grammar, set before the first admission; None without a
-        grammar."""
+        """Last reported status of its grammar, set before the first admission; None without one."""
         self.speculation: RequestRecord | None = None
         """Acceptance of its drafts; None until the speculation gate has first decided on it."""
         self.times = RequestTimes(arrived_s, queued_s, slo)

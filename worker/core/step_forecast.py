@@ -1,5 +1,4 @@
-"""Step-time forecast from measurements: for deadlines, host-memory copies, deferral of decodes,
-drafts and the watchdog."""
+"""Step-time forecast for deadlines, host-memory copies, deferral, drafts and the watchdog."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class StepForecast:
         self._num_sampled = 0
         """Number of sampled steps: all with prefill, and one in so many of those without."""
         self._num_drafting = 0
-        """Number of steps with drafts; each of the first ones is observed, and solved for at
-        once."""
+        """Number of steps with drafts; the first ones are all observed, and solved for at once."""
         self._max_prompts = self._max_decodes = 0
         """Maximum prompt tokens, and maximum decoding requests plus drafts, of any step so far."""
 
@@ -107,15 +105,14 @@ class StepForecast:
         return limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
-        """Predicted seconds to prefill `num_tokens` after `num_cached` cached ones; None before
-        predictions start."""
+        """Predicted seconds to prefill `num_tokens` after `num_cached`; None without
+        predictions."""
         if not self.is_ready:
             return None
         return self.costs.prefill(num_tokens, num_cached)
 
     def prompt_tokens(self, seconds: float, num_cached: int, *, scored: bool = False) -> float:
-        """Number of prompt tokens that make a step longer by a given time; infinite before
-        predictions start.
+        """Number of prompt tokens that make a step longer by a given time; infinite if unknown.
 
         Args:
             seconds: time added to the step.

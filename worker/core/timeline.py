@@ -66,8 +66,7 @@ class Timeline:
         self._totals = StepTimes()
         self._launches: deque[_Launch] = deque()
         self._left: float | None = None
-        """Time at which the coordinator last left the engine's work; None if it has been idle
-        since."""
+        """Time at which the coordinator last left the engine's work; None if idle since."""
         self._rank_finished: float | None = None
 
     def totals(self) -> StepTimes:

@@ -41,8 +41,7 @@ class CacheMirror:
                 parent = block_hash
 
     def chains(self) -> list[BlockStored]:
-        """All blocks, with consecutive blocks of a chain joined; parents come first on the
-        device."""
+        """All blocks as joined runs of chains; parents come first on the device."""
         chains: list[BlockStored] = []
         for tier, parents in self._tiers.items():
             last: int | None = None

@@ -1,5 +1,4 @@
-"""Intake of a frontend: decodes and validates batches of submits in slices, so that the event loop
-is not blocked, and rejects submits before they reach the scheduler."""
+"""Intake of a frontend: decodes batches without blocking the event loop, rejects submits early."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Intake:
     async def decode(
         self, payload: bytes, info: EngineInfo | None
     ) -> tuple[SubmitBatch, list[Rejection]]:
-        """Decodes a batch; also returns rejections of submits that an engine like `info` cannot
-        serve.
+        """Decodes a batch; also returns rejections of submits that `info`'s engine cannot serve.
 
         Raises:
             msgspec.DecodeError: the payload is not a valid batch.

@@ -79,15 +79,13 @@ def _family(root: int) -> Iterator[int]:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process, which distinguishes it from a later one with the same id; empty if
-    it has exited."""
+    """Start time of a process, to distinguish reused ids; empty if it has exited."""
     stat = _stat(pid)
     return stat[19] if stat else ""
 
 
 def _cpu_ns(pid: int, stat: list[str]) -> int:
-    """Time of a main thread on a core and in a run queue; clock ticks if the kernel has nothing
-    better."""
+    """Time of a main thread on a core and in a run queue, in clock ticks on old kernels."""
     try:
         running, waiting, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

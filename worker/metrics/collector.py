@@ -102,8 +102,7 @@ _STEP_PHASES: dict[str, tuple[str, Callable[[StepTimes], float]]] = {
 
 
 _PROTOCOL = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-"""Gauges required by the Gateway API's model server protocol, apart from the cache
-configuration."""
+"""Gauges of the Gateway API's model server protocol, apart from the cache configuration."""
 
 
 def worker_metrics(view: WorkerView, *, vllm_names: bool = False) -> Iterator[Metric]:
@@ -148,8 +147,7 @@ def _share_in_use(load: LoadSnapshot) -> float:
 
 
 def _under_vllm_names(view: WorkerView) -> Iterator[Metric]:
-    """Families under vLLM's names, for autoscalers, dashboards and endpoint pickers made for
-    vLLM."""
+    """Families under vLLM's names, for autoscalers, dashboards and endpoint pickers."""
     for name in _PROTOCOL:
         text, read = _GAUGES[name]
         gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
@@ -159,8 +157,7 @@ def _under_vllm_names(view: WorkerView) -> Iterator[Metric]:
 
 
 def _engine(view: WorkerView) -> Metric:
-    """Info family of the engine (model, device, data type, ranks), which explains differences
-    between workers."""
+    """Info family of the engine, which explains differences between workers."""
     family = InfoMetricFamily(
         "rayfleet_engine", "Model, device and configuration of the worker's engine.", labels=LABELS
     )

@@ -33,8 +33,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     page_groups: PageGroups = ONE_GROUP
     """Layer groups with separate pages."""
     max_num_seqs: int = 0
-    """Maximum requests in the running set, with the device's default applied; equal on all
-    ranks."""
+    """Maximum running requests, with the device's default applied; equal on all ranks."""
     max_num_batched_tokens: int = 0
     """Token budget of one step, with the device's default applied; equal on all ranks."""
 

@@ -42,8 +42,7 @@ class LogitsParams(msgspec.Struct, array_like=True, frozen=True):
     num_logprobs: int = -1
     """Number of most likely tokens to report with each sampled one; -1 for no log-probabilities."""
     num_prompt_logprobs: int = -1
-    """Number of most likely tokens to report with each prompt token after the first; -1 for
-    none."""
+    """Number of most likely tokens to report per prompt token after the first; -1 for none."""
 
 
 class BlockAdmit(msgspec.Struct, array_like=True, frozen=True):
@@ -82,8 +81,7 @@ class Admit(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PageWrite(msgspec.Struct, array_like=True, frozen=True):
-    """Write of page ids to a slot's page-table row for a group of layers, starting at column
-    `start`."""
+    """Write of page ids to a slot's page-table row for a group of layers, from column `start`."""
 
     slot: int
     start: int
@@ -221,8 +219,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
     draft_threshold: float = 0.0
     """Minimum acceptance probability for a draft to be worthwhile."""
     max_rounds: int = 1
-    """Maximum forward passes over running blocks before the step ends with none of them
-    finished."""
+    """Maximum forward passes over running blocks before the step ends with none finished."""
     accepts: list[Accept] = []
     """Accepted tokens of running blocks with grammars, applied before the admits."""
     stores: PageCopies | None = None
@@ -306,8 +303,7 @@ class StepResult(msgspec.Struct, array_like=True, frozen=True):
     times: RankTimes | None = None
     """Times of the step; None from an executor that does not measure them."""
     logprobs: list[TokenLogprobs | None] | None = None
-    """Log-probabilities, one entry per token, None for requests without them; None if no request
-    needs any."""
+    """Log-probabilities per token, None for requests without them; None if none need any."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     """Log-probabilities of the prompt tokens predicted by a row's positions, by row index."""
     drafted: list[int] | None = None

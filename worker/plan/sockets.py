@@ -1,5 +1,4 @@
-"""Stream sockets between the processes of a worker group; frames are those of
-`worker.protocol.frames`.
+"""Stream sockets between the processes of a worker group, with `worker.protocol.frames`.
 
 A step of a small model takes a tenth of a millisecond, so a message may only cost a single thread
 wake-up: zmq's I/O threads needed three on either side. Within a node, these are Unix sockets in a

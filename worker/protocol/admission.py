@@ -41,8 +41,7 @@ class AdmissionOptions:
     prefill_admission_lookahead: int = field(default=64, metadata=IN_SCHEDULER_CONFIG)
     """Number of waiting requests that pack and lpm choose from."""
     prefill_force_fifo_every: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Every Nth admission round under pack is fifo; 0 for none. Starvation is prevented in any
-    case."""
+    """Every Nth admission round under pack is fifo; 0 for none. Starvation is always prevented."""
     prefill_max_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
     prefill_max_ms: int = field(default=75, metadata=IN_SCHEDULER_CONFIG)
@@ -53,8 +52,7 @@ class AdmissionOptions:
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum requests admitted per step; 0 for no limit."""
     max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)
-    """Fraction of a step's prompt tokens that one prompt may take while others wait; 1 for no
-    limit."""
+    """Fraction of a step's prompt tokens for one prompt while others wait; 1 for no limit."""
     prefill_first_steps: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
     """Maximum consecutive prefill-only steps while prefills of at least equal urgency fill the
     token budget. Lowers TTFT, raises inter-token latency; 0 always includes decodes."""

@@ -88,8 +88,7 @@ class FrameReader:
         self._rest = bytearray()
         """Start of an incomplete frame."""
         self._missing = 0
-        """Bytes missing from the current frame or header; partial data of a long frame is not
-        parsed."""
+        """Bytes missing from the current frame or header; incomplete frames are not parsed."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads of all frames that `data` completes.

@@ -1,5 +1,4 @@
-"""Limits of an engine: rejects requests that it can never serve, while the client can be
-answered."""
+"""Limits of an engine, for the early rejection of requests that can never run."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class Problem(NamedTuple):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Part of EngineInfo that decides which requests can run; equal for identically configured
-    workers."""
+    """Part of EngineInfo that decides which requests can run; equal for identical workers."""
 
     max_model_len: int
     max_total_tokens: int
@@ -109,8 +107,7 @@ def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
 
 
 def token_problem(limits: Limits, token_id: int) -> Problem | None:
-    """Problem of a prompt whose largest token id, as unsigned, exceeds the vocabulary, else
-    None."""
+    """Problem of a prompt whose largest token id (unsigned) exceeds the vocabulary, or None."""
     if token_id < limits.vocab_size:
         return None
     shown = token_id - 2**32 if token_id >= 2**31 else token_id
@@ -178,8 +175,7 @@ def _parameters(
 
 
 def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter that is unsupported for the kind of model; None without
-    any."""
+    """Problem of the first parameter unsupported for the kind of model, or None."""
     if limits.block_size == 1:
         if sampling.diffusion is None:
             return None

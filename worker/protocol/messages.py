@@ -58,8 +58,7 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seed of this completion, chosen by the gateway so that a resubmission reproduces its tokens;
     None uses that of `sampling`."""
     attempt: int = 0
-    """Number of the attempt, incremented by each resubmission; deltas of earlier attempts are
-    dropped."""
+    """Number of the attempt, incremented by each resubmission; older deltas are dropped."""
     cache_salt: str = ""
     """Salt that separates prefix caches: prompts with different salts share no cached blocks."""
     priority: int = DEFAULT_PRIORITY
@@ -84,8 +83,7 @@ class Submit(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Abort(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Abort of a request in any state. Unknown ids are ignored: the request may just have
-    finished."""
+    """Abort of a request in any state. Unknown ids are ignored: it may have just finished."""
 
     request_id: str
     attempt: int = 0
@@ -167,8 +165,7 @@ def share_sampling(batch: SubmitBatch) -> SubmitBatch:
 
 
 class Rejection(msgspec.Struct, kw_only=True):
-    """Rejection of a submit that this worker cannot serve; `message` has the reason, with
-    numbers."""
+    """Rejection of a submit that this worker cannot serve; `message` has the numbers."""
 
     request_id: str
     attempt: int
@@ -215,8 +212,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def token_ids(self) -> list[int]:
-        """The token itself, then the most likely tokens, best first; these may include the token
-        itself."""
+        """The token itself, then the most likely tokens, best first (perhaps including it)."""
         return array("i", self.packed_ids).tolist()
 
     @property
@@ -344,8 +340,7 @@ class LoadSnapshot(msgspec.Struct, array_like=True):
     reserved_prefill_tokens: int = 0
     """Prompt tokens of reserved requests that gateways do not expect to be cached."""
     num_submits_reserved: int = 0
-    """Ordinal of the last reserved request: this load, with its reserved part, includes all up to
-    it."""
+    """Ordinal of the last reserved request: this load, with its reserved part, includes it."""
     num_queued_tokens: int = 0
     """Tokens of the queued requests."""
     least_queued_priority: int = -1
@@ -380,8 +375,7 @@ class TokenizerFingerprint(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
-    """Loaded model and limits of an engine; sent by rank 0 to its frontend when all ranks are
-    ready."""
+    """Loaded model and limits of an engine; sent by rank 0 to its frontend when ready."""
 
     model: str
     """Name (NAME or NAME@REVISION on the Hub) or folder of the checkpoint."""
@@ -420,8 +414,7 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     """Start-up time in seconds by phase, see `worker.rank.rank.Rank`; `launch`, added by the
     frontend, is the remainder (processes, imports, other ranks)."""
     processes: dict[str, int] = msgspec.field(default_factory=dict)
-    """Process ids of the engine by process name, rank 0 first; only rank 0's if ranks are on
-    several nodes."""
+    """Process ids by name, rank 0 first; only rank 0's if ranks are on several nodes."""
     num_pages: int = 0
     """Pages of the KV cache; 0 for the number that `max_total_tokens` needs."""
     page_groups: PageGroups = ONE_GROUP
@@ -483,8 +476,7 @@ class WorkerUpdate(msgspec.Struct, array_like=True, tag="update"):
 
 
 class WorkerDown(msgspec.Struct, array_like=True, tag="down"):
-    """Failure of the rank group of `epoch` and of its requests. A snapshot follows after the
-    rebuild."""
+    """Failure of an epoch's rank group and its requests. A snapshot follows after the rebuild."""
 
     epoch: int
     reason: str

@@ -46,8 +46,7 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
         return max(MIN_SNAPSHOTS, num_pages // self.snapshot_pages)
 
     def first_block(self, position: int, page_size: int) -> int:
-        """Index of the first block whose window pages are needed by queries at `position` or
-        later."""
+        """Index of the first block whose window pages are needed by queries from `position` on."""
         return max(0, position + 1 - self.window) // page_size
 
     def max_window_blocks(self, page_size: int, step_tokens: int) -> int:

@@ -93,8 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Number of most likely tokens to report with each generated token, with log-probabilities;
     None disables it. They are the model's, before temperature, penalties and all else."""
     prompt_logprobs: int | None = None
-    """Number of most likely tokens to report for each prompt token except the first; None disables
-    it."""
+    """Number of most likely tokens to report per prompt token but the first; None disables it."""
     stop: tuple[str, ...] = ()
     """Stop strings, which end the request when they appear in the text."""
     stop_token_ids: tuple[int, ...] = ()

@@ -59,8 +59,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     draft_start: float = 0.0
     """Seconds per request that drafts for the first time, whose proposer processes its tokens."""
     scored_token: float = 0.0
-    """Seconds per prompt token whose log-probabilities are computed, in addition to
-    `prefill_token`."""
+    """Additional seconds per prompt token whose log-probabilities are computed."""
 
     def step(self, shape: StepShape) -> float:
         """Predicted seconds of a step."""
@@ -81,14 +80,12 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prefill(self, num_tokens: float, num_cached: float = 0.0) -> float:
-        """Predicted seconds to prefill `num_tokens` after `num_cached` cached ones, without the
-        constant per step."""
+        """Predicted seconds to prefill `num_tokens` after `num_cached`, without the constant."""
         attended = num_tokens * (num_cached + 0.5 * num_tokens)
         return self.prefill_token * num_tokens + self.attended * attended
 
     def decode(self, num_rows: float, context: float) -> float:
-        """Predicted seconds of a step in which `num_rows` requests decode over `context`
-        positions."""
+        """Predicted seconds of a step with `num_rows` decodes over `context` positions in total."""
         return self.constant + self.decode_row * num_rows + self.context_token * context
 
 

@@ -43,8 +43,8 @@ class BlockPool:
         self._cached: set[int] = set()
         """Blocks in the prefix cache."""
         self._behind: OrderedDict[int, None] = OrderedDict()
-        """Idle blocks that are behind the window of the lease that used them, oldest first;
-        reclaimed first."""
+        """Idle blocks behind the window of the lease that used them, oldest first; reclaimed
+        first."""
         self._ends: OrderedDict[int, None] = OrderedDict()
         """Idle blocks within a window of the end of a lease, which a request that continues there
         needs; reclaimed last."""

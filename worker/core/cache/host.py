@@ -51,8 +51,7 @@ class HostPool:
         return replace(self._totals, num_used=used)
 
     def is_idle(self, slots: Iterable[int]) -> bool:
-        """Whether no copy in flight uses any of these slots, so that they could be released at
-        once."""
+        """Whether no copy in flight uses any of these slots, so that they can be reused at once."""
         return all(self._slots.passed(self._touched[slot]) for slot in slots)
 
     def store(self, pages: Sequence[int]) -> list[int]:
@@ -69,8 +68,8 @@ class HostPool:
         return slots
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Schedules copies of slots to device pages with the next Plan; the slots are freed after
-        it."""
+        """Schedules copies of slots to device pages with the next Plan, which then frees the
+        slots."""
         self._loads.pages.extend(pages)
         self._loads.slots.extend(slots)
         self._slots.release(slots, self._next_seq)

@@ -17,8 +17,7 @@ class Match(NamedTuple):
     pages: list[int]
     """Pages of the part on the device (blocks for models with sliding windows)."""
     num_unlocked: int
-    """Pages, over all layer groups, that are not locked by any lease; locking makes them
-    unevictable."""
+    """Pages, over all layer groups, without a lock of any lease; locking makes them unevictable."""
     host_node: Node | None = None
     """Last node of the match if it ends in host memory, else None."""
     num_host: int = 0

@@ -112,8 +112,8 @@ class CacheManager:
         return num_pages + self._groups.num_window * alone
 
     def num_needed(self, num_tokens: int, match: Match) -> int:
-        """Number of pages that a request needs to grow to `num_tokens`, beyond the device pages of
-        a match."""
+        """Pages that a request needs to grow to `num_tokens`, beyond the device pages of a
+        match."""
         num_cached = len(match.pages)
         first_seen = 0 if self._blocks is None else self._blocks.first_seen(num_cached)
         return self._num_to_take(num_tokens, num_cached, num_cached - first_seen)
@@ -332,8 +332,7 @@ class CacheManager:
         return self._tree.take_events()
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:
-        """Asserts that `leases` are all leases, and that each page and slot has exactly one
-        owner."""
+        """Asserts that `leases` are all leases, and that pages and slots have exactly one owner."""
         leases = list(leases)
         nodes = list(self._tree.nodes())
         cached = [page for node in nodes if not node.on_host for page in node.pages]
@@ -352,8 +351,7 @@ class CacheManager:
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
 
     def _attach_snapshots(self, lease: Lease, start: int, end: int) -> None:
-        """Attaches stored snapshots to the pages from index `start` to `end`, which were just
-        cached."""
+        """Attaches stored snapshots to the newly cached pages from index `start` to `end`."""
         assert self._snapshots is not None
         assert lease.node is not None
         pages = self._tree.last_pages(lease.node, end - start)

@@ -74,8 +74,8 @@ class Node:
         self.rank = now + window * log(self.weight)
 
     def common_pages(self, key: bytes, start: int, width: int) -> int:
-        """Number of leading pages equal to those of `key` from byte `start`; a page has `width`
-        bytes."""
+        """Number of leading pages (`width` bytes each) that equal those of `key` from byte
+        `start`."""
         if key.startswith(self.key, start):
             return len(self.pages)
         count = 0

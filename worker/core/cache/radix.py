@@ -152,8 +152,7 @@ class RadixTree:
         return pages[len(pages) - count :]
 
     def load(self, node: Node, pages: list[int]) -> None:
-        """Schedules loads of the host-memory part of the path to `node`, which is locked, into
-        `pages`."""
+        """Schedules loads of the host-memory part of the locked path to `node` into `pages`."""
         assert self._host is not None
         runs: list[Node] = []
         above: Node | None = node
@@ -206,8 +205,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_invariants(self, holders: list[Node]) -> None:
-        """Asserts the tree's structure, and that exactly `holders` have locks beyond the fenced
-        ones."""
+        """Asserts the tree's structure, and that exactly `holders` have locks (unless fenced)."""
         nodes = list(self.nodes())
         check_locks(nodes, [*holders, *self._fence])
         on_device, on_host = set(self._leaves.serials()), set(self._host_leaves.serials())

@@ -64,8 +64,7 @@ class SnapshotPool:
         return count
 
     def take(self) -> int | None:
-        """Takes a snapshot for a step to store, evicting one if necessary; None if all are in
-        use."""
+        """Takes a snapshot for a step to store, evicting if necessary; None if all are in use."""
         if not self._pool.num_free:
             for page, snapshot in self._of_page.items():
                 if not self._readers[snapshot]:
@@ -76,8 +75,7 @@ class SnapshotPool:
         return self._pool.take(1)[0]
 
     def attach(self, page: int, pending: PendingSnapshot) -> bool:
-        """Attaches a stored snapshot to a cached page; returns False and frees it if the page has
-        one."""
+        """Attaches a stored snapshot to a cached page; frees it and returns False if it has one."""
         if page in self._of_page:
             if pending.is_kept:
                 self._rolling.discard(page)

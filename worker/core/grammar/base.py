@@ -78,8 +78,8 @@ class Matcher(Protocol):
 
 
 LoadedGrammar = Callable[[], Matcher]
-"""A compiled grammar for any number of requests: each call creates a matcher before the first
-token."""
+"""A compiled grammar for any number of requests: each call creates a matcher in its initial
+state."""
 
 
 class GrammarBackend(Protocol):

@@ -1,5 +1,4 @@
-"""Detects parts of a rewritten JSON schema (`worker.core.grammar.json_schema`) that xgrammar 0.2.8
-does not enforce exactly.
+"""Detects parts of a rewritten JSON schema that xgrammar 0.2.8 does not enforce exactly.
 
 It ignores some keywords, applies only one of several combined ones, allows raw control characters
 in bounded strings and patterns, and lets a listed property be repeated as an additional one.
@@ -25,8 +24,7 @@ _ALONE = ("$ref", "anyOf", "const", "enum")
 
 
 def inexact_keyword(schema: Any) -> str | None:
-    """First keyword, or combination of keywords, of a rewritten schema that is not enforced; None
-    if all are."""
+    """First (combination of) keywords of a rewritten schema that is not enforced, or None."""
     return next((found for part in _parts(schema) if (found := _inexact(part))), None)
 
 

@@ -15,8 +15,7 @@ from worker.protocol.structured import StructuredOutputsParams
 
 
 class GuidanceBackend:
-    """GrammarBackend using llguidance. `compile` converts a grammar to the library's format, and
-    `load` compiles that.
+    """GrammarBackend using llguidance: `compile` converts to its format, `load` compiles.
 
     Args:
         tokens: bytes of each token; empty tokens are never sampled.

@@ -117,8 +117,7 @@ class MatcherState:
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Advances by a sampled token and computes the next mask; returns a problem if it cannot
-        continue."""
+        """Advances by a sampled token and computes the next mask; returns a problem, if any."""
         began = time.thread_time()
         try:
             self._accept(token_id)

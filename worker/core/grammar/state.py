@@ -16,8 +16,8 @@ class GrammarProblem(NamedTuple):
 
     message: str
     status: int
-    """HTTP status: 400 if the request contradicts itself or its grammar is too heavy, 500 for an
-    internal error."""
+    """HTTP status: 400 for contradictory parameters or a heavy grammar, 500 for an internal
+    error."""
 
 
 class GrammarStatus(NamedTuple):
@@ -44,8 +44,7 @@ class DrawnTokens(NamedTuple):
     token_ids: list[int]
     """Sampled tokens, up to the first one that ends the request regardless of its grammar."""
     ends: bool
-    """Whether the last token ends the request; the grammar is not advanced by it, but must allow
-    it."""
+    """Whether the last token ends the request; the grammar must allow it, but does not advance."""
     are_proposals: bool = False
     """Whether all but the first are only used as far as the grammar allows (block diffusion)."""
 
@@ -100,6 +99,5 @@ class GrammarState(Protocol):
         ...
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Advances by a sampled token and computes the next mask; returns a problem if it cannot
-        continue."""
+        """Advances by a sampled token and computes the next mask; returns a problem, if any."""
         ...

@@ -64,8 +64,7 @@ class ThoughtMatcher:
             self._is_open = self._thought.is_open or bool(self._thought_ids)
 
     def may_end(self) -> bool:
-        """Whether reasoning has ended, and the tokens after it are a complete text of the
-        grammar."""
+        """Whether reasoning has ended, followed by a complete text of the grammar."""
         return not self._is_open and self._matcher.may_end()
 
     def fill(self, words: Words) -> None:

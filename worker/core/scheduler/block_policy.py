@@ -79,8 +79,7 @@ class BlockBudget:
         return length
 
     def headroom(self, max_requests: int) -> StepHeadroom:
-        """Headroom for new requests, at least a block each, in the tokens that remain after
-        `grant`."""
+        """Headroom for new requests, at least a block each, in the tokens left by `grant`."""
         return StepHeadroom(
             tokens=self._left,
             max_each=self._left,

@@ -10,8 +10,7 @@ from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.state import SchedulerState
 
 _GOOD_PART = 0.125
-"""Minimum fraction of a step, in tokens or time, that decodes must take to be deferred for more
-urgent prompts."""
+"""Minimum fraction of a step (tokens or time) taken by decodes deferred for urgent prompts."""
 
 
 class Deferrable(NamedTuple):
@@ -20,8 +19,7 @@ class Deferrable(NamedTuple):
     requests: Mapping[str, Request]
     """Decoding requests by id."""
     num_tokens: int
-    """Minimum prompt tokens of the step to justify the deferral; with fewer, it would gain
-    nothing."""
+    """Minimum prompt tokens of the step to justify the deferral; fewer would gain nothing."""
 
 
 _NONE = Deferrable({}, 0)
@@ -126,8 +124,7 @@ class DecodeDeferral:
         return part >= _GOOD_PART
 
     def _num_prompt_tokens(self, prompts: Sequence[tuple[Request, int]]) -> int:
-        """Uncached prompt tokens of running prefills and, if there are free slots, of waiting
-        requests."""
+        """Uncached prompt tokens of running and, if there are free slots, waiting requests."""
         num_tokens = sum(pending for _, pending in prompts)
         if self._admission.has_slots:
             num_tokens += self._state.queue.num_tokens - self._state.queue.num_expected_cached

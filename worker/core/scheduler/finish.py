@@ -10,8 +10,7 @@ from worker.protocol.sampling import SamplingParams
 def take_tokens(
     request: Request, token_ids: list[int], followed: Followed | None
 ) -> RequestState | None:
-    """Appends sampled tokens to a request up to its end; returns its final state, or None if it
-    continues.
+    """Appends sampled tokens to a request up to its end; returns its final state, if any.
 
     A token that the grammar does not allow fails the request: other parameters left no allowed
     token. A complete grammar ends it, regardless of `min_tokens` and `ignore_eos`; a slow grammar

@@ -14,12 +14,11 @@ _MEMORY_S = 10.0
 """Time constant of the drain rate: an admission that long ago counts 1/e. Only time with a backlog
 counts."""
 MAX_RETRY_AFTER_S = 120
-"""Maximum Retry-After."""
+"""Maximum Retry-After in seconds."""
 
 
 class DrainRate:
-    """Rate at which requests and tokens leave the queue while there is a backlog, with exponential
-    decay.
+    """Rate (exponentially averaged) at which the queue drains while there is a backlog.
 
     Without a backlog, the queue drains at the arrival rate, which does not indicate capacity:
     neither idle time nor admissions that fill free slots at the start of a burst count.

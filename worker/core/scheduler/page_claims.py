@@ -36,8 +36,7 @@ class PageClaims:
         """Pages (blocks) reserved for requests admitted to this step, after the running ones."""
 
     def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Adds a row of up to `length` positions, as far as there are pages; returns the number of
-        positions."""
+        """Adds a row of up to `length` positions, as far as there are pages; returns the length."""
         if request.num_computed + length > len(lease.pages) * self._page_size:
             length = self._claim(request, lease, length, builder)
         if length:
@@ -76,7 +75,7 @@ class PageClaims:
 
     def _claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
         """Extends `lease` by up to `length` positions, as far as there are pages; returns the
-        number of positions."""
+        number."""
         start = len(lease.pages)
         space = start * self._page_size - request.num_computed
         if not space and not self._make_available(request):

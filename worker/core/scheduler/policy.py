@@ -1,5 +1,8 @@
-"""Admission policies. `--schedule-policy` is the order of the queue among equally urgent requests,
-`--prefill-admission-policy` the order in which a round tries them, and when it ends."""
+"""Admission policies.
+
+`--schedule-policy` is the order of the queue among equally urgent requests,
+`--prefill-admission-policy` the order in which a round tries them, and when it ends.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +106,7 @@ class Outcome(Enum):
     NO_CAPACITY = auto()
     """Slots or pages are missing."""
     WAITS = auto()
-    """The request waits for a prefix being computed by another; later ones may be admitted
-    first."""
+    """The request waits for a prefix being computed by another; later ones may go first."""
     PREEMPTING = auto()
     """Slot and pages will be free in the next step: running requests are about to be preempted."""
 
@@ -148,8 +150,7 @@ class StepHeadroom:
         return length
 
     def take_alone(self, cost: int) -> int:
-        """Grants a request a step of its own; returns the number of tokens, 0 if that is not
-        possible."""
+        """Grants a request a step of its own; returns the number of tokens, 0 if impossible."""
         length = min(cost, self._alone) if self.requests else 0
         if length:
             self.tokens = 0

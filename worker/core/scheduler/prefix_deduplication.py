@@ -1,5 +1,4 @@
-"""Prefix deduplication: of several prompts with a shared prefix, one computes it and the others
-wait for it."""
+"""Prefix deduplication: requests wait for a prefix that another one is computing."""
 
 from __future__ import annotations
 

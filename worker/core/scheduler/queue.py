@@ -82,8 +82,7 @@ class WaitingQueue:
         return list(islice(self._in_order(), count))
 
     def oldest(self) -> Request | None:
-        """The request that has been in the highest level for the longest time; None if none
-        waits."""
+        """The request that has been in the highest level for longest; None if none waits."""
         for level in reversed(self._levels):
             if level.members:
                 return next(iter(level.members.values()))

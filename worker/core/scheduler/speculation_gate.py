@@ -1,5 +1,4 @@
-"""Speculation gate: sets the number of drafts per request and step, so that speculation never
-reduces throughput."""
+"""Speculation gate: limits drafts per request and step, so that throughput is never reduced."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ decisions take time too."""
 
 
 class SpeculationGate:
-    """Decides on drafts from acceptance rates per request and batch size, and the costs of the
-    step-time model.
+    """Decides on drafts by acceptance per request and batch size, and by predicted costs.
 
     Whether a request drafts depends on the gain of its rows so far: accepted drafts minus the cost
     of the row, which is a fixed part plus one per draft (`StepCosts.draft_row`, `draft_token`). New

@@ -132,8 +132,7 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
 
 
 def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
-    """Result of `run`, and warnings that libraries wrote to the stderr descriptor in the
-    meantime."""
+    """Result of `run`, and warnings that libraries wrote to the stderr descriptor during it."""
     saved = os.dup(2)
     with tempfile.TemporaryFile() as captured:
         os.dup2(captured.fileno(), 2)

@@ -1,5 +1,4 @@
-"""Grammar compiler: runs a compiling process and exchanges messages with it. Blocking; imports no
-grammar library."""
+"""Grammar compiler: runs a compiling process. Calls block; imports no grammar library."""
 
 from __future__ import annotations
 
@@ -227,8 +226,7 @@ def _wait(fd: int, event: int, deadline: float) -> None:
 
 
 def _was_killed(answer: bytes | int) -> bool:
-    """Whether `answer` is the exit code of a process that was killed from outside or by its
-    owner."""
+    """Whether `answer` is the exit code of a process killed from outside or by its owner."""
     return isinstance(answer, int) and (answer == 0 or -answer in _KILLED)
 
 

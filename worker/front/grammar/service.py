@@ -27,8 +27,7 @@ from worker.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 NUM_PROCESSES = 2
-"""Number of compiling processes: more than one, so that a slow grammar does not block all
-others."""
+"""Number of compiling processes: several, so that a slow grammar does not block all others."""
 CACHE_BYTES = 64 * 2**20
 """Maximum size of cached results in bytes."""
 MAX_CACHED = 4096

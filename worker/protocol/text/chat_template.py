@@ -58,8 +58,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Renders the prompt text. Raises ValueError if the template fails or rejects the
-        messages."""
+        """Renders the prompt text. Raises ValueError if the template rejects the messages."""
         values: dict[str, Any] = {**self._special_tokens, **variables}
         values["messages"] = messages
         values["tools"] = tools
@@ -71,8 +70,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """Tag `{% generation %}`, which marks the assistant's text for training; its body is
-    rendered."""
+    """Tag `{% generation %}`, which marks assistant text for training; the body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
 

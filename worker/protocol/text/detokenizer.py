@@ -169,8 +169,7 @@ class StreamDetokenizer(Detokenizer):
         return self._advance(is_end=True) if self._num_held else ""
 
     def _begin_after(self, context: Sequence[int], pending: Pending) -> None:
-        """Initializes the window with the last tokens of a prompt, starting at a character
-        boundary."""
+        """Sets the window to the last tokens of a prompt, from a character boundary."""
         for first in range(max(len(context) - TRIM_TOKENS, 0), -1, -1):
             if first == 0 or not self._decode(context[first:]).startswith(REPLACEMENT):
                 context = context[first:]
@@ -316,8 +315,7 @@ class RequestText:
 
 
 def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: bool) -> bytes:
-    """Bytes of one token in isolation; empty for ids without a token (padding rows of the
-    embedding).
+    """Bytes of one token in isolation; empty for ids without a token (embedding padding).
 
     Args:
         backend: the `tokenizers` object.
@@ -337,8 +335,7 @@ def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: 
 
 
 def pending_of(pieces: Sequence[bytes]) -> Pending:
-    """Incomplete character at the end of a sequence, given the bytes of its last CHARACTER_TOKENS
-    tokens."""
+    """Incomplete character at the end, given the bytes of the last CHARACTER_TOKENS tokens."""
     data = b"".join(pieces)
     _, num_bytes = codecs.utf_8_decode(data, "replace", False)
     rest = data[num_bytes:]
@@ -351,8 +348,7 @@ def pending_of(pieces: Sequence[bytes]) -> Pending:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Byte by character in GPT-2's alphabet: printable Latin-1 maps to itself, other bytes map to
-    characters from 256."""
+    """Byte by character in GPT-2's alphabet: printable Latin-1 as is, others from 256."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

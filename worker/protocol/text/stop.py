@@ -52,8 +52,7 @@ class StopStrings:
         self.matches[state] = text
 
     def _link(self) -> None:
-        """Computes failures and matches level by level, since a state's failure link is less
-        deep."""
+        """Computes failures and matches level by level: failure links lead to lower levels."""
         level = [*self.moves[0].values()]
         while level:
             below = []
@@ -111,8 +110,7 @@ class StopChecker:
         return held
 
     def _scan(self, text: str) -> tuple[int, str | None]:
-        """Advances over `text` up to a match; returns the number of characters consumed and the
-        match."""
+        """Advances over `text` up to a match; returns the characters consumed and the match."""
         stop, state = self._stop, self._state
         for position, character in enumerate(text, start=1):
             state = stop.follow(state, character)

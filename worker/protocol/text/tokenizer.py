@@ -95,8 +95,7 @@ class Tokenizer:
         return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, by default with the special tokens that the checkpoint adds to
-        texts."""
+        """Token ids of `text`, by default with the special tokens that the checkpoint adds."""
         # HAZARD: the library's `encode` holds the GIL: for a long prompt it would block every
         # stream of the process, whatever thread runs it. Batch encoding does not.
         if len(text) <= SHORT_TEXT:
@@ -161,8 +160,7 @@ class Tokenizer:
         return [b"" if number in special else self.token_bytes(number) for number in range(size)]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token in isolation, perhaps an incomplete character; the name of a special
-        token."""
+        """Bytes of a token (perhaps an incomplete character); the name of a special token."""
         return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
 
     def special_tokens_named(self, names: Collection[str]) -> frozenset[str]:

@@ -48,7 +48,7 @@ def texts(given: Mapping[str, Json], keyword: str) -> list[str]:
 
 
 def count(given: Mapping[str, Json], keyword: str) -> int | None:
-    """Value of a keyword; None if absent. Raises GrammarError if it is not a non-negative
+    """Value of a keyword; None if absent. Raises GrammarError unless it is a non-negative
     integer."""
     if keyword not in given:
         return None
