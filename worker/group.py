@@ -256,7 +256,7 @@ class WorkerGroup:
         try:
             await asyncio.wait({ready, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                reason, heals = await ranks.why(), ranks.heal
+                reason, heals = await ranks.failure_reason(), ranks.may_heal
                 self.front.engine_lost(reason)
                 await self._stop_ranks()
                 message = f"the worker group failed to start: {reason}"
@@ -274,7 +274,7 @@ class WorkerGroup:
         while True:
             broken = asyncio.ensure_future(self.front.wait_broken())
             await asyncio.wait({broken, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
-            reason = broken.result() if broken.done() else await ranks.why()
+            reason = broken.result() if broken.done() else await ranks.failure_reason()
             broken.cancel()
             logger.error("worker group failed, rebuilding: %s", reason)
             self.front.engine_lost(reason)
@@ -317,7 +317,7 @@ class _Ranks:
         self.tasks = [asyncio.ensure_future(rank) for rank in ranks]
 
     @property
-    def heal(self) -> bool:
+    def may_heal(self) -> bool:
         """Whether a restart of failed ranks may succeed.
 
         It may if a rank was killed: the errors of the others are only a consequence.
@@ -327,7 +327,7 @@ class _Ranks:
             return True
         return all(may_heal(_cause(error)) for error in ended if error is not None)
 
-    async def why(self) -> str:
+    async def failure_reason(self) -> str:
         """Waits for the errors of ranks after one has exited; the most likely root cause is last.
 
         A killed rank leaves no error, and the others then fail in their next collective operation:

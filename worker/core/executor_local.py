@@ -43,7 +43,7 @@ class LocalExecutor(Executor):
     def start(self) -> EngineInfo:
         """Loads rank 0's shard in parallel to the others; all allocate the same number of pages."""
         salt = begin_salt(self._config)
-        with self._blaming_peers():
+        with self._naming_failed_peer():
             device = select_device(self._config, 0)
             self.overlaps_prompts = device.type == "cuda"
             await_free_memory(device, self._config.gpu_memory_utilization)
@@ -61,7 +61,7 @@ class LocalExecutor(Executor):
             self.max_overlap_depth = 0  # `launch` blocks until the rounds of its blocks are done
         start = start_of(info)
         self._others.send(start)
-        with self._blaming_peers():
+        with self._naming_failed_peer():
             readies = [self._rank.allocate(start), *self._others.collect_readies()]
         info.startup |= slowest(readies)
         return info
@@ -69,8 +69,8 @@ class LocalExecutor(Executor):
     def launch(self, plan: Plan) -> AwaitResult:
         """Sends the Plan to the other ranks, and launches everything that does not need masks."""
         self._others.send(PlanMessage(plan=plan))
-        with self._blaming_peers():
-            return self._blaming_peers()(self._rank.launch(plan).result)
+        with self._naming_failed_peer():
+            return self._naming_failed_peer()(self._rank.launch(plan).result)
 
     def drafts(self, seq: int) -> list[list[int]]:
         """Drafts of rank 0 for the step that waits for masks."""
@@ -79,7 +79,7 @@ class LocalExecutor(Executor):
     def sample(self, seq: int, masks: bytes) -> None:
         """Sends the masks to the other ranks and launches the rest of the step."""
         self._others.send(Sample(seq=seq, masks=masks))
-        with self._blaming_peers():
+        with self._naming_failed_peer():
             self._rank.sample(seq, masks)
 
     @property
@@ -92,7 +92,7 @@ class LocalExecutor(Executor):
         self._others.raise_on_death()
 
     @contextmanager
-    def _blaming_peers(self) -> Iterator[None]:
+    def _naming_failed_peer(self) -> Iterator[None]:
         """Converts a failed collective to a RankFailure that names the rank whose exit caused it.
 
         Usable as a context manager, or as a decorator for deferred calls.

@@ -29,7 +29,7 @@ class EngineConnection:
         # names.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when a message cannot be handled, or by `give_up`."""
+        """Fails when a message cannot be handled, or by `fail`."""
         self._on_message = on_message
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
         self._num_submits = 0
@@ -52,7 +52,7 @@ class EngineConnection:
         self._num_submits += num_submits
         return self._num_submits
 
-    def give_up(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """Breaks the connection to a hung engine; `broken` fails with the reason."""
         if not self.broken.done():
             self._detach()

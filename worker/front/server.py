@@ -408,7 +408,7 @@ class WorkerFrontend:
             return
         problem = self._watchdog.tick(elapsed_s)
         if problem is not None:
-            self._engine.give_up(problem)
+            self._engine.fail(problem)
             self._processes.kill()
 
     def _close_engine(self) -> None:

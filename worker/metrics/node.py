@@ -113,7 +113,7 @@ class NodeMetrics:
         others: list[Path] = []
         if self._server is not None:
             others = [path for path in self._directory.iterdir() if path.name != self._name]
-        answers = await asyncio.gather(*(self._ask(path, content_type) for path in others))
+        answers = await asyncio.gather(*(self._fetch(path, content_type) for path in others))
         texts = [answer for answer in answers if answer is not None]
         num_silent = sum(answer == b"" for answer in answers)
         local = self._render(content_type)
@@ -125,7 +125,7 @@ class NodeMetrics:
         process = render(process_metrics(self._process, lag), content_type)
         return merge([self._render_metrics(content_type), process], content_type)
 
-    async def _ask(self, path: Path, content_type: str) -> bytes | None:
+    async def _fetch(self, path: Path, content_type: str) -> bytes | None:
         """Metrics of another process; empty if it does not answer, None if it has exited."""
         writer = None
         try:

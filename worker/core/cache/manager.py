@@ -357,7 +357,7 @@ class CacheManager:
         pages = self._tree.last_pages(lease.node, end - start)
         due = [s for s in lease.snapshots if s.position <= end * self._page_size]
         lease.snapshots = lease.snapshots[len(due) :]
-        self._snapshots.give_up(lease.rolling_page)
+        self._snapshots.drop_rolling(lease.rolling_page)
         lease.rolling_page = 0
         for pending in due:
             page = pages[pending.position // self._page_size - 1 - start]

@@ -93,7 +93,7 @@ class Node:
         parent, cut = self.parent, count * width
         assert parent is not None
         upper = Node(parent, self.key[:cut], self.pages[:count], self.hashes[:count], serial)
-        upper._stand_beside(self)
+        upper._copy_usage(self)
         upper.num_device_children = int(not self.on_host)
         parent.children[upper.key[:width]] = upper
         self.key = self.key[cut:]
@@ -112,8 +112,8 @@ class Node:
         assert not self.locks
         cut = count * width
         lower = Node(self, self.key[cut:], self.pages[count:], self.hashes[count:], serial)
-        lower._stand_beside(self)
-        lower._adopt(self)
+        lower._copy_usage(self)
+        lower._take_children(self)
         self.children = {lower.key[:width]: lower}
         self.num_device_children = int(not self.on_host)
         self.key = self.key[:cut]
@@ -128,15 +128,15 @@ class Node:
         self.key += child.key
         self.pages += child.pages
         self.hashes += child.hashes
-        self._adopt(child)
+        self._take_children(child)
         child.parent = None
 
-    def _stand_beside(self, other: Node) -> None:
+    def _copy_usage(self, other: Node) -> None:
         self.locks = other.locks
         self.last_use, self.weight, self.rank = other.last_use, other.weight, other.rank
         self.on_host = other.on_host
 
-    def _adopt(self, other: Node) -> None:
+    def _take_children(self, other: Node) -> None:
         self.children, other.children = other.children, {}
         self.num_device_children = other.num_device_children
         for child in self.children.values():

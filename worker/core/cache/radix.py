@@ -52,8 +52,8 @@ class RadixTree:
         self._num_nodes = 0
         self._serial = 0
         self._host = host
-        self._leaves = Leaves(_may_leave_device)
-        self._host_leaves = Leaves(_may_leave_host)
+        self._leaves = Leaves(_can_leave_device)
+        self._host_leaves = Leaves(_can_leave_host)
         self._events: list[BlockEvent] = []
 
     @property
@@ -402,9 +402,9 @@ def _chain_before(parent: Node) -> int | None:
     return None if parent.is_root else parent.hashes[-1]
 
 
-def _may_leave_device(node: Node) -> bool:
+def _can_leave_device(node: Node) -> bool:
     return not node.locks and not node.on_host and not node.num_device_children
 
 
-def _may_leave_host(node: Node) -> bool:
+def _can_leave_host(node: Node) -> bool:
     return not node.locks and node.on_host and not node.children

@@ -86,7 +86,7 @@ class SnapshotPool:
             self._rolling.add(page)
         return True
 
-    def give_up(self, page: int) -> None:
+    def drop_rolling(self, page: int) -> None:
         """Frees the snapshot of a page whose lease has a later one, unless another request uses it
         or has continued from it."""
         snapshot = self._of_page.get(page)

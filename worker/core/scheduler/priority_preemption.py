@@ -66,7 +66,7 @@ class PriorityPreemption:
             for request in self._running
             if request.level <= max_level
             and request.request_id not in spared
-            and _may_give_way(request)
+            and _is_preemptible(request)
         ]
         found.sort(key=lambda r: (r.level, self._resume_cost(r, loses_pages), -r.arrival))
         return found
@@ -86,7 +86,7 @@ class PriorityPreemption:
         return self._cache.num_held_alone(victim.lease) + kept
 
 
-def _may_give_way(request: Request) -> bool:
+def _is_preemptible(request: Request) -> bool:
     if not request.preemption.count:
         return True
     progress = len(request.token_ids) - request.preemption.resumed_at

@@ -91,11 +91,11 @@ class GrammarCompiler:
             CompilerFailure: the process failed.
         """
         job = msgspec.msgpack.encode(Job(params, self.seconds))
-        answer = self._ask(job)
+        answer = self._run_job(job)
         if _was_killed(answer):
-            answer = self._ask(job)
+            answer = self._run_job(job)
         if isinstance(answer, int):
-            raise self._loss(params.kind, answer)
+            raise self._failure(params.kind, answer)
         verdict = msgspec.msgpack.decode(answer, type=Verdict)
         if verdict.problem is not None:
             raise (GrammarError if verdict.is_final else GrammarTooHeavy)(
@@ -108,7 +108,7 @@ class GrammarCompiler:
         self._closed = True
         self._kill()
 
-    def _ask(self, job: bytes) -> bytes | int:
+    def _run_job(self, job: bytes) -> bytes | int:
         """Answer of the process, or its exit code if it exited without one."""
         process = self._ready_process()
         deadline = time.monotonic() + self.seconds * STARVED
@@ -131,7 +131,7 @@ class GrammarCompiler:
         self._start()
         return code
 
-    def _loss(self, kind: str, code: int) -> GrammarError | CompilerFailure:
+    def _failure(self, kind: str, code: int) -> GrammarError | CompilerFailure:
         """Exception for a process that exited with this code."""
         if _was_killed(code):
             return CompilerFailure("the compiling process was killed, twice")

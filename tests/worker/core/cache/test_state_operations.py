@@ -290,7 +290,7 @@ def test_snapshots_being_loaded_are_not_evicted() -> None:
     second = pool.take()
     assert second not in (None, first)
     assert pool.take() is None
-    pool.give_up(7)
+    pool.drop_rolling(7)
     assert pool.take_loads(1) == [StateLoad(3, first)]
     assert pool.take() is None
     pool.complete(1)

@@ -20,7 +20,7 @@ from worker.plan.plan import DraftRow, PlannedRow, Row, StepResult
 from worker.protocol.messages import StepShape, Submit
 from worker.protocol.sampling import SamplingParams
 
-MOST = 8
+MAX_DRAFTS = 8
 LEASE = Lease(slot=0, pages=[], node=None, num_cached_pages=0)
 
 
@@ -69,13 +69,13 @@ class World:
         is_open = gate is not None and gate.is_open
         allowed = [gate.num_drafts(request) if is_open else 0 for request in self.requests]
         drafted, drawn, draft_ms = [], [], 0.0
-        for request, most in zip(self.requests, allowed, strict=True):
+        for request, limit in zip(self.requests, allowed, strict=True):
             num_drafts, num_right = self.draft(
-                min(most, self.left[request.request_id] - 1), threshold
+                min(limit, self.left[request.request_id] - 1), threshold
             )
             drafted.append(num_drafts)
             drawn.append(num_right + 1)
-            if most:
+            if limit:
                 is_first = request.speculation is None or not request.speculation.has_drafted
                 draft_ms += self.look_ms + is_first * self.start_ms
         step_ms = self.base_ms + self.row_ms * self.running + self.draft_ms * sum(drafted)
@@ -86,10 +86,10 @@ class World:
         self.num_drafts += sum(drafted)
         if gate is not None:
             rows = [
-                InFlightRow(row(most), request, LEASE)
-                for request, most in zip(self.requests, allowed, strict=True)
+                InFlightRow(row(limit), request, LEASE)
+                for request, limit in zip(self.requests, allowed, strict=True)
             ]
-            drafting = [place for place, most in enumerate(allowed) if most]
+            drafting = [place for place, limit in enumerate(allowed) if limit]
             result = StepResult(
                 seq=self.num_steps,
                 token_ids=[5] * sum(drawn),
@@ -97,28 +97,28 @@ class World:
                 drafted=[drafted[place] for place in drafting] or None,
                 drawn=[drawn[place] for place in drafting] or None,
             )
-            self.tell(gate, in_flight(self.num_steps, rows), result)
+            self.report(gate, in_flight(self.num_steps, rows), result)
         for request, count in zip(self.requests, drawn, strict=True):
             self.left[request.request_id] -= count
         self.requests = [one for one in self.requests if self.left[one.request_id] > 0]
 
-    def tell(self, gate: SpeculationGate, step: StepInFlight, result: StepResult) -> None:
+    def report(self, gate: SpeculationGate, step: StepInFlight, result: StepResult) -> None:
         """Reports a result as the scheduler does."""
         shape, elapsed_ms = step.measured(result)
         self.forecast.observe(shape, elapsed_ms / 1e3)
         gate.observe(step, result, step.counts(result), shape)
 
-    def draft(self, most: int, threshold: float) -> tuple[int, int]:
+    def draft(self, max_drafts: int, threshold: float) -> tuple[int, int]:
         """Drafts of one row, and how many of them are right."""
         reach, num_right, all_right = 1.0, 0, True
-        for number in range(most):
+        for number in range(max_drafts):
             share = self.likelihood(self.rng, self.now_ms)
             reach *= share
             if self.is_calibrated and reach < threshold:
                 return number, num_right
             all_right &= self.rng.random() < share
             num_right += all_right
-        return most, num_right
+        return max_drafts, num_right
 
 
 def row(num_drafts: int) -> Row:
@@ -142,9 +142,14 @@ def make_request(request_id: str) -> Request:
     return Request(submit, arrival=1, arrived_s=0.0, max_total_tokens=99, eos_token_ids=())
 
 
-def make_gate(*, most: int = MOST, adaptive: bool = True, stops: bool = True) -> SpeculationGate:
+def make_gate(
+    *, max_drafts: int = MAX_DRAFTS, adaptive: bool = True, stops: bool = True
+) -> SpeculationGate:
     config = EngineConfig(
-        model="any", num_speculative_tokens=most, max_num_seqs=999, speculative_adaptive=adaptive
+        model="any",
+        num_speculative_tokens=max_drafts,
+        max_num_seqs=999,
+        speculative_adaptive=adaptive,
     )
     return SpeculationGate(config, stops_itself=stops)
 
@@ -163,7 +168,10 @@ def test_profitable_drafts_match_the_best_fixed_number(is_calibrated: bool) -> N
     def world() -> World:
         return World(often, is_calibrated=is_calibrated)
 
-    fixed = [world().run(make_gate(most=most, adaptive=False), 6000) for most in range(1, MOST + 1)]
+    fixed = [
+        world().run(make_gate(max_drafts=limit, adaptive=False), 6000)
+        for limit in range(1, MAX_DRAFTS + 1)
+    ]
     plain = world().run(None, 6000)
     gate, own = make_gate(stops=is_calibrated), world()
     own.run(gate, 500)
@@ -232,11 +240,11 @@ def test_a_row_after_the_end_of_its_request_has_no_effect_on_costs() -> None:
         world.run(gate, 300)
     request = make_request("ended")
     for _ in range(50):
-        one = InFlightRow(row(MOST), request, LEASE)
+        one = InFlightRow(row(MAX_DRAFTS), request, LEASE)
         worlds[0].num_steps += 1
         seq = worlds[0].num_steps
         result = StepResult(seq=seq, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
-        worlds[0].tell(gates[0], in_flight(seq, [one]), result)
+        worlds[0].report(gates[0], in_flight(seq, [one]), result)
     thresholds = [
         gate.begin_step(1, 1, 0.0, world.forecast.costs)
         for gate, world in zip(gates, worlds, strict=True)

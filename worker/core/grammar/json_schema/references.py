@@ -46,7 +46,7 @@ class References:
         while pending:
             node, base = pending.pop()
             if isinstance(node, dict):
-                base = self._note(node, base)
+                base = self._register(node, base)
                 self._schemas.append(node)
                 pending += [(part, base) for part in _subschemas(node)]
 
@@ -107,7 +107,7 @@ class References:
                     parts.append(self.find(node, name))
         return [part for part in parts if isinstance(part, dict)]
 
-    def _note(self, node: dict[str, Json], base: str) -> str:
+    def _register(self, node: dict[str, Json], base: str) -> str:
         """Records a schema's address and anchors; returns the address of its resource."""
         identifier = node.get("$id")
         if isinstance(identifier, str) and not identifier.startswith("#"):
