@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.workers import WORKERS, WorkerSet
 from router.channel import WorkerLink
-from worker.protocol.frames import SocketOffer, pulse_key
+from worker.protocol.frames import SocketOffer, heartbeat_key
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,8 @@ class RayTransport:
 
 
 def _read_pulse(worker_id: str) -> bytes | None:
-    value: bytes | None = internal_kv._internal_kv_get(pulse_key(worker_id), namespace="rayfleet")
+    key = heartbeat_key(worker_id)
+    value: bytes | None = internal_kv._internal_kv_get(key, namespace="rayfleet")
     return value
 
 

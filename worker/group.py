@@ -1,7 +1,7 @@
-"""One worker group on Ray: the replica that owns the frontend, and the actors that are its ranks.
+"""Worker group on Ray: the replica with the frontend, and the rank actors.
 
-The only Ray in `worker/`. `cluster/app.py` wraps `WorkerGroup` as a Serve deployment whose
-placement group has one bundle per rank; the replica itself sits in the first.
+The only use of Ray in `worker/`. `cluster/app.py` wraps `WorkerGroup` as a Serve deployment whose
+placement group has one bundle per rank; the replica itself is in the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from worker.config import EngineConfig
 from worker.front.attach import AttachServer
-from worker.front.pulse import Pulse
+from worker.front.event_loop_monitor import EventLoopMonitor
 from worker.front.server import WorkerFrontend
 from worker.front.traces import WorkerTraces
 from worker.memory import freeze_gc, trim_regularly
@@ -36,7 +36,7 @@ from worker.metrics.rank import RankOwner, belong_to
 from worker.models.config.model_config import load_model_config
 from worker.plan.rendezvous import Rendezvous, published
 from worker.protocol.exposition import render
-from worker.protocol.frames import SocketOffer, pulse_key
+from worker.protocol.frames import SocketOffer, heartbeat_key
 from worker.protocol.log import log_as
 from worker.protocol.retry import RemoteFailure, StartReport, may_heal, until_started
 from worker.protocol.tracing import create_tracing
@@ -44,20 +44,20 @@ from worker.protocol.tracing import create_tracing
 logger = logging.getLogger(__name__)
 
 CPUS_PER_RANK = 0.1
-"""Share of a core that Ray reserves per rank on CPU; compute threads are set in EngineConfig."""
+"""Fraction of a core reserved in Ray per rank on CPU; compute threads are set in EngineConfig."""
 MAX_FAILED_REBUILDS = 3
-"""Rebuilds that fail in a row before the replica reports itself unhealthy, and Serve starts
-another."""
+"""Consecutive failed rebuilds after which the replica reports itself unhealthy, so that Serve
+replaces it."""
 _RENDEZVOUS_POLL_S = 0.02
 LAST_WORDS_S = 1.0
-"""Seconds that the other ranks have to report an error once a first rank has ended."""
+"""Seconds for the other ranks to report errors after a rank has exited."""
 
 
 class RankActor:
-    """One rank of a group: a process of its own, so that a crash in it takes no streams along."""
+    """One rank of a group, in a separate process, so that its crash does not affect streams."""
 
     def node(self) -> tuple[str, str]:
-        """Id and address of the node that this process is on."""
+        """Id and address of the node of this process."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def belong_to(self, model_name: str, worker_id: str) -> None:
@@ -65,16 +65,16 @@ class RankActor:
         belong_to(RankOwner(model_name, worker_id, metrics_directory()))
 
     def lead(self, config: EngineConfig, directory: str, host: str = "") -> None:
-        """Runs rank 0; blocks for as long as it lives.
+        """Runs rank 0; blocks until it exits.
 
-        On CPU it is the scheduler alone: its step runs in a child process of this one. `host` is
-        this node's address where other ranks are on other nodes.
+        On CPU, this process only runs the scheduler, and a child process the step. `host` is this
+        node's address if other ranks are on other nodes.
 
         Raises:
-            Exception: whatever ended the rank.
+            Exception: the error that ended the rank.
         """
         log_as("rank 0")
-        # Imported here: the driver and the replica load this module, and need no engine.
+        # Imported here, since the driver and the replica import this module but need no engine.
         from worker.core.loop import serve_engine
 
         serve_engine(config, directory, host)
@@ -82,8 +82,7 @@ class RankActor:
     def follow(
         self, rank: int, config: EngineConfig, directory: str, rendezvous: Rendezvous | None = None
     ) -> None:
-        """Runs a rank from 1 on; blocks for as long as it lives. Raises Exception as `lead`
-        does."""
+        """Runs rank 1 or up; blocks until it exits. Raises Exception as `lead`."""
         log_as(f"rank {rank}")
         from worker.rank.main import run_rank
 
@@ -91,9 +90,9 @@ class RankActor:
 
 
 class WorkerGroup:
-    """Serves one copy of a model; lives as long as its replica, through many rank groups."""
+    """Serves one copy of a model while its replica exists, with a sequence of rank groups."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # awaited by Serve
         self,
         config: EngineConfig,
         model_name: str = "",
@@ -103,19 +102,19 @@ class WorkerGroup:
         startup_retry_s: float = 0.0,
         report: StartReport = lambda delay: None,
     ) -> None:
-        """Loads the model on all ranks; a start that fails is tried again where that may help.
+        """Loads the model on all ranks; a failed start is retried if that may help.
 
         Args:
             config: the engine configuration of each rank.
-            model_name: the name under which clients know the model; empty takes `config.model`.
-            metrics: where this node's metrics are read.
-            traces_endpoint: URL that takes spans; empty leaves it to OpenTelemetry's variables.
-            startup_retry_s: seconds within which another try may begin, inf for ever.
+            model_name: model name for clients; empty for `config.model`.
+            metrics: where to serve this node's metrics.
+            traces_endpoint: URL to export spans to; empty to use OpenTelemetry's variables.
+            startup_retry_s: seconds within which retries may begin, inf for no limit.
             report: called with the reason whenever a start is delayed.
 
         Raises:
-            RemoteFailure: a rank failed; the message ends with the root cause.
-            ValueError: the checkpoint cannot be served, or cannot be had.
+            RemoteFailure: a rank failed; the last line of the message is the root cause.
+            ValueError: the checkpoint is unsupported or unavailable.
         """
         self.config = config
         worker_id = serve.get_replica_context().replica_id.unique_id
@@ -123,9 +122,9 @@ class WorkerGroup:
         directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY", "/tmp")
         tracing = create_tracing(f"worker {worker_id}", traces_endpoint)
         traces = None if tracing is None else WorkerTraces(tracing, worker_id)
-        self._pulse = Pulse(partial(_publish, worker_id))
+        self._loop_monitor = EventLoopMonitor(partial(_publish, worker_id))
         self.front = WorkerFrontend(
-            worker_id, directory, traces, config.step_timeout_s, self._pulse
+            worker_id, directory, traces, config.step_timeout_s, self._loop_monitor
         )
         self._model_name = model_name or config.model
         self._vllm_names = metrics is not None and metrics.vllm_names
@@ -141,7 +140,7 @@ class WorkerGroup:
             until_started(self._build, retry_s=startup_retry_s, report=report)
         )
         ranks = await self._starting
-        self._pulse.start()
+        self._loop_monitor.start()
         await self._server.open()
         self._supervisor = asyncio.create_task(self._supervise(ranks))
         freeze_gc()
@@ -152,14 +151,14 @@ class WorkerGroup:
     ) -> AsyncIterator[bytes]:
         """Yields a SocketOffer, then the gateway's stream of WorkerItems, both as msgpack.
 
-        A gateway whose `node_id` is this node's is offered the socket in place of the items.
-        `worker_id` is not read: the handle has chosen this replica by it.
+        A gateway on this node (`node_id`) is offered the socket in place of the items. `worker_id`
+        is unused here: the handle has selected this replica by it.
         """
         path = self._socket_for(node_id)
         yield msgspec.msgpack.encode(SocketOffer(path))
         if path is not None:
-            # HAZARD: Serve ends a replica that is to go as soon as no call to it is open: this
-            # one stays for as long as the gateway needs the socket.
+            # HAZARD: Serve stops a draining replica once it has no open calls: this one stays open
+            # for as long as the gateway needs the socket.
             await self._server.wait_closed()
             return
         async with aclosing(self.front.attach(gateway_id)) as items:  # type: ignore[type-var]
@@ -167,15 +166,15 @@ class WorkerGroup:
                 yield item
 
     async def submit(self, payload: bytes, worker_id: str) -> bytes:
-        """Takes a SubmitBatch, returns the SubmitReply. `worker_id` is as in `attach`."""
+        """Handles a SubmitBatch, returns the SubmitReply. `worker_id` is as in `attach`."""
         return await self.front.submit(payload)
 
     async def hello(self) -> bytes:
-        """Does nothing: a handle starts its request router with its first call."""
+        """No-op: a handle starts its request router with its first call."""
         return b""
 
     async def check_health(self) -> None:
-        """Health check that Serve calls periodically.
+        """Health check, called periodically by Serve.
 
         Raises:
             RuntimeError: the rank group cannot be rebuilt here.
@@ -184,18 +183,18 @@ class WorkerGroup:
             raise RuntimeError(self._broken)
 
     async def __del__(self) -> None:
-        """Called by Serve before the replica ends: the ranks go first, as no failure."""
+        """Called by Serve before the replica exits; stops the ranks, so that they do not fail."""
         self._starting.cancel()
         if self._supervisor is not None:
             self._supervisor.cancel()
         await self._stop_ranks()
-        self._pulse.close()
+        self._loop_monitor.close()
         self.front.close()
         self._server.close()
         self._metrics.close()
 
     def _render(self, content_type: str) -> bytes:
-        """The worker's own metrics."""
+        """Metrics of the worker."""
         front = self.front
         view = WorkerView(
             self._model_name, front.worker_id, front.epoch, front.info, front.load, front.latency
@@ -203,7 +202,7 @@ class WorkerGroup:
         return render(worker_metrics(view, vllm_names=self._vllm_names), content_type)
 
     def _socket_for(self, node_id: str) -> str | None:
-        """Path of the socket for a gateway on that node; None if it is not this node."""
+        """Path of the socket for a gateway on that node; None if it is another node."""
         if node_id != ray.get_runtime_context().get_node_id():
             return None
         return self._server.path
@@ -213,7 +212,7 @@ class WorkerGroup:
         on_cuda = self.config.device == "cuda"
         placement_group = get_current_placement_group()
         for rank in range(self.config.tensor_parallel_size):
-            # The class's name is the process's title: `ray::Rank1:WORKER.follow`.
+            # The class name is part of the process title: `ray::Rank1:WORKER.follow`.
             titled = type(f"Rank{rank}:{self.front.worker_id}", (RankActor,), {})
             actor_class = ray.remote(titled).options(
                 num_cpus=0 if on_cuda else CPUS_PER_RANK,
@@ -224,7 +223,7 @@ class WorkerGroup:
                 ),
             )
             actor = actor_class.remote()
-            # An actor does what it is asked for in order: this comes before its long life.
+            # An actor runs its calls in order: this one is before the long-running one.
             actor.belong_to.remote(self._model_name, self.front.worker_id)
             self._actors.append(actor)
         actors = tuple(self._actors)
@@ -235,7 +234,7 @@ class WorkerGroup:
         ]
 
     async def _stop_ranks(self) -> None:
-        """Ends all ranks at once; they hold nothing that outlives them."""
+        """Stops all ranks immediately; they have no resources that outlive them."""
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         self._actors.clear()
@@ -243,7 +242,7 @@ class WorkerGroup:
     async def _fetch(self) -> float:
         """Downloads the checkpoints to this node before any rank is started; returns the seconds.
 
-        Ranks on other nodes download theirs by themselves.
+        Ranks on other nodes download them separately.
         """
         began = time.monotonic()
         await asyncio.to_thread(_fetch_checkpoints, self.config)
@@ -257,7 +256,7 @@ class WorkerGroup:
         try:
             await asyncio.wait({ready, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                reason, heals = await ranks.why(), ranks.heal
+                reason, heals = await ranks.failure_reason(), ranks.may_heal
                 self.front.engine_lost(reason)
                 await self._stop_ranks()
                 message = f"the worker group failed to start: {reason}"
@@ -265,19 +264,19 @@ class WorkerGroup:
             phases = ready.result().startup
             phases["download"] = phases.get("download", 0.0) + fetch_s
             took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in phases.items())
-            logger.info("worker group is ready: %s", took)
+            logger.info("worker group ready: %s", took)
         finally:
             ready.cancel()
         return ranks
 
     async def _supervise(self, ranks: _Ranks) -> None:
-        """Replaces the rank group whenever one of its ranks ends."""
+        """Replaces the rank group whenever one of its ranks exits."""
         while True:
             broken = asyncio.ensure_future(self.front.wait_broken())
             await asyncio.wait({broken, *ranks.tasks}, return_when=asyncio.FIRST_COMPLETED)
-            reason = broken.result() if broken.done() else await ranks.why()
+            reason = broken.result() if broken.done() else await ranks.failure_reason()
             broken.cancel()
-            logger.error("worker group lost, rebuilding: %s", reason)
+            logger.error("worker group failed, rebuilding: %s", reason)
             self.front.engine_lost(reason)
             await self._stop_ranks()
             rebuilt = await self._rebuild()
@@ -297,7 +296,7 @@ class WorkerGroup:
 
 
 def metrics_directory() -> str:
-    """Folder with the sockets on which processes of this node and cluster ask for metrics."""
+    """Folder for the metrics sockets of this node's processes in this cluster."""
     directory = os.environ.get("RAYFLEET_RUNTIME_DIRECTORY")
     if directory is not None:
         return f"{directory}/metrics"
@@ -305,32 +304,34 @@ def metrics_directory() -> str:
 
 
 def _publish(worker_id: str, value: bytes) -> None:
-    """Publishes a sign of life in Ray's key-value store, which gateways on all nodes read."""
-    internal_kv._internal_kv_put(pulse_key(worker_id), value, overwrite=True, namespace="rayfleet")
+    """Publishes a heartbeat in Ray's key-value store, which gateways on all nodes read."""
+    internal_kv._internal_kv_put(
+        heartbeat_key(worker_id), value, overwrite=True, namespace="rayfleet"
+    )
 
 
 class _Ranks:
-    """The running ranks of one epoch."""
+    """Running ranks of one epoch."""
 
     def __init__(self, ranks: Sequence[Coroutine[Any, Any, None]]) -> None:
         self.tasks = [asyncio.ensure_future(rank) for rank in ranks]
 
     @property
-    def heal(self) -> bool:
-        """Whether ranks that replace those that have ended may succeed where these failed.
+    def may_heal(self) -> bool:
+        """Whether a restart of failed ranks may succeed.
 
-        If one was killed they may: the errors of the others only follow from its absence.
+        It may if a rank was killed: the errors of the others are only a consequence.
         """
         ended = [task.exception() for task in self.tasks if task.done() and not task.cancelled()]
         if any(error is None or isinstance(error, RayActorError) for error in ended):
             return True
         return all(may_heal(_cause(error)) for error in ended if error is not None)
 
-    async def why(self) -> str:
-        """Waits for the errors of ranks after one has ended; the likeliest root cause comes last.
+    async def failure_reason(self) -> str:
+        """Waits for the errors of ranks after one has exited; the most likely root cause is last.
 
         A killed rank leaves no error, and the others then fail in their next collective operation:
-        their errors come first, and ranks that ended without one after them.
+        their errors come first, and ranks that exited without an error after them.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
@@ -341,17 +342,17 @@ class _Ranks:
                 continue
             error = task.exception()
             if error is None or isinstance(error, RayActorError):
-                silent.append(f"rank {rank} died without a word (killed, or out of memory)")
+                silent.append(f"rank {rank} exited without an error (killed, or out of memory)")
             else:
                 words.append(_root_cause(error))
-        # Rank 0 sees all others: its account is the fullest one.
+        # Rank 0 is connected to all others, so its error is the most complete.
         return "\n".join([*reversed(words), *silent])
 
 
 async def _common_host(actors: Sequence[Any]) -> str:
-    """Rank 0's address where the ranks are on several nodes, else empty.
+    """Rank 0's address if the ranks are on several nodes, else empty.
 
-    Waits until all have a place: one may have to wait for a node that has yet to join.
+    Waits until all are scheduled, which may take until another node has joined the cluster.
     """
     if len(actors) == 1:
         return ""
@@ -362,7 +363,7 @@ async def _common_host(actors: Sequence[Any]) -> str:
 async def _run_rank(
     rank: int, actor: Any, config: EngineConfig, directory: str, host: asyncio.Future[str]
 ) -> None:
-    """Runs a rank in its actor; returns, or raises, when the rank ends."""
+    """Runs a rank in its actor; returns, or raises, when the rank exits."""
     address = await asyncio.shield(host)
     if rank == 0:
         await actor.lead.remote(config, directory, address)
@@ -374,7 +375,7 @@ async def _run_rank(
 
 
 def _fetch_checkpoints(config: EngineConfig) -> None:
-    """Downloads what is on the Hub, and refuses what no rank could load. Raises ValueError."""
+    """Downloads checkpoints from the Hub, rejecting unsupported ones. Raises ValueError."""
     load_model_config(config.checkpoint, weights=config.load_format != "dummy")
     if config.speculative_method == "draft":
         load_model_config(config.draft_checkpoint, weights=config.load_format != "dummy")

@@ -47,7 +47,7 @@ __all__ = [
 
 
 class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already."""
+    """A tokenized prompt."""
 
     prompt_token_ids: list[int]
 
@@ -55,17 +55,17 @@ class TokensPrompt(TypedDict):
 Prompt = str | TokensPrompt
 
 _COMPILE_S = 30.0
-"""Processor time to compile one grammar, in seconds; no other client waits meanwhile."""
+"""CPU time limit for compiling a grammar in seconds; no other client is waiting."""
 _MAX_GRAMMARS = 256
-"""Compiled grammars that the engine keeps; a call that finds so many drops all of them."""
+"""Maximum number of compiled grammars in the engine, beyond which all of them are dropped."""
 
 _GATEWAY = ""
-"""Gateway id of all requests: the only receiver of reports is this process."""
+"""Gateway id of all requests, since this process is the only receiver of reports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
-    """A prompt with its choices, each of which is a request of its own."""
+    """A prompt and its choices, each of which is a separate request."""
 
     index: int
     prompt: Prompt
@@ -77,13 +77,13 @@ class _Pending:
         return all(choice.finished for choice in self.choices)
 
 
-class _Open(NamedTuple):
-    """A choice that has not finished, and where the call that it belongs to sees it grow."""
+class _OpenChoice(NamedTuple):
+    """An unfinished choice, and the prompts of its call with new output."""
 
     item: _Pending
     choice: ChoiceState
     grown: dict[int, _Pending]
-    """Prompts of that call with output that it has not yielded yet, by index."""
+    """Prompts of that call with output that was not yielded yet, by index."""
 
 
 class LLM:
@@ -91,23 +91,23 @@ class LLM:
 
     Args:
         model: checkpoint folder or Hub repository.
-        tokenizer: folder or repository of another tokenizer than the model's own.
+        tokenizer: folder or repository of a tokenizer that replaces the model's.
         engine_options: fields of EngineConfig.
 
     Raises:
-        ValueError: an option is wrong, or the Hub does not give the model; the message names it.
-        RankFailure: a rank could not start; the root cause is in the message.
+        ValueError: an option is invalid, or the Hub does not have the model; the message names it.
+        RankFailure: a rank failed to start; the root cause is in the message.
     """
 
     def __init__(self, model: str, *, tokenizer: str | None = None, **engine_options: Any) -> None:
-        # The caller waits for all it asks for: nothing is turned away.
+        # The caller waits for all of its requests: nothing is rejected.
         engine_options = {"max_queued_requests": 0, **engine_options}
         self.config = pinned(EngineConfig(model=model, tokenizer=tokenizer or "", **engine_options))
         self._tokenizer: Tokenizer | None = None
         self._ids = itertools.count()
         directory = tempfile.mkdtemp(prefix="rf-")
         executor = create_executor(self.config, directory, spawn_peers=True)
-        # Ends the rank processes also when the owner forgets to, or fails half-way through here.
+        # Also stops the rank processes if the owner never calls close(), or if this fails halfway.
         self._finalizer = weakref.finalize(self, _release, executor, directory)
         try:
             info = executor.start()
@@ -118,13 +118,13 @@ class LLM:
         self._core = EngineCore(self.config, info, executor, time.monotonic)
         self._compiler = GrammarCompiler(setting_of(info), _COMPILE_S)
         self._grammars: dict[str, None] = {}
-        """Keys of the compiled grammars that the engine has."""
-        self._open: dict[str, _Open] = {}
-        """Unfinished choices by request id, of all calls: streams may be read by turns."""
+        """Keys of the compiled grammars in the engine."""
+        self._open: dict[str, _OpenChoice] = {}
+        """Unfinished choices of all calls, by request id: streams may be read in turns."""
         weakref.finalize(self, self._compiler.close)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, loaded on first use: token prompts without text need none."""
+        """The model's tokenizer, loaded on first use: tokenized prompts without text need none."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self.config.tokenizer_checkpoint)
         return self._tokenizer
@@ -136,16 +136,17 @@ class LLM:
         *,
         detokenize: bool = True,
     ) -> list[RequestOutput]:
-        """Completes all prompts, batched, and returns them in the order given.
+        """Completes all prompts in batches, and returns the outputs in order.
 
         Args:
             prompts: texts, or `{"prompt_token_ids": [...]}`.
-            sampling_params: one for all, or one per prompt; None takes the defaults.
-            detokenize: False leaves texts empty (needs no tokenizer; stop strings do not work).
+            sampling_params: one for all, or one per prompt; None uses the defaults.
+            detokenize: False leaves texts empty (needs no tokenizer; stop strings are not
+                supported).
 
         Raises:
             ValueError: a prompt can never fit; the message has the numbers.
-            RankFailure: a rank ended.
+            RankFailure: a rank exited.
         """
         batch = _as_list(prompts)
         outputs: dict[int, RequestOutput] = {}
@@ -157,15 +158,15 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Yields the growing output after each step that added to it.
+        """Yields the growing output after each step that adds to it.
 
-        Leaving the iterator early aborts the request. Raises as `generate` does.
+        Leaving the iterator early aborts the request. Raises the errors of `generate`.
         """
         for _, output in self._run([prompt], _spread(sampling_params, [prompt]), True):
             yield output
 
     def close(self) -> None:
-        """Ends the rank processes and frees what they hold. Safe to call twice."""
+        """Stops the rank processes and frees their resources. Idempotent."""
         self._compiler.close()
         self._core.close()
         self._finalizer()
@@ -184,7 +185,7 @@ class LLM:
     def _run(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], detokenize: bool
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Submits everything, then steps; yields (prompt index, output) for each one that grew."""
+        """Submits everything, then steps; yields (prompt index, output) for each growing output."""
         if not self._finalizer.alive:
             raise ValueError("this LLM is closed")
         if len(self._grammars) >= _MAX_GRAMMARS:
@@ -195,40 +196,40 @@ class LLM:
             for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
         ]
         grown: dict[int, _Pending] = {}
-        own = {
-            choice.submit.request_id: _Open(item, choice, grown)
+        choices = {
+            choice.submit.request_id: _OpenChoice(item, choice, grown)
             for item in pending
             for choice in item.choices
         }
         num_left = len(pending)
         try:
-            self._open.update(own)
-            for opened in own.values():
+            self._open.update(choices)
+            for opened in choices.values():
                 self._core.add(opened.choice.submit)
             while num_left:
                 if not grown:
                     self._step()
                     continue
-                # One at a time: while the caller has it, other calls may let others grow.
+                # One at a time: while the caller uses it, other calls may run steps.
                 item = grown.pop(next(iter(grown)))
                 num_left -= item.finished
                 yield item.index, _assemble(item)
         except RankFailure:
-            self.close()  # what the other ranks hold is of no more use
+            self.close()  # the other ranks are of no more use
             raise
         finally:
-            self._abandon(own)
+            self._abandon(choices)
 
     def _step(self) -> None:
-        """Takes one step of the engine and gives its tokens to the calls that wait for them."""
+        """Runs a step of the engine and passes its tokens to the calls that wait for them."""
         if not self._finalizer.alive:
-            raise ValueError("this LLM was closed while it generated")
+            raise ValueError("this LLM was closed during generation")
         if not self._core.has_work():
             self._core.take_grammars(wait=True)
         for delta in self._core.step().deltas.get(_GATEWAY, ()):
             opened = self._open.get(delta.request_id)
             if opened is None:
-                continue  # a stop string ended it one step ago, or its call was left
+                continue  # it was ended by a stop string a step ago, or abandoned
             opened.choice.apply(delta)
             opened.grown[opened.item.index] = opened.item
             if opened.choice.finished:
@@ -247,8 +248,8 @@ class LLM:
         outside = [token for token in token_ids if not 0 <= token < vocab_size]
         if outside:
             raise ValueError(
-                f"prompt {index} holds token {outside[0]}, outside of the model's vocabulary "
-                f"of {vocab_size}"
+                f"prompt {index} has token id {outside[0]}, which is out of range: the vocabulary "
+                f"has {vocab_size} tokens"
             )
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         tokenizer = self.get_tokenizer() if detokenize else None
@@ -260,7 +261,7 @@ class LLM:
             sampling = sampling.amended(structured_outputs=None)
         num_choices = sampling.n
         first = sampling.amended(n=1)
-        # What is known of the prompt is the same for all choices.
+        # Prompt log-probabilities are the same for all choices.
         others = first.amended(prompt_logprobs=None)
         choices = []
         for choice in range(num_choices):
@@ -291,12 +292,14 @@ class LLM:
             self._grammars[key] = None
         return key
 
-    def _abandon(self, own: Iterable[str]) -> None:
-        """Aborts those of a call's requests that an exception or a left iterator leaves behind."""
-        left = [request_id for request_id in own if self._open.pop(request_id, None) is not None]
+    def _abandon(self, request_ids: Iterable[str]) -> None:
+        """Aborts requests left over after an exception or an abandoned iterator."""
+        left = [
+            request_id for request_id in request_ids if self._open.pop(request_id, None) is not None
+        ]
         for request_id in left:
             self._core.abort(Abort(request_id=request_id))
-        # Steps in flight hold their pages; where other calls are open, those take the steps.
+        # Steps in flight use their pages; if other calls are open, these run the steps.
         while left and not self._open and self._finalizer.alive and self._core.has_work():
             self._core.step()
 
@@ -325,7 +328,7 @@ def _spread(
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
     if len(params) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling_params")
+        raise ValueError(f"got {len(params)} sampling_params for {len(prompts)} prompts")
     return list(params)
 
 

@@ -1,4 +1,4 @@
-"""Memory of processes that must not pause: garbage collection, and what malloc keeps."""
+"""Memory settings of latency-critical processes: garbage collection and malloc."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Options of glibc's mallopt."""
 _THRESHOLDS = (700, 5, 500)
 """Thresholds of the garbage collector's generations; Python's are (700, 10, 10). Collections of
-young objects stay short and frequent. Full ones walk all live objects, some 230 per request: 120 ms
-beside 600 requests, every few seconds. They are made rare, since requests that end leave no cycles,
-which only full collections would find; tests check that."""
+young objects stay short and frequent. Full collections traverse all live objects, about 230 per
+request: 120 ms with 600 requests, every few seconds. They are made rare, since finished requests
+leave no cycles that only full collections would find, as tests verify."""
 _TRIM_S = 60.0
-"""Seconds between two trims: what a minute leaves is little beside what an hour leaves. A trim took
-8 to 18 ms where 15,000 blocks, 50 MiB, had just been freed and 1 ms where none had, and holds up no
-thread but one that allocates from the same arena."""
+"""Seconds between two trims: little memory accumulates in a minute. A trim took 8 to 18 ms after
+15,000 blocks (50 MiB) had been freed and 1 ms after none; it only blocks threads that allocate from
+the same arena."""
 
 
 def freeze_gc() -> None:
-    """Exempts all objects of a process that has started from garbage collection, and makes full
-    collections of later ones rare.
+    """Exempts all existing objects from garbage collection, and makes full collections rare.
 
-    Libraries and tokenizers are about a million objects that live as long as the process. To walk
-    them all took a busy gateway 90 to 130 ms every few seconds, in which no token left it and no
-    request reached a worker.
+    Libraries and tokenizers are about a million objects that live as long as the process.
+    Traversing them took a busy gateway 90 to 130 ms every few seconds, during which no tokens were
+    sent.
     """
     gc.collect()
     gc.freeze()
@@ -34,13 +33,13 @@ def freeze_gc() -> None:
 
 
 def keep_freed_memory(num_bytes: int) -> bool:
-    """Has malloc keep freed blocks of up to `num_bytes` each, and at most as many bytes per thread.
+    """Makes malloc keep freed blocks of up to `num_bytes` each, with the same limit per thread.
 
-    By default glibc adapts to what is allocated: after one body of 31 MiB, each thread that had one
-    keeps up to 62 MiB for good.
+    By default, glibc adapts to allocations: after one body of 31 MiB, each thread that had one
+    keeps up to 62 MiB forever.
 
     Returns:
-        Whether malloc took the setting, which only glibc on Linux has.
+        Whether malloc accepted the setting, which requires glibc on Linux.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -51,7 +50,7 @@ def keep_freed_memory(num_bytes: int) -> bool:
 
 
 def release_freed_memory() -> None:
-    """Gives freed blocks that malloc keeps back to the system; only glibc on Linux does so."""
+    """Returns freed memory kept by malloc to the system; requires glibc on Linux."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -59,12 +58,11 @@ def release_freed_memory() -> None:
 
 
 def trim_regularly(every_s: float = _TRIM_S) -> None:
-    """Gives freed memory back to the system periodically, on a thread that lives as long as the
-    process.
+    """Starts a thread that returns freed memory to the system periodically.
 
-    By itself malloc gives back only what lies above the last block in use. Under steady load, where
-    blocks of all sizes come and go, what it keeps below grows for an hour, while what is in use
-    stays as it is: in ten minutes of a worker's front from 4.4 to 5.4 MiB beside 29.0 in use.
+    By itself, malloc only returns memory above the last block in use. Under steady load with blocks
+    of all sizes, the memory below grows for an hour although the memory in use does not: in ten
+    minutes of a worker's frontend from 4.4 to 5.4 MiB, in addition to 29.0 in use.
     """
 
     never = threading.Event()

@@ -1,4 +1,4 @@
-"""Outputs of `LLM` in vLLM's shape, and how the engine's deltas add up to them."""
+"""Outputs of `LLM` in vLLM's format, built from the engine's deltas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Logprob:
 
     logprob: float
     rank: int
-    """Rank of the token in the vocabulary; 1 is the likeliest."""
+    """Rank of the token in the vocabulary; 1 is the most likely."""
     decoded_token: str | None
-    """Text of the token; None where detokenization is off."""
+    """Text of the token; None without detokenization."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,22 +26,22 @@ class CompletionOutput:
     """One completion of a prompt."""
 
     index: int
-    """Number of the choice, 0 to n - 1."""
+    """Index of the choice, 0 to n - 1."""
     text: str = ""
-    """Generated text; empty where detokenization is off."""
+    """Generated text; empty without detokenization."""
     token_ids: list[int] = field(default_factory=list)
-    """Generated tokens, the end or stop token that ended the completion included."""
+    """Generated tokens, including the end or stop token that ended the completion."""
     finish_reason: FinishReason | None = None
-    """Reason of the end; None while the completion runs."""
+    """Finish reason; None while the completion is running."""
     stop_reason: int | str | None = None
-    """Stop token or stop string that ended the completion; None where none did."""
+    """Stop token or stop string that ended the completion; None if none did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """A dict per generated token, by token id: the token itself, then the likeliest ones; None
-    unless asked for."""
+    """A dict per generated token, by token id: the token itself, then the most likely ones; None
+    unless requested."""
     cumulative_logprob: float | None = None
-    """Sum of the generated tokens' log-probabilities; None unless those are asked for."""
+    """Sum of the generated tokens' log-probabilities; None unless these are requested."""
     num_rounds: int = 0
-    """Block diffusion: passes that decided positions of the completion's blocks, else 0."""
+    """Block diffusion: passes that decoded positions of the completion's blocks, else 0."""
     num_forwards: int = 0
     """Block diffusion: all forward passes of the completion, else 0."""
 
@@ -52,23 +52,23 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """Text of the prompt; None where it was given as tokens."""
+    """Text of the prompt; None if it was given as tokens."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int
-    """Prompt tokens of the first choice that the prefix cache held."""
+    """Cached prompt tokens of the first choice."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """A dict per prompt token, as in `CompletionOutput.logprobs`, None for the first token, which
-    nothing predicts; None unless asked for."""
+    """A dict per prompt token, as in `CompletionOutput.logprobs`, and None for the first token;
+    None unless requested."""
 
 
 class ChoiceState:
-    """Applies the engine's deltas to one completion, text and stop strings included.
+    """Applies the engine's deltas to one completion, including text and stop strings.
 
     Args:
-        submit: the request as the engine has it.
-        index: which of the prompt's choices this is.
+        submit: the request as sent to the engine.
+        index: index of the choice.
         tokenizer: None leaves the text empty.
     """
 
@@ -99,7 +99,7 @@ class ChoiceState:
         return self.output.finish_reason is not None
 
     def apply(self, delta: TokenDelta) -> None:
-        """Takes one step's tokens. A stop string ends the completion before the engine does."""
+        """Applies one step's tokens. A stop string ends the completion before the engine does."""
         output = self.output
         output.token_ids.extend(delta.token_ids)
         output.num_rounds, output.num_forwards = delta.num_rounds, delta.num_forwards

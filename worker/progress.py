@@ -1,4 +1,4 @@
-"""Progress of a long start-up: a bar on a terminal, a log line every quarter elsewhere."""
+"""Progress of a long start-up: a bar on a terminal, otherwise a log line per quarter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 Advance = Callable[[int], None]
-"""Takes the amount that has been done since the last call."""
+"""Callback with the amount done since the last call."""
 
 
 @contextmanager
@@ -28,15 +28,15 @@ def progress(
     show: bool,
     are_bytes: bool = False,
 ) -> Iterator[Advance]:
-    """Shows progress on standard error while the block runs; nothing where `show` is False.
+    """Shows progress on standard error while the block runs; nothing if `show` is False.
 
     Args:
-        label: what is being done, such as "loading weights".
-        total: the amount to do.
-        amount: `total` in words, for log lines.
-        columns: what the terminal shows between the bar and the elapsed time.
-        show: whether to show anything.
-        are_bytes: whether amounts are bytes; log lines then have their rate.
+        label: description such as "loading weights".
+        total: total amount.
+        amount: `total` as text for log lines.
+        columns: columns of the terminal between the bar and the elapsed time.
+        show: whether to show progress.
+        are_bytes: whether amounts are bytes; log lines then include the rate.
     """
     if not show:
         yield lambda _amount: None
@@ -51,7 +51,7 @@ def progress(
 
 
 class _LoggedProgress:
-    """Says in the log when each quarter is done."""
+    """Logs when each quarter is done."""
 
     def __init__(self, label: str, total: int, amount: str, are_bytes: bool) -> None:
         self._label = label
@@ -67,5 +67,5 @@ class _LoggedProgress:
         if self._done * 4 // self._total > before:
             share = 100 * self._done // self._total
             rate = self._done / 1e9 / (time.perf_counter() - self._began)
-            told = f", {rate:.2f} GB/s" if self._are_bytes else ""
-            logger.info("%s: %d %% of %s%s", self._label, share, self._amount, told)
+            rate_text = f", {rate:.2f} GB/s" if self._are_bytes else ""
+            logger.info("%s: %d %% of %s%s", self._label, share, self._amount, rate_text)

@@ -148,7 +148,7 @@ def test_what_heals_serves_without_a_human_and_what_does_not_fails_with_the_reas
         # The folder of the late model is not there: none but the fragile one's rank can start.
         told.kill_a_starting_rank()
         told.until(lambda: bool(told.attempts(FRAGILE)), fails="rayfleet")
-        assert told.is_told(FRAGILE, "died without a word")
+        assert told.is_told(FRAGILE, "exited without an error")
 
         def both_have_tried_again() -> bool:
             return all(max(told.attempts(what), default=0) >= 2 for what in (LATE, "gateway"))

@@ -62,5 +62,5 @@ async def test_a_tokenizer_that_cannot_be_read_is_hopeless(
 ) -> None:
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(["no", "object"]))
-    with pytest.raises(ValueError, match="must hold a JSON object"):
+    with pytest.raises(ValueError, match="must contain a JSON object"):
         await gateway_of(tmp_path, math.inf).start()

@@ -47,7 +47,7 @@ async def test_another_chat_template_makes_the_prompt(rig: Any, tmp_path: Path, 
     ("options", "problem"),
     [
         ({"chat_template": "nowhere"}, "--chat-template: cannot read nowhere"),
-        ({"chat_template": "{% for %}"}, "does not parse"),
+        ({"chat_template": "{% for %}"}, "syntax error"),
         ({"generation_config": "/"}, "there is no generation_config"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whether a rank group that failed to start is worth another try, from how its ranks ended."""
+"""Whether a failed start of a rank group is retried, depending on how its ranks ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.protocol.retry import Unavailable
 
 
 def raised(cause: Exception) -> Exception:
-    """As Ray hands it on from another process."""
+    """An error as passed on by Ray from another process."""
     return RayTaskError("lead", "the traceback", cause)
 
 
@@ -42,8 +42,10 @@ KILLED = ActorDiedError()
         ([KILLED], True),
     ],
 )
-async def test_what_ended_ranks_tells(endings: list[Exception | None], heals: bool) -> None:
-    """None is a rank that still runs."""
+async def test_restarts_depend_on_how_ranks_ended(
+    endings: list[Exception | None], heals: bool
+) -> None:
+    """None is a rank that is still running."""
 
     async def end(error: Exception | None) -> None:
         if error is None:
@@ -54,12 +56,12 @@ async def test_what_ended_ranks_tells(endings: list[Exception | None], heals: bo
     ranks = _Ranks([end(error) for error in endings])
     await asyncio.wait(ranks.tasks, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(0)
-    assert ranks.heal == heals
+    assert ranks.may_heal == heals
     for task in ranks.tasks:
         task.cancel()
 
 
-def test_a_draft_model_names_no_files_of_others_either(tmp_path: Path) -> None:
+def test_a_draft_model_cannot_reference_other_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((DEMO / "config.json").read_bytes())
     index = {"weight_map": {"a": str(DEMO / "model.safetensors")}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,7 +1,7 @@
-"""A worker group's checkpoint comes from a Hub that is not well, and a gateway's tokenizer too.
+"""A worker group's checkpoint and a gateway's tokenizer are downloaded from a failing Hub.
 
-The Hub is a real server on loopback, the library that asks it is the real one, in a process of its
-own: HF_ENDPOINT and HF_HOME are read when it is imported.
+The Hub is a real server on loopback, and the client library the real one, in a separate process: it
+reads HF_ENDPOINT and HF_HOME on import.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def environment_of(hub: str, home: Path) -> dict[str, str]:
 
 
 def test_a_fleet_reads_the_commits_that_there_were_when_it_was_built(tmp_path: Path) -> None:
-    """However late a gateway or worker comes: tokenizer and weights belong together."""
+    """Independent of when a gateway or worker starts: tokenizer and weights belong together."""
     other, later = "1" * 40, "2" * 40
     with fake_hub({GOOD: DEMO}, failures=[]) as hub:
         hub.revisions["v1"] = other
@@ -132,15 +132,15 @@ def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     name = at_revision(str(tmp_path / "model"), "main")
     for read in (local_folder, load_tokenizer, resolve_checkpoint, commit_of):
-        with pytest.raises(ValueError, match="leave --revision out"):
+        with pytest.raises(ValueError, match="remove --revision"):
             read(name)
     assert commit_of(str(tmp_path)) == commit_of(str(tmp_path / "later")) == ""
-    assert commit_of(f"org/name@{COMMIT}") == COMMIT  # nobody is asked
+    assert commit_of(f"org/name@{COMMIT}") == COMMIT  # no request to the Hub
     with pytest.raises(ValueError, match="speculative_revision in --speculative-config"):
         EngineConfig(model="org/name", speculative_revision="main")
 
 
-def test_a_hub_that_is_not_well_is_asked_again_and_one_that_says_no_is_not(tmp_path: Path) -> None:
+def test_a_failing_hub_is_retried_and_a_refusal_is_not(tmp_path: Path) -> None:
     weightless = tmp_path / "weightless"
     weightless.mkdir()
     (weightless / "config.json").write_bytes((DEMO / "config.json").read_bytes())
@@ -152,9 +152,9 @@ def test_a_hub_that_is_not_well_is_asked_again_and_one_that_says_no_is_not(tmp_p
     assert ("500" in first, "503" in second, last) == (True, True, None)
     assert told[GOOD]["error"] == ""
     assert told[MISSPELT]["reports"] == told[WEIGHTLESS]["reports"] == []
-    assert f"{MISSPELT} is no folder here and the Hub does not give it" in told[MISSPELT]["error"]
+    assert f"{MISSPELT} is not a local folder and cannot be downloaded" in told[MISSPELT]["error"]
     assert "no *.safetensors" in told[WEIGHTLESS]["error"]
 
-    # Nothing listens there any more: the cache does.
+    # Nothing listens there any more, so the cache is used.
     [told] = run(START, hub.url, home, GOOD)
     assert told == {GOOD: {"error": "", "reports": []}}

@@ -1,4 +1,4 @@
-"""Offline use: the engine in processes of its own, text in and out, no Ray."""
+"""Offline use: the engine in separate processes, text in and out, no Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = {"device": "cpu", "cpu_threads": 1, "kv_cache_tokens": 4096}
 
 @pytest.fixture(scope="module")
 def llm(tiny_chat_model: Path) -> Iterator[LLM]:
-    with forking_ranks():  # those below that end are started as ever
+    with forking_ranks():  # ranks of other tests are started as usual
         llm = LLM(str(tiny_chat_model), **OPTIONS)
     with llm:
         yield llm
@@ -60,7 +60,7 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 5]
 
 
-def test_outputs_have_the_form_that_is_asked_for(llm: LLM) -> None:
+def test_outputs_match_structured_outputs(llm: LLM) -> None:
     forms = [
         StructuredOutputsParams(regex="[a-c]{2}-[0-9]{3}"),
         StructuredOutputsParams(choice=["yes", "no"]),
@@ -107,7 +107,7 @@ def test_leaving_a_stream_frees_its_request(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("num_inner", [4, 32])
-def test_a_stream_goes_on_where_other_calls_come_between(llm: LLM, num_inner: int) -> None:
+def test_a_stream_continues_between_other_calls(llm: LLM, num_inner: int) -> None:
     alone = llm.generate("a prompt of a few words", GREEDY)[0].outputs[0]
     stream = llm.stream("a prompt of a few words", GREEDY)
     assert len(next(stream).outputs[0].token_ids) == 1
@@ -143,19 +143,19 @@ def test_a_shared_prefix_is_cached(llm: LLM) -> None:
     assert output.num_cached_tokens == 192
 
 
-def test_what_can_never_fit_is_refused_with_the_numbers(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="3000 tokens, but this model takes at most 2047"):
+def test_requests_that_never_fit_are_rejected_with_numbers(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="3000 tokens, but this model accepts at most 2047"):
         llm.generate([{"prompt_token_ids": [5] * 3000}], GREEDY)
-    with pytest.raises(ValueError, match="outside of the model's vocabulary"):
+    with pytest.raises(ValueError, match="which is out of range"):
         llm.generate([{"prompt_token_ids": [10**6]}], GREEDY)
     assert llm.generate("still works", GREEDY)[0].finished
 
 
-def test_a_wrong_checkpoint_says_so_and_leaves_no_process(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_reported_and_leaves_no_process(tmp_path: Path) -> None:
     before = rank_processes()
     with forking_ranks(), pytest.raises(RankFailure, match="does not exist") as failure:
         LLM(str(tmp_path / "missing"), **OPTIONS)
-    assert failure.value.heals, "the folder may come"
+    assert failure.value.heals, "the folder may be created later"
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(RankFailure, match="cannot read") as failure:
@@ -172,7 +172,7 @@ def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None
     stream = llm.stream("killed", SamplingParams(max_tokens=2000, ignore_eos=True))
     next(stream)
     os.kill(mine[1], signal.SIGKILL)
-    with pytest.raises(RankFailure, match="was ended by SIGKILL") as failure:
+    with pytest.raises(RankFailure, match="was killed by SIGKILL") as failure:
         list(stream)
     assert failure.value.heals
     assert rank_processes() == before
@@ -180,7 +180,7 @@ def test_a_killed_rank_is_named_and_the_rest_ends(tiny_chat_model: Path) -> None
         llm.generate("more", GREEDY)
 
 
-def test_logprobs_come_in_vllms_shape(llm: LLM) -> None:
+def test_logprobs_have_vllms_format(llm: LLM) -> None:
     params = SamplingParams(
         n=2, seed=1, max_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=0
     )
@@ -222,5 +222,5 @@ def test_bad_words_and_biases_by_text(llm: LLM) -> None:
     assert set(llm.generate("words", only)[0].outputs[0].token_ids) <= {40, 41}
     biased = SamplingParams(max_tokens=4, ignore_eos=True, logit_bias={50: 1000.0})
     assert llm.generate("words", biased)[0].outputs[0].token_ids == [50] * 4
-    with pytest.raises(ValueError, match="logit_bias names token 100000"):
+    with pytest.raises(ValueError, match="logit_bias has token id 100000"):
         llm.generate("words", SamplingParams(logit_bias={100000: 1.0}))

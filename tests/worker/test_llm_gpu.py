@@ -36,7 +36,7 @@ def test_defaults_take_cuda_and_bf16(tiny_chat_model: Path, size: int) -> None:
     assert [len(tokens) for tokens in outputs] == [24] * len(PROMPTS)
 
 
-def test_a_seed_draws_the_same_tokens_again(tiny_chat_model: Path) -> None:
+def test_a_seed_reproduces_tokens(tiny_chat_model: Path) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=3, max_tokens=32, ignore_eos=True)
     with LLM(str(tiny_chat_model), kv_cache_tokens=4096, batch_invariant=True) as llm:
         first = llm.generate(PROMPTS, params)

@@ -1,4 +1,4 @@
-"""Outputs of `LLM`, added up from the engine's deltas."""
+"""Outputs of `LLM`, built from the engine's deltas."""
 
 from __future__ import annotations
 

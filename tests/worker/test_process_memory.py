@@ -9,8 +9,8 @@ import pytest
 from worker.memory import freeze_gc
 
 
-def test_collections_leave_alone_what_start_up_made() -> None:
-    # In a process of its own: it stays that way.
+def test_collections_skip_objects_of_start_up() -> None:
+    # In a separate process, since it cannot be undone.
     script = (
         "import gc, worker.memory\n"
         "kept = [[number] for number in range(100_000)]\n"
@@ -38,7 +38,7 @@ def test_it_may_be_called_again() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
-def test_what_large_bodies_took_is_given_back() -> None:
+def test_memory_of_large_bodies_is_released() -> None:
     script = (
         "import sys, msgspec, worker.memory\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -65,11 +65,11 @@ def test_what_large_bodies_took_is_given_back() -> None:
         for more in ([], ["bounded"])
     )
     assert bounded <= 3 * 4 + 4
-    assert usual > 4 * bounded, "without it there would be nothing to bound"
+    assert usual > 4 * bounded, "without the setting, memory would be kept"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
-def test_what_is_freed_between_blocks_in_use_is_given_back() -> None:
+def test_memory_between_used_blocks_is_released() -> None:
     script = (
         "import sys, time, worker.memory\n"
         "from pathlib import Path\n"

@@ -1,2 +1,1 @@
-"""Engine core: step loop, scheduler, cache, grammars and executors. No torch but in
-LocalExecutor."""
+"""Engine core: step loop, scheduler, cache, grammars, executors. Only LocalExecutor uses torch."""

@@ -1,4 +1,4 @@
-"""Acceptance records of drafts: per request, and over all requests per size of batch."""
+"""Acceptance statistics of drafts: per request, and over all requests by batch size."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from worker.protocol.messages import StepShape
 from worker.protocol.step_time import StepCosts
 
 REQUEST_ROWS = 20.0
-"""Memory of a request's record, in rows: acceptance varies much from row to row."""
+"""Window of a request's statistics in rows: acceptance varies much from row to row."""
 COMMON_ROWS, RARE_ROWS = 50.0, 10.0
-"""Memory of the records over all requests, in rows; each row of a kind that seldom drafts stands
-for more, as if the memory were the second."""
+"""Window of the statistics over all requests in rows; the second is for rows of a kind that rarely
+drafts, which count more."""
 PRIOR_DRAFTS, PRIOR_ROWS = 8.0, 2.0
-"""Weight of a request's priors: of the rate in drafts, about one row's, and of the gain in rows."""
+"""Weight of a request's priors: of the rate in drafts (about one row), of the gain in rows."""
 FIRST_GAIN = 0.5
-"""Prior gain of a row in tokens, before any has drafted: enough to try."""
+"""Prior of a row's gain in tokens, before any drafts: enough for a first attempt."""
 FIRST_WAIT, LONGEST_WAIT = 4, 512
-"""Steps before a request whose drafts were wrong tries again: at first, and at most."""
+"""Initial and maximum number of steps before a request whose drafts were rejected tries again."""
 
 
 class CommonGain:
-    """Running mean of the gain of rows that may draft, over all requests: tokens beyond the
-    cost."""
+    """Running mean, over all requests, of the gain (accepted tokens minus cost) of rows that may
+    draft."""
 
     __slots__ = ("mean", "variance")
 
@@ -31,7 +31,7 @@ class CommonGain:
         self.variance = 1.0
 
     def observe(self, gain: float, *, is_rare: bool) -> None:
-        """Takes one row's gain; `is_rare` where most rows like it were not tried."""
+        """Adds one row's gain; `is_rare` if most rows like it did not draft."""
         weight = 1.0 / (RARE_ROWS if is_rare else COMMON_ROWS)
         difference = gain - self.mean
         self.mean += weight * difference
@@ -39,41 +39,41 @@ class CommonGain:
 
     @property
     def lower(self) -> float:
-        """The mean less about a standard error: above zero it is hardly chance."""
+        """Mean minus about one standard error: positive values are hardly by chance."""
         return self.mean - math.sqrt(self.variance / COMMON_ROWS)
 
 
 class BatchRecord:
-    """Throughput and gain of steps with about the same number of decoding requests."""
+    """Throughput and gain of steps with a similar number of decoding requests."""
 
     __slots__ = ("_seconds", "_tokens", "gain", "num_with_drafts")
 
     def __init__(self) -> None:
         self.gain = CommonGain()
         self.num_with_drafts = 0
-        """Steps since one that had a row without drafts."""
+        """Steps since the last one that had a row without drafts."""
         self._tokens = self._seconds = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Takes one step: its tokens, and its predicted seconds without prompts."""
+        """Adds one step: its tokens, and its predicted seconds without prefill."""
         keep = 1.0 - 1.0 / COMMON_ROWS
         self._tokens = keep * self._tokens + num_tokens
         self._seconds = keep * self._seconds + seconds
 
     def tokens_per_s(self, costs: StepCosts, num_rows: int) -> float:
-        """Tokens per second of these steps; before the first, the prediction without drafts."""
+        """Tokens per second of these steps; before the first one, the prediction without drafts."""
         if self._seconds:
             return self._tokens / self._seconds
         return num_rows / max(costs.step(StepShape(decode_rows=num_rows)), 1e-9)
 
 
 class RequestRecord:
-    """Acceptance and gain of one request's drafts, with forgetting.
+    """Acceptance and gain of one request's drafts, exponentially weighted.
 
     Args:
-        rate: prior of the acceptance rate, before any draft of the request.
-        common: gain over all requests, the prior of this request's.
-        step: number of the present step.
+        rate: prior of the acceptance rate.
+        common: gain over all requests, the prior of this request's gain.
+        step: number of the current step.
     """
 
     __slots__ = (
@@ -91,27 +91,27 @@ class RequestRecord:
         self.has_drafted = False
         """Whether any row of the request was allowed to draft."""
         self.is_trying = False
-        """Whether the request drafts as a probe, though no gain is expected."""
+        """Whether the request drafts as a probe, although no gain is expected."""
 
     @property
     def rate(self) -> float:
-        """Acceptance rate: probability that a draft is accepted, given that all before it were."""
+        """Acceptance rate: probability that a draft token is accepted if all before it were."""
         accepted = self._accepted + PRIOR_DRAFTS * self._expected_rate
         return accepted / (self._trials + PRIOR_DRAFTS)
 
     @property
     def gain(self) -> float:
-        """Mean tokens that a row of this request gains beyond the cost of its drafts."""
+        """Mean gain of a row of this request in tokens, after the cost of its drafts."""
         return self._gained / self._rows
 
     @property
     def upper_gain(self) -> float:
-        """Gain plus one standard error: a loss is hardly chance where this is below zero."""
+        """Gain plus one standard error: if this is negative, a loss is hardly by chance."""
         return self.gain + self._error
 
     @property
     def lower_gain(self) -> float:
-        """Gain less one standard error: one row with many accepted drafts is not enough."""
+        """Gain minus one standard error: a single row with many accepted drafts is not enough."""
         return self.gain - self._error
 
     @property
@@ -120,13 +120,13 @@ class RequestRecord:
         return math.sqrt(variance / self._rows)
 
     def observe(self, num_drafts: int, num_accepted: int, gain: float, step: int) -> None:
-        """Takes the outcome of one row that was allowed to draft.
+        """Adds the outcome of one row that was allowed to draft.
 
         Args:
-            num_drafts: drafts of the row; 0 where the proposer had none.
-            num_accepted: drafts before the first that was rejected.
-            gain: accepted tokens less those that the drafts' time would have yielded.
-            step: number of the present step.
+            num_drafts: draft tokens of the row; 0 if the proposer had none.
+            num_accepted: draft tokens before the first rejected one.
+            gain: accepted tokens minus those that could have been generated in the drafts' time.
+            step: number of the current step.
         """
         keep = 1.0 - 1.0 / REQUEST_ROWS
         self._idle_since = step
@@ -142,12 +142,12 @@ class RequestRecord:
             self._wait = FIRST_WAIT
 
     def is_due(self, step: int) -> bool:
-        """Whether the request has not drafted for so long that it is time to try again."""
+        """Whether it is time for a request that has not drafted for a while to try again."""
         return step - self._idle_since >= self._wait
 
     def try_again(self, rate: float, common: CommonGain, step: int) -> None:
-        """Begins a probe with fresh priors. The wait until the next doubles, up to a bound, until a
-        draft is accepted."""
+        """Starts a probe with fresh priors. The wait until the next one doubles, up to a limit,
+        until a draft is accepted."""
         self._idle_since = step
         self._wait = min(2 * self._wait, LONGEST_WAIT)
         self._expect(rate, common)
@@ -161,5 +161,5 @@ class RequestRecord:
 
 
 def size_class(num_rows: int) -> int:
-    """Class of a batch size: sizes up to 8 each have their own, larger ones differ by a fifth."""
+    """Class of a batch size: one per size up to 8, then in steps of about a fifth."""
     return num_rows if num_rows <= 8 else 8 + round(4 * math.log2(num_rows / 8))

@@ -185,7 +185,7 @@ class EngineCore:
             self.scheduler.apply(result)
         else:
             drawn = self.scheduler.drawn_under_grammar(result)
-            self.scheduler.apply(result, self._guided.follow(drawn))
+            self.scheduler.apply(result, self._guided.advance(drawn))
         if self._masks_due is not None:
             self._send_masks(self._masks_due)
 

@@ -1,4 +1,4 @@
-"""Executor interface: what the engine core launches Plans with, and awaits their results."""
+"""Executor interface: launches the engine core's Plans and awaits their results."""
 
 from __future__ import annotations
 
@@ -10,64 +10,63 @@ from worker.protocol.messages import EngineInfo
 from worker.protocol.retry import RemoteFailure
 
 AwaitResult = Callable[[], StepResult]
-"""Waits for the result of one launched step; raises RankFailure if a rank ended instead. Results of
-one executor are awaited in the order of the launches, each once."""
+"""Waits for the result of a launched step; raises RankFailure if a rank exited instead. Results are
+awaited in launch order, once each."""
 
 
 class RankFailure(RemoteFailure):
-    """A rank of the group ended or diverged from the others; the group must be rebuilt."""
+    """A rank of the group exited or diverged from the others; the group must be rebuilt."""
 
 
 class Executor(ABC):
-    """Carries Plans to every rank of one worker group, and results back.
+    """Sends Plans to every rank of a worker group and returns results.
 
-    `launch` returns without waiting for the step; any number of steps up to the overlap depth may
+    `launch` returns without waiting for the step; up to the overlap depth, any number of steps may
     be in flight.
     """
 
     max_overlap_depth: int
-    """Most steps that are worth launching ahead of the one whose result is awaited. Known once the
-    executor has started."""
+    """Maximum useful number of steps to launch ahead of the one whose result is awaited. Set when
+    the executor has started."""
     overlaps_prompts = False
-    """Whether a step may be launched behind one that computes a prompt, too. Known once the
-    executor has started."""
+    """Whether steps may also be launched ahead of a prefill step's result. Set by `start`."""
 
     @abstractmethod
     def start(self) -> EngineInfo:
-        """Loads the model on every rank and allocates the KV cache. Raises RankFailure."""
+        """Loads the model on all ranks and allocates the KV cache. Raises RankFailure."""
 
     @abstractmethod
     def launch(self, plan: Plan) -> AwaitResult:
-        """Sends one Plan to all ranks; returns a call that waits for its result.
+        """Sends a Plan to all ranks; returns a function that waits for its result.
 
-        A Plan with masked draws waits for `sample` after its forward pass.
+        A Plan with masked rows waits for `sample` after its forward pass.
         """
 
     @abstractmethod
     def drafts(self, seq: int) -> list[list[int]]:
-        """Drafts of each masked row of Plan `seq`, launched last, whose masked rows may draft.
+        """Drafts of each masked row of Plan `seq`, the last one launched.
 
-        Called once, when no earlier step is in flight and before `sample`.
+        Called once, before `sample` and when no earlier step is in flight.
         """
 
     @abstractmethod
     def sample(self, seq: int, masks: bytes) -> None:
-        """Sends the masks that the Plan launched last, step `seq`, waits for.
+        """Sends the grammar masks that the last launched Plan, step `seq`, waits for.
 
         Args:
-            seq: number of the Plan; it has masked draws.
-            masks: int32 words for each draw of `Plan.masked`, see `worker.plan.messages`.
+            seq: number of the Plan; it has masked rows.
+            masks: int32 words for each row of `Plan.masked`, see `worker.plan.messages`.
         """
 
     @property
     @abstractmethod
     def death_fds(self) -> list[int]:
-        """Descriptors that turn readable when a rank's process ends; polled while idle."""
+        """File descriptors that become readable when a rank's process exits; polled while idle."""
 
     @abstractmethod
     def raise_on_death(self) -> None:
-        """Raises RankFailure if a rank's process has ended."""
+        """Raises RankFailure if a rank's process has exited."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all ranks and frees what they hold. Safe to call twice."""
+        """Stops all ranks and frees their resources. Idempotent."""

@@ -1,4 +1,4 @@
-"""Chooses the executor by device and model."""
+"""Selects the executor by device and model."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from worker.models.config.model_config import load_model_config
 
 
 def uses_cuda(config: EngineConfig) -> bool:
-    """Whether the engine runs on CUDA devices; looks at the driver's device files, not at torch."""
+    """Whether the engine runs on CUDA devices, determined by device files, without torch."""
     if config.device != "auto":
         return config.device == "cuda"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    # A container may be given another GPU's file than the first one's.
+    # A container may have access to another GPU than the first one.
     return not hidden and bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def create_executor(
     config: EngineConfig, directory: str, *, spawn_peers: bool, host: str = ""
 ) -> Executor:
-    """The executor for this configuration's device and model.
+    """Creates the executor for the configured device and model.
 
-    Steps of a block-diffusion model wait for the device between rounds, and would block a scheduler
-    in the same process: as on CPU, rank 0's step gets a process of its own.
+    Steps of a block-diffusion model wait for the device between rounds, which would block a
+    scheduler in the same process: so rank 0's step runs in its own process, as on CPU.
 
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
-        spawn_peers: start ranks 1 and up as child processes (offline use); otherwise the caller
-            starts them, on CPU and CUDA alike.
-        host: this node's address where the caller starts them on several nodes, else empty.
+        spawn_peers: whether to start ranks 1 and up as child processes (offline use); otherwise the
+            caller starts them, on CPU and CUDA alike.
+        host: this node's address if the caller starts the ranks on several nodes, else empty.
     """
     peers: Sequence[int] = range(1, config.tensor_parallel_size) if spawn_peers else ()
     if uses_cuda(config) and not _has_blocks(config):
-        # Imported on demand: brings torch, which a coordinator on CPU does without.
+        # Imported on demand, since it imports torch, which a coordinator on CPU does not need.
         from worker.core.executor_local import LocalExecutor
 
         return LocalExecutor(config, directory, peers, host)

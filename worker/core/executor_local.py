@@ -1,4 +1,4 @@
-"""Executor for CUDA: rank 0's step runs in the scheduler's process, where launches do not wait."""
+"""Executor for CUDA: rank 0's step runs in the scheduler's process, with asynchronous launches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from worker.rank.rank import Rank, select_device
 
 
 class LocalExecutor(Executor):
-    """Runs rank 0's share of each Plan itself, and sends Plans to the other ranks over ipc.
+    """Runs rank 0's part of each Plan itself, and sends Plans to the other ranks over ipc.
 
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
-        spawn: ranks from 1 on to start as child processes; the caller starts the others.
-        host: this node's address where the ranks are on several nodes, else empty.
+        spawn: ranks to start as child processes (1 and up); the caller starts the others.
+        host: this node's address if the ranks are on several nodes, else empty.
     """
 
     def __init__(
@@ -41,73 +41,77 @@ class LocalExecutor(Executor):
         self._rank = Rank(config)
 
     def start(self) -> EngineInfo:
-        """Loads rank 0's shard while the others load theirs; all allocate equally many pages."""
+        """Loads rank 0's shard in parallel to the others; all allocate the same number of pages."""
         salt = begin_salt(self._config)
-        with self._blaming_peers():
+        with self._naming_failed_peer():
             device = select_device(self._config, 0)
             self.overlaps_prompts = device.type == "cuda"
             await_free_memory(device, self._config.gpu_memory_utilization)
             group = TensorParallelGroup.create(
-                *(0, self._config.tensor_parallel_size, device, self._directory),
+                0,
+                self._config.tensor_parallel_size,
+                device,
+                self._directory,
                 while_waiting=self._others.raise_on_death,
                 rendezvous=self._others.rendezvous_of_rank_0(),
             )
             hellos = [self._rank.load(group), *self._others.collect_hellos().values()]
         info = build_engine_info(self._config, hellos, salt())
         if info.block_size > 1:
-            self.max_overlap_depth = 0  # `launch` waits for the rounds of its blocks
+            self.max_overlap_depth = 0  # `launch` blocks until the rounds of its blocks are done
         start = start_of(info)
         self._others.send(start)
-        with self._blaming_peers():
+        with self._naming_failed_peer():
             readies = [self._rank.allocate(start), *self._others.collect_readies()]
         info.startup |= slowest(readies)
         return info
 
     def launch(self, plan: Plan) -> AwaitResult:
-        """Sends the Plan to the other ranks, and launches here what does not depend on masks."""
+        """Sends the Plan to the other ranks, and launches everything that does not need masks."""
         self._others.send(PlanMessage(plan=plan))
-        with self._blaming_peers():
-            return self._blaming_peers()(self._rank.launch(plan).result)
+        with self._naming_failed_peer():
+            return self._naming_failed_peer()(self._rank.launch(plan).result)
 
     def drafts(self, seq: int) -> list[list[int]]:
         """Drafts of rank 0 for the step that waits for masks."""
         return self._rank.drafts(seq)
 
     def sample(self, seq: int, masks: bytes) -> None:
-        """Sends the masks to the other ranks and launches the rest of the step here."""
+        """Sends the masks to the other ranks and launches the rest of the step."""
         self._others.send(Sample(seq=seq, masks=masks))
-        with self._blaming_peers():
+        with self._naming_failed_peer():
             self._rank.sample(seq, masks)
 
     @property
     def death_fds(self) -> list[int]:
-        """Descriptors that turn readable when a child process ends."""
+        """File descriptors that become readable when a child process exits."""
         return self._others.death_fds
 
     def raise_on_death(self) -> None:
-        """Raises RankFailure if another rank has ended."""
+        """Raises RankFailure if another rank has exited."""
         self._others.raise_on_death()
 
     @contextmanager
-    def _blaming_peers(self) -> Iterator[None]:
-        """Raises RankFailure that names the ended rank where a collective failed for lack of it.
+    def _naming_failed_peer(self) -> Iterator[None]:
+        """Converts a failed collective to a RankFailure that names the rank whose exit caused it.
 
-        Serves as a context, or as a decorator of a function that is called later.
+        Usable as a context manager, or as a decorator for deferred calls.
         """
         try:
             yield
         except RankFailure:
             raise
         except RuntimeError:
-            # The end of a peer's process may be seen a moment after that of its connection.
+            # A peer's exit may be noticed a moment after its connection was closed.
             select.select(self.death_fds, [], [], LAST_WORD_MS / 1e3)
             self.raise_on_death()
             raise
 
     def close(self) -> None:
-        """Ends all ranks, and gives the device's memory back for whatever is loaded next."""
-        # NCCL ends a group of ranks that all leave it: the others are asked to, and killed after.
+        """Stops all ranks and frees the device's memory."""
+        # NCCL needs all ranks to leave a group together: the others are stopped first, and killed
+        # after a while.
         self._others.stop()
         self._rank.close()
         self._others.close()
-        torch.cuda.empty_cache()  # does nothing where CUDA was not used
+        torch.cuda.empty_cache()  # no-op without CUDA

@@ -1,7 +1,7 @@
-"""Executor for CPU: every rank's step runs in a process of its own.
+"""Executor for CPU: every rank's step runs in a separate process.
 
-An eager step that shares the interpreter lock with a busy scheduler thread was measured 1.5 to 100
-times slower, so rank 0's scheduler and rank 0's step never share a process here.
+An eager step that shares the GIL with a busy scheduler thread was measured 1.5 to 100 times slower,
+so rank 0's scheduler and rank 0's step never share a process here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from worker.protocol.messages import EngineInfo
 
 
 class ProcessExecutor(Executor):
-    """Sends Plans to rank processes over ipc and reads rank 0's results.
+    """Sends Plans to rank processes over ipc and receives rank 0's results.
 
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
-        spawn: ranks to start as child processes; the others are started by the caller.
-        host: this node's address where the ranks are on several nodes, else empty.
+        spawn: ranks to start as child processes; the caller starts the others.
+        host: this node's address if the ranks are on several nodes, else empty.
     """
 
     max_overlap_depth = 1
@@ -37,7 +37,7 @@ class ProcessExecutor(Executor):
         self._group = RankGroup(config, directory, range(config.tensor_parallel_size), spawn, host)
 
     def start(self) -> EngineInfo:
-        """Waits until all ranks have loaded their shards; all allocate equally many pages."""
+        """Waits until all ranks have loaded their shards; all allocate the same number of pages."""
         salt = begin_salt(self._config)
         hellos = list(self._group.collect_hellos().values())
         info = build_engine_info(self._config, hellos, salt())
@@ -58,20 +58,20 @@ class ProcessExecutor(Executor):
         return message.token_ids
 
     def sample(self, seq: int, masks: bytes) -> None:
-        """Sends the masks; the ranks have begun the step meanwhile."""
+        """Sends the masks; the ranks have already started the step."""
         self._group.send(Sample(seq=seq, masks=masks))
 
     @property
     def death_fds(self) -> list[int]:
-        """Descriptors that turn readable when a child process ends."""
+        """File descriptors that become readable when a child process exits."""
         return self._group.death_fds
 
     def raise_on_death(self) -> None:
-        """Raises RankFailure if a rank has ended."""
+        """Raises RankFailure if a rank has exited."""
         self._group.raise_on_death()
 
     def close(self) -> None:
-        """Ends all ranks."""
+        """Stops all ranks."""
         self._group.close()
 
     def _result(self, seq: int) -> StepResult:

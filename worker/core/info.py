@@ -1,4 +1,4 @@
-"""EngineInfo: what the coordinator reports to its frontend once all ranks have loaded. No torch."""
+"""EngineInfo: sent by the coordinator to its frontend once all ranks have loaded. No torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from worker.protocol.text.end_tokens import tokenizer_eos_token_id
 
 
 def begin_salt(config: EngineConfig) -> Callable[[], str]:
-    """Starts to hash the checkpoint's files into the salt of block hashes, beside the ranks that
-    load them.
+    """Starts to hash the checkpoint's files for the salt of block hashes, while ranks load them.
 
     Returns:
-        A call that waits for the salt; it raises as `load_model_config` does.
+        Function that waits for the salt; it raises the errors of `load_model_config`.
     """
     salt: Future[str] = Future()
 
@@ -32,28 +31,28 @@ def begin_salt(config: EngineConfig) -> Callable[[], str]:
         except Exception as error:
             salt.set_exception(error)
 
-    # A daemon: a process that ends because a rank failed does not wait for it.
+    # A daemon thread: a process that exits because a rank failed does not wait for it.
     threading.Thread(target=read, name="salt", daemon=True).start()
     return salt.result
 
 
 def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) -> EngineInfo:
-    """The engine's limits from its configuration and what its ranks could allocate.
+    """Computes the engine's limits from its configuration and the memory of its ranks.
 
     Args:
         config: the group's engine configuration.
-        hellos: one of each rank.
-        salt: distinguishes the checkpoint in block hashes.
+        hellos: one per rank.
+        salt: identifies the checkpoint in block hashes.
 
     Raises:
-        ValueError: the ranks' memory holds no page of KV cache.
+        ValueError: a rank's memory has no room for any KV cache page.
     """
     model = load_model_config(config.checkpoint, weights=config.load_format != "dummy")
-    num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 takes padding writes
+    num_pages = min(hello.num_pages for hello in hellos) - 1  # page 0 is for padding writes
     max_model_len, groups = min(hello.max_model_len for hello in hellos), hellos[0].page_groups
     if num_pages < 1:
         raise ValueError(
-            "no memory is left for the KV cache: raise --gpu-memory-utilization or "
+            "no memory left for the KV cache: increase --gpu-memory-utilization or "
             "--tensor-parallel-size, or set --kv-cache-tokens"
         )
     config = config.with_limits(hellos[0].max_num_seqs, hellos[0].max_num_batched_tokens)
@@ -88,22 +87,24 @@ def build_engine_info(config: EngineConfig, hellos: Sequence[Hello], salt: str) 
 
 
 def _eos_token_ids(config: EngineConfig, model: ModelConfig, vocab_size: int) -> list[int]:
-    """End tokens of the checkpoint's configuration and of its tokenizer."""
+    """End tokens from the checkpoint's configuration and its tokenizer."""
     try:
-        own = tokenizer_eos_token_id(config.tokenizer_checkpoint)
-    except ValueError:  # prompts are token ids, or gateways report the tokenizer's fault
-        own = None
-    found = dict.fromkeys([*model.eos_token_ids, *(() if own is None else (own,))])
+        tokenizer_eos = tokenizer_eos_token_id(config.tokenizer_checkpoint)
+    except ValueError:  # prompts are token ids, or gateways report the error
+        tokenizer_eos = None
+    found = dict.fromkeys(
+        [*model.eos_token_ids, *(() if tokenizer_eos is None else (tokenizer_eos,))]
+    )
     return [token_id for token_id in found if 0 <= token_id < vocab_size]
 
 
 def start_of(info: EngineInfo) -> Start:
-    """The Start message: all ranks allocate equally many pages, and the dummy page."""
+    """The Start message: all ranks allocate the same number of pages, including the dummy page."""
     return Start(num_pages=info.num_pages + 1, num_host_pages=info.num_host_pages)
 
 
 def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
-    """Process ids by name, of the ranks that run in other processes than the coordinator."""
+    """Process ids by name, for ranks outside of the coordinator's process."""
     return {
         f"rank {hello.rank}" if hello.rank else "the step of rank 0": hello.process
         for hello in sorted(hellos, key=lambda hello: hello.rank)
@@ -112,7 +113,7 @@ def _processes(hellos: Sequence[Hello]) -> dict[str, int]:
 
 
 def slowest(ranks: Sequence[Hello | Ready]) -> dict[str, float]:
-    """Seconds by phase, each of the rank that took longest: the others waited for it."""
+    """Seconds by phase of the slowest rank in each, since the others wait for it."""
     times: dict[str, float] = {}
     for rank in ranks:
         for phase, seconds in rank.startup.items():

@@ -1,4 +1,4 @@
-"""Main loop of rank 0's coordinator: takes submits from the frontend, steps, sends reports."""
+"""Main loop of rank 0's coordinator: receives submits, runs steps, sends reports."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from worker.protocol.tokenizer_fingerprint import fingerprint
 
 
 def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
-    """Runs a worker group's engine for the frontend that owns `directory`; blocks.
+    """Runs a worker group's engine for the frontend that owns `directory`; blocking.
 
-    Connects to the frontend's socket: SubmitBatches come in; one EngineInfo goes out when all ranks
-    are ready, then a StepReport per step. Ranks 1 and up are started by the caller; `host` is this
-    node's address where they are on several nodes. Returns when the frontend has closed its end.
+    Connects to the frontend's socket, receives SubmitBatches, and sends one EngineInfo when all
+    ranks are ready, then a StepReport per step. Ranks 1 and up are started by the caller; `host` is
+    this node's address if ranks are on several nodes. Returns when the frontend closes the
+    connection.
 
     Raises:
-        RankFailure: a rank ended; its last word is in the message.
+        RankFailure: a rank exited; the message includes its last error.
     """
     front = connect(directory, "front")
     executor = create_executor(config, directory, spawn_peers=False, host=host)
@@ -53,19 +54,19 @@ def serve_engine(config: EngineConfig, directory: str, host: str = "") -> None:
 
 
 def _fingerprint(model: str, info: EngineInfo) -> TokenizerFingerprint | None:
-    """Fingerprint of this worker's tokenizer, which is not kept: it may be large."""
+    """Fingerprint of this worker's tokenizer, which may be large and is not kept in memory."""
     try:
         tokenizer = load_tokenizer(model)
-    except ValueError:  # nothing to compare, and gateways could not serve it either
+    except ValueError:  # no fingerprint, and gateways could not serve it either
         return None
     return fingerprint(tokenizer, info.page_size, info.block_hash_salt)
 
 
 class _Loop:
-    """Alternates between the frontend and the engine; blocks while idle.
+    """Alternates between frontend and engine; blocks while idle.
 
-    It answers whatever the frontend sends with a report, which says whether another one is due. So
-    the frontend knows that a rank or this process hangs where a report does not come.
+    Every message from the frontend is answered by a report, which states whether another one will
+    follow. So a missing report means that a rank or this process hangs.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class _Loop:
         self._decoder = msgspec.msgpack.Decoder(SubmitBatch)
 
     def run(self) -> None:
-        """Runs until the frontend is gone (EOFError) or a rank fails (RankFailure)."""
+        """Runs until the frontend has exited (EOFError) or a rank fails (RankFailure)."""
         while True:
             was_idle = not self._core.has_work()
             if was_idle:
@@ -91,14 +92,14 @@ class _Loop:
                 if has_input:
                     self._send(self._core.report())
             else:
-                if was_idle and not has_input:  # a grammar is ready, which the frontend cannot know
+                if was_idle and not has_input:  # a grammar is ready, unknown to the frontend
                     self._send(self._core.report())
                 self._send(self._core.step(self._take_in))
             if self._front.unsent:
                 self._front.flush()
 
     def _take_in(self) -> bool:
-        """Takes in what the frontend has sent, without waiting; whether there was anything."""
+        """Receives what the frontend has sent, without waiting; returns whether anything was."""
         payloads = self._front.read(wait=False)
         for payload in payloads:
             self._core.receive(self._decoder.decode(payload))
@@ -109,7 +110,7 @@ class _Loop:
         self._front.send(self._encoder.encode(report))
 
     def _launching(self, plan: Plan, shape: StepShape) -> None:
-        """Sends a StepLimit before a step that may take longer than the timeout."""
+        """Sends a StepLimit before a step that may exceed the timeout."""
         forecast = self._core.scheduler.forecast
         seconds = forecast.limit_s(shape, self._timeout_s, plan.max_rounds)
         if seconds > self._timeout_s > 0.0:

@@ -1,4 +1,4 @@
-"""Rank processes as the coordinator sees them: spawned, greeted, sent Plans, and their ends."""
+"""Rank processes of the coordinator: start, messages, failures, and shutdown."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from worker.plan.messages import Failure, FromRank, Hello, Ready, Stop, ToRank
 from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
 LAST_WORD_MS = 200
-"""Milliseconds to wait for the last message of a rank that ends, or for the end of another one."""
+"""Milliseconds to wait for the last message of an exiting rank, or for the exit of another."""
 
 
 class RankGroup:
-    """All ranks of one worker group that run in other processes than the coordinator.
+    """Ranks of a worker group that run outside of the coordinator's process.
 
     Args:
         config: the group's engine configuration.
         directory: the group's private folder.
-        ranks: the ranks reached through sockets.
-        spawn: those of them to start as child processes; another process starts the rest.
-        host: this node's address where ranks are on several nodes, else empty.
+        ranks: ranks connected by sockets.
+        spawn: ranks to start as child processes; another process starts the others.
+        host: this node's address if ranks are on several nodes, else empty.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RankGroup:
         """Sends to all ranks without waiting."""
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._is_connected = False
-        """Whether every rank has said hello."""
+        """Whether every rank has sent its hello."""
         self._is_stopped = self._closed = False
         if self._rendezvous is not None:
             self._rendezvous.publish(directory)
@@ -63,7 +63,7 @@ class RankGroup:
 
     @property
     def death_fds(self) -> list[int]:
-        """Descriptors that turn readable when a rank ends; for polling while idle."""
+        """File descriptors that become readable when a rank exits; polled while idle."""
         return [*self._children, *self._channel.fds]
 
     def collect_hellos(self) -> dict[int, Hello]:
@@ -77,7 +77,7 @@ class RankGroup:
         return hellos
 
     def collect_readies(self) -> list[Ready]:
-        """Waits until every rank has done what `Start` asks for. Raises RankFailure."""
+        """Waits until every rank has handled `Start`. Raises RankFailure."""
         readies = []
         for _ in self._ranks:
             message = self.receive()
@@ -99,12 +99,12 @@ class RankGroup:
         return message
 
     def raise_on_death(self) -> None:
-        """Raises RankFailure if a rank has ended, with the error that it sent, if any."""
+        """Raises RankFailure if a rank has exited, with the error that it sent, if any."""
         self._channel.wait(timeout_ms=0)
         if not self._channel.num_lost and not self._ended_children():
             return
-        # What a rank sent last is read before its exit code. A process can be seen to have ended a
-        # moment after its stream has.
+        # Read a rank's last messages before its exit code. The exit of a process may be noticed a
+        # moment after the end of its stream.
         self._channel.wait(self._children, timeout_ms=LAST_WORD_MS)
         while self._channel.messages:
             message = self._channel.messages.popleft()
@@ -112,7 +112,7 @@ class RankGroup:
                 self._fail(message)
         codes = ", ".join(str(child.returncode) for child in self._ended_children())
         raise RankFailure(
-            self._describe_deaths() or f"a rank ended without a word{codes and f', code {codes}'}"
+            self._describe_deaths() or f"a rank exited unexpectedly{codes and f', code {codes}'}"
         )
 
     def _ended_children(self) -> list[subprocess.Popen[bytes]]:
@@ -125,35 +125,35 @@ class RankGroup:
         while not (deaths := self._describe_deaths()) and deadline_polls:
             deadline_polls -= 1
             time.sleep(0.01)
-        # One that was killed may live the next time, whatever the others made of its absence.
+        # A killed rank may start the next time, regardless of the errors of other ranks.
         heals = message.heals or bool(deaths)
         raise RankFailure("\n".join([*words, *([deaths] if deaths else [])]), heals=heals)
 
     def _describe_deaths(self) -> str:
-        """The children that a signal ended, one line each."""
+        """Children that were killed by a signal, one line each."""
         lines = []
         for rank, child in self._children.values():
             code = child.poll()
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
-                lines.append(f"rank {rank} (process {child.pid}) was ended by {name}")
+                lines.append(f"rank {rank} (process {child.pid}) was killed by {name}")
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Asks all ranks to end, and does not wait."""
+        """Requests all ranks to exit, without waiting."""
         if not self._is_stopped:
             self._is_stopped = True
             self.send(Stop())
 
     def close(self) -> None:
-        """Ends all ranks; children that do not end on request are killed."""
+        """Stops all ranks; kills children that do not exit when requested."""
         if self._closed:
             return
         self.stop()
         self._closed = True
         for fd, (_, child) in self._children.items():
             if child.stdin is not None:
-                child.stdin.close()  # a rank that awaits no Plan ends on this
+                child.stdin.close()  # a rank that is not waiting for a Plan exits on this
             try:
                 child.wait(timeout=2)
             except subprocess.TimeoutExpired:
@@ -171,7 +171,7 @@ class RankGroup:
         rendezvous = self.rendezvous_of_rank_0()
         passed = []
         if rendezvous is not None:
-            assert rank == 0, "rank 0 alone is a child of a coordinator whose ranks have nodes"
+            assert rank == 0, "with ranks on several nodes, only rank 0 is a child"
             command.append(str(rendezvous.store_fd))
             passed.append(rendezvous.store_fd)
         child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=passed)

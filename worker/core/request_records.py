@@ -1,4 +1,4 @@
-"""Records that parts of the scheduler keep with a request; each is written by one part only."""
+"""Records that parts of the scheduler keep per request; each is written by a single part."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from worker.protocol.times import FirstTokenTimes
 
 @dataclass(slots=True)
 class QueueEntry:
-    """Place of a request in the queue (`WaitingQueue`, `Admission`)."""
+    """Queue state of a request (`WaitingQueue`, `Admission`)."""
 
     deadline_s: float = inf
-    """When the next token is due, by the scheduler's clock in seconds; infinite without an SLO, or
-    where that can no longer be met."""
+    """Deadline of the next token by the scheduler's clock in seconds; infinite without an SLO or if
+    it can no longer be met."""
     generation: int = 0
-    """Number that is raised whenever the request enters or leaves the queue; what refers to an
-    older one is void."""
+    """Number that is incremented whenever the request enters or leaves the queue; references to an
+    older one are stale."""
     num_uncached: int = 0
-    """Tokens that the prefix cache lacked when it was last looked up."""
+    """Uncached tokens at the last lookup in the prefix cache."""
     uncached_round: int = -1
-    """Admission round of that look-up; -1 for none."""
+    """Admission round of that lookup; -1 for none."""
     awaited: int = -1
-    """Arrival of the prompt under way that computes a shared prefix for it; -1 for none."""
+    """Arrival number of the running prefill that computes a shared prefix for it; -1 for none."""
     awaited_until: int = -1
-    """Cached tokens of that prompt up to which the request waits for it."""
+    """Cached tokens of that prefill up to which the request waits for it."""
 
 
 @dataclass(slots=True)
@@ -35,47 +35,47 @@ class PreemptionRecord:
     """Record of the times that a request left the running set unfinished (`Lifecycle`)."""
 
     count: int = 0
-    """Times that it was preempted, or held for its grammar."""
+    """Number of times that it was preempted, or held for its grammar."""
     num_computed: int = 0
-    """Positions that were computed the last time."""
+    """Number of computed positions at the last time."""
     resumed_at: int = 0
-    """Known tokens when it was last admitted again; 0 for never."""
+    """Number of known tokens at the last readmission; 0 for none."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """Record of what a request's gateway was sent, and is still to be sent (`OutputBuffer`)."""
+    """Record of what was sent to a request's gateway (`OutputBuffer`)."""
 
     num_sent: int
-    """Known tokens when the last delta was made."""
+    """Known tokens at the last delta."""
     cached_sent: bool = False
-    """Whether a delta has carried `num_cached_tokens`."""
+    """Whether a delta has included `num_cached_tokens`."""
     times_sent: bool = False
-    """Whether a delta has carried the times of the first token."""
+    """Whether a delta has included the latencies of the first token."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Log-probabilities of generated tokens that no delta has carried yet."""
+    """Log-probabilities of generated tokens that are not sent yet."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Log-probabilities of prompt tokens that no delta has carried yet; None before the request
-    runs, after its first token, and unless it asks for them."""
+    """Log-probabilities of prompt tokens that are not sent yet; None unless requested, before the
+    request runs, and after its first token."""
     num_prompt_scored: int = 0
-    """Prompt tokens whose log-probabilities are known, whether sent or not."""
+    """Number of prompt tokens with known log-probabilities, sent or not."""
 
 
 @dataclass(slots=True)
 class BlockProgress:
-    """Progress of a block-diffusion model with a request (`BlockSteps`)."""
+    """Progress of a request of a block-diffusion model (`BlockSteps`)."""
 
     state: bytes = b""
-    """State of the running block after the last step, opaque; empty where none has begun."""
+    """Opaque state of the running block after the last step; empty if none has begun."""
     num_rounds: int = 0
-    """Passes that decided positions of the request's blocks."""
+    """Forward passes that decoded positions of the request's blocks."""
     num_forwards: int = 0
-    """All forward passes that computed anything for the request."""
+    """All forward passes with rows of the request."""
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Moments of a request, in seconds of the scheduler's clock, and its deadlines."""
+    """Times of a request in seconds of the scheduler's clock, and its deadlines."""
 
     arrived_s: float
     """Arrival at the gateway."""
@@ -90,16 +90,16 @@ class RequestTimes:
 
     @property
     def first_token(self) -> FirstTokenTimes | None:
-        """Times in queue and prefill before the first token; None before it."""
+        """Queueing and prefill time of the first token; None before it."""
         if self.first_token_s < 0.0:
             return None
         queue_s = max(self.admitted_s - self.queued_s, 0.0)
         return FirstTokenTimes(queue_s, max(self.first_token_s - self.admitted_s, 0.0))
 
     def due_s(self, num_output: int) -> float:
-        """When the next token is due; infinite without an SLO.
+        """Deadline of the next token; infinite without an SLO.
 
-        The first token is due by `ttft_ms`, later ones at even distances by `tpot_ms`, all by
+        The first token is due after `ttft_ms`, later ones at intervals of `tpot_ms`, all of them by
         `e2e_ms`.
 
         Args:

@@ -1,5 +1,4 @@
-"""Forecast of step times from those measured: for deadlines, copies from host memory, deferral of
-decodes, drafts and the watchdog."""
+"""Step-time forecast for deadlines, host-memory copies, deferral, drafts and the watchdog."""
 
 from __future__ import annotations
 
@@ -9,28 +8,26 @@ from worker.protocol.messages import StepShape
 from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _MIN_OBSERVATIONS = 20
-"""Observed steps before which nothing is predicted."""
+"""Number of observed steps before predictions start."""
 _FIRST_SOLVED = 16
-"""Observations after which the coefficients are solved for the first time."""
+"""Number of observations before the coefficients are first solved for."""
 _SOLVED_EVERY_S = 0.05
-"""Seconds that observed steps took in all, after which the coefficients are solved for again. That
-takes half a millisecond, a hundredth of it. So the chunks of the first long prompt tell how long
-those of the next will take."""
+"""Total duration of observed steps after which the coefficients are solved for again. That takes
+half a millisecond, 1 % of it. So the first long prompt suffices to predict the next one."""
 _DECODES, _DRAFTS = 16, 4
-"""Sampling of steps without prompts, which are many and alike: one in 16 is observed, with drafts,
-which make them differ, one in 4. To observe one costs 10 us, and the shortest take 100 us. Until
-predictions begin all are observed."""
+"""Sampling of steps without prefill, which are many and similar: 1 in 16 is observed, or 1 in 4
+with drafts, which vary more. An observation takes 10 us, the shortest steps 100 us. Until
+predictions start, all are observed."""
 FACTOR = 20.0
-"""Multiple of its predicted time after which a step counts as hung: twice for the model's error,
-ten times for a machine that others use as well."""
+"""Multiple of its predicted time after which a step counts as hung: a factor of 2 for the model's
+error and 10 for a shared machine."""
 FIRST_FACTOR = 6.0
-"""Multiple of the timeout for a step larger than any before: kernels that it needs first are
-compiled meanwhile, some seconds each and a handful per model, so a minute where the timeout is ten
-seconds."""
+"""Multiple of the timeout for a step larger than any before, for which kernels may be compiled:
+some seconds each and a handful per model. With a timeout of ten seconds, this is a minute."""
 
 
 class StepForecast:
-    """Fits one engine's step-time model to its steps, and predicts from it.
+    """Fits the step-time model to an engine's steps, and predicts step times.
 
     Args:
         max_num_batched_tokens: token budget of one step.
@@ -42,26 +39,26 @@ class StepForecast:
         self.is_ready = False
         """Whether enough steps were observed to predict others."""
         self.costs: StepCosts = self._model.costs
-        """Coefficients as last solved for; at first a prior for any engine."""
+        """Coefficients last solved for; initially a prior for any engine."""
         self._unsolved_s = -math.inf
-        """Seconds of the steps observed since the last solution; minus infinity before the first,
-        which `_FIRST_SOLVED` triggers."""
+        """Duration of the steps observed since the last solution; minus infinity before the first,
+        which is triggered by `_FIRST_SOLVED`."""
         self._last = StepShape()
         self._num_sampled = 0
-        """Steps that were sampled: all with prompts, and one in so many of those without."""
+        """Number of sampled steps: all with prefill, and one in so many of those without."""
         self._num_drafting = 0
-        """Steps with drafts; each of the first ones is observed, and solved for at once."""
-        self._most_prompts = self._most_decodes = 0
-        """Most prompt tokens, and most decoding requests plus drafts, of any step so far."""
+        """Number of steps with drafts; the first ones are all observed, and solved for at once."""
+        self._max_prompts = self._max_decodes = 0
+        """Maximum prompt tokens, and maximum decoding requests plus drafts, of any step so far."""
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Takes the duration of the last step; a repetition or an empty step is ignored."""
+        """Records the duration of the last step; a repetition or an empty step is ignored."""
         is_empty = not (shape.prefill_tokens or shape.decode_rows)
         if shape.seq == self._last.seq or seconds <= 0.0 or is_empty:
             return
         self._last = shape
-        self._most_prompts = max(self._most_prompts, shape.prefill_tokens)
-        self._most_decodes = max(self._most_decodes, shape.decode_rows + shape.draft_tokens)
+        self._max_prompts = max(self._max_prompts, shape.prefill_tokens)
+        self._max_decodes = max(self._max_decodes, shape.decode_rows + shape.draft_tokens)
         self._num_drafting += shape.draft_rows > 0
         is_new = shape.draft_rows > 0 and self._num_drafting <= _MIN_OBSERVATIONS
         every = _DRAFTS if shape.draft_rows else _DECODES
@@ -79,39 +76,38 @@ class StepForecast:
             self.costs = self._model.costs
 
     def limit_s(self, shape: StepShape, timeout_s: float, num_passes: int = 1) -> float:
-        """Seconds after which a step is overdue.
+        """Seconds after which a step is considered hung.
 
         Longer for the first hundreds of steps, and for one with more prompt tokens, or decoding
         requests and drafts, than any before: kernels may still be compiled.
 
         Args:
-            shape: what the step computes in one pass.
-            timeout_s: the least limit of any step.
-            num_passes: most forward passes that the step takes.
+            shape: shape of one pass of the step.
+            timeout_s: minimum for all steps.
+            num_passes: maximum forward passes of the step.
         """
         limit = max(timeout_s, FACTOR * num_passes * self.costs.step(shape))
         is_new = (
             self._num_sampled < _MIN_OBSERVATIONS
-            or shape.prefill_tokens > self._most_prompts
-            or shape.decode_rows + shape.draft_tokens > self._most_decodes
+            or shape.prefill_tokens > self._max_prompts
+            or shape.decode_rows + shape.draft_tokens > self._max_decodes
         )
         return max(limit, FIRST_FACTOR * timeout_s) if is_new else limit
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float | None:
-        """Predicted seconds to compute `num_tokens` of a prompt after `num_cached`; None before
-        predictions begin."""
+        """Predicted seconds to prefill `num_tokens` after `num_cached`; None without
+        predictions."""
         if not self.is_ready:
             return None
         return self.costs.prefill(num_tokens, num_cached)
 
     def prompt_tokens(self, seconds: float, num_cached: int, *, scored: bool = False) -> float:
-        """Tokens of a prompt that make a step longer by so many seconds; infinity before
-        predictions begin.
+        """Number of prompt tokens that make a step longer by a given time; infinite if unknown.
 
         Args:
-            seconds: what they add to the step.
-            num_cached: positions of the prompt that are computed already.
-            scored: whether log-probabilities of all its tokens are asked for.
+            seconds: time added to the step.
+            num_cached: number of positions of the prompt that are already computed.
+            scored: whether log-probabilities of all its tokens are requested.
         """
         if not self.is_ready:
             return math.inf
@@ -123,15 +119,15 @@ class StepForecast:
         return 2.0 * seconds / (linear + root) if root else math.inf
 
     def decode_part(self, num_rows: int, context: int, num_prompt_tokens: int) -> float:
-        """Part of a step's time, 0 to 1, that decodes take beside the prompts of the step.
+        """Fraction (0 to 1) of a step's time that decodes take beside the prefill of the step.
 
-        0 before predictions begin, and where decodes take less than the constant part of a step,
-        which they would cost once more in a step of their own.
+        0 before predictions start, and if decodes take less than the constant time per step, which
+        they would cost again in a step of their own.
 
         Args:
-            num_rows: requests that decode.
-            context: positions that they attend to in all.
-            num_prompt_tokens: prompt tokens of the step.
+            num_rows: number of decoding requests.
+            context: sum of the positions that they attend to.
+            num_prompt_tokens: number of prompt tokens in the step.
         """
         if not self.is_ready:
             return 0.0
@@ -143,9 +139,9 @@ class StepForecast:
 
     def first_token_s(self, num_tokens: int) -> float:
         """Predicted seconds from admission to the first token of a request with `num_tokens` to
-        compute; 0 before predictions begin.
+        compute; 0 before predictions start.
 
-        They fill a number of steps, each of which decodes what the last step did as well.
+        The prefill takes a number of steps, each with the same decodes as the last step.
         """
         if not self.is_ready:
             return 0.0

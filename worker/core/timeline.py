@@ -1,12 +1,12 @@
-"""Timeline of steps: what the coordinator does, what rank 0 does, and the gaps in which it idles.
+"""Timeline of steps: phases of the coordinator and of rank 0, and its idle gaps.
 
     coordinator   schedule │ broadcast │ collect (waits) │ process │ deliver │ schedule …
     rank 0                    bubble │ prepare │ forward │ sample │ bubble │ prepare …
 
-On CUDA the lower row is rank 0's device, and launching is part of the coordinator's `broadcast`.
+On CUDA, the lower row is rank 0's device, and launching is part of the coordinator's `broadcast`.
 
-Each row adds up to the wall time of a busy period. At depth 1 the coordinator's row for the next
-step stands beside the rank's for this one, and the bubble shrinks to the time of a message.
+Each row adds up to the wall time of a busy period. At depth 1, the coordinator works on the next
+step while the rank runs the current one, and the bubble shrinks to the time of a message.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from worker.plan.plan import RankTimes, StepResult
 from worker.protocol.times import StepTimes
 
 RING_SIZE = 256
-"""Number of the latest steps whose records are kept."""
+"""Number of recent steps whose records are kept."""
 
 
 class StepRecord(NamedTuple):
-    """Moments of one step in their order, in seconds of the host's monotonic clock."""
+    """Times of the events of one step in order, in seconds of the host's monotonic clock."""
 
     seq: int
     num_tokens: int
     scheduling: float
-    """The coordinator begins to decide the step."""
+    """The coordinator starts to schedule the step."""
     scheduled: float
     launched: float
-    """The Plan is sent; on CUDA it is launched on rank 0's device as well."""
+    """The Plan is sent; on CUDA, it is also launched on rank 0's device."""
     rank: RankTimes
     awaited: float
-    """The coordinator begins to wait for the result."""
+    """The coordinator starts to wait for the result."""
     collected: float
     processed: float
-    """The result is applied and the report made."""
+    """The result is applied and the report created."""
     bubble: float
-    """Seconds that rank 0 idled between the step before and this one; 0 where there was no work."""
+    """Seconds that rank 0 idled between the previous step and this one; 0 if there was no work."""
 
 
 class _Launch(NamedTuple):
@@ -58,29 +58,28 @@ class _Collected(NamedTuple):
 
 
 class Timeline:
-    """Takes the moments of every step, in a few microseconds each.
+    """Records the phases of every step, in a few microseconds each.
 
     Args:
         clock: CLOCK_MONOTONIC in seconds (`time.monotonic`), which all processes of a host share:
-            the rank's moments are compared with the coordinator's.
+            times of the rank are compared with the coordinator's.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now = clock
         self.records: deque[StepRecord] = deque(maxlen=RING_SIZE)
-        """The last completed steps, oldest first."""
+        """Last completed steps, oldest first."""
         self._totals = StepTimes()
         self._launches: deque[_Launch] = deque()
         self._collected: _Collected | None = None
         """Result that is being processed; None outside of that."""
         self._entered = 0.0
         self._left: float | None = None
-        """Moment when the coordinator last left the engine's work; None if it has been idle
-        since."""
+        """Time at which the coordinator last left the engine's work; None if idle since."""
         self._rank_finished: float | None = None
 
     def totals(self) -> StepTimes:
-        """Times summed over all steps so far."""
+        """Total times of all steps so far."""
         return msgspec.structs.replace(self._totals)
 
     def enter(self) -> None:
@@ -115,7 +114,7 @@ class Timeline:
         if rank is None:
             return
         sent = launch.launched
-        if rank.finished <= launch.launched:  # the step ran within its launch: that is the rank's
+        if rank.finished <= launch.launched:  # the step ran within its launch: rank time
             sent = min(sent, max(launch.scheduled, rank.started))
         bubble = 0.0
         if self._rank_finished is not None:

@@ -1,8 +1,8 @@
-"""Attach server: a Unix stream socket of the frontend for gateways on its node.
+"""Attach server: the frontend's Unix stream socket for gateways on its node.
 
-It carries the same messages as calls over Serve, for the cost of a system call each, and is in a
-directory that only its user may enter. A connection is one gateway's attach stream: when either
-side closes it, or its process ends, the stream ends.
+It carries the same messages as calls over Serve, at the cost of one system call each. The socket's
+directory is only accessible to its user. A connection is one gateway's attach stream, which ends
+when either side closes the connection or exits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class AttachServer:
-    """Serves one frontend to gateways on its node, from `open` to `close`."""
+    """Serves a frontend to gateways on its node, from `open` to `close`."""
 
     def __init__(self, front: WorkerFrontend, parent_directory: str = "/tmp") -> None:
         self.path: str | None = None
@@ -45,7 +45,7 @@ class AttachServer:
         self._closed = asyncio.Event()
 
     async def open(self) -> None:
-        """Begins to listen. Raises OSError where the directory cannot hold a socket."""
+        """Starts to listen. Raises OSError if the socket cannot be created."""
         loop = asyncio.get_running_loop()
         # mkdtemp gives mode 0700.
         self._directory = tempfile.mkdtemp(prefix="rf-", dir=self._parent_directory)
@@ -54,11 +54,11 @@ class AttachServer:
         self.path = path
 
     async def wait_closed(self) -> None:
-        """Returns once the server is closed."""
+        """Waits until the server is closed."""
         await self._closed.wait()
 
     def close(self) -> None:
-        """Stops listening; open connections last until their streams end."""
+        """Stops listening; open connections remain until their streams end."""
         self.path = None
         self._closed.set()
         if self._server is not None:
@@ -68,7 +68,7 @@ class AttachServer:
 
 
 class _Connection(asyncio.Protocol):
-    """Connection of one gateway: items are written within the call that reports them."""
+    """Connection of one gateway; items are written synchronously when they are reported."""
 
     def __init__(self, front: WorkerFrontend) -> None:
         self._front = front
@@ -82,7 +82,7 @@ class _Connection(asyncio.Protocol):
         self._answers: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not an assertion: uvloop's transports are no subclasses.
+        # Not an assertion: uvloop's transports are not subclasses.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -90,7 +90,7 @@ class _Connection(asyncio.Protocol):
             for payload in self._reader.feed(data):
                 message = self._decode(payload)
                 if isinstance(message, Attach) == (self._gateway_id is not None):
-                    raise ConnectionError(f"{type(message).__name__} out of turn")
+                    raise ConnectionError(f"unexpected {type(message).__name__}")
                 if isinstance(message, Attach):
                     self._gateway_id = message.gateway_id
                     self._front.add(self._gateway_id, self._attachment)
@@ -99,7 +99,7 @@ class _Connection(asyncio.Protocol):
                 self._answers.add(task)
                 task.add_done_callback(self._answers.discard)
         except (ConnectionError, msgspec.DecodeError) as error:
-            logger.warning("gateway %s let go: it sent %s", self._gateway_id, error)
+            logger.warning("disconnecting gateway %s: %s", self._gateway_id, error)
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,9 +114,9 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        """Sends pending items, unless the gateway does not read: they are merged meanwhile."""
+        """Sends pending items, unless the gateway is not reading; then they are merged."""
         attachment = self._attachment
-        while not self._paused and (item := attachment.take()) is not None:
+        while not self._paused and (item := attachment.take_item()) is not None:
             self._write(Item(self._encode(item)))
         if attachment.ended and not self._paused:
             self._transport.close()
@@ -126,7 +126,7 @@ class _Connection(asyncio.Protocol):
         try:
             answer = Reply(call.number, await self._front.submit(call.payload))
         except Exception as error:
-            logger.exception("a submit could not be taken")
+            logger.exception("error while handling a submit")
             answer = CallFailure(call.number, f"{type(error).__name__}: {error}")
         if not self._transport.is_closing():
             self._write(answer)

@@ -1,4 +1,4 @@
-"""State that a frontend keeps for its gateways: a mirror of the prefix cache, and pending items."""
+"""Frontend state for its gateways: a mirror of the prefix cache, and pending items."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from worker.protocol.messages import (
 
 
 class CacheMirror:
-    """Mirror of the engine's prefix cache by block hashes, for gateways that attach later."""
+    """Mirrors the engine's prefix cache by block hashes, for gateways that attach later."""
 
     def __init__(self) -> None:
         self._tiers: dict[Tier, dict[int, int | None]] = {"device": {}, "host": {}}
-        """Parent's hash by block hash, for each tier. The engine evicts leaves first, so parents
-        come before children on the device, and after them on the host."""
+        """Parent hash by block hash, for each tier. Since the engine evicts leaves first, parents
+        precede children on the device, and follow them on the host."""
 
     def apply(self, events: Iterable[BlockEvent]) -> None:
         """Applies the block events of one step."""
@@ -41,7 +41,7 @@ class CacheMirror:
                 parent = block_hash
 
     def chains(self) -> list[BlockStored]:
-        """All blocks, joined where one follows its parent; parents first on the device."""
+        """All blocks as joined runs of chains; parents come first on the device."""
         chains: list[BlockStored] = []
         for tier, parents in self._tiers.items():
             last: int | None = None
@@ -55,28 +55,28 @@ class CacheMirror:
 
 
 class Attachment:
-    """Attach stream of one gateway: its pending items and open requests.
+    """Attach stream of one gateway: pending items and open requests.
 
     Args:
-        on_item: called whenever there is an item to take, or the stream has ended; without it,
-            `next` waits for that.
+        on_item: called when an item is available or the stream has ended; without it, `next` waits
+            for that.
     """
 
     def __init__(self, on_item: Callable[[], None] | None = None) -> None:
         self.open_requests: dict[str, int] = {}
-        """Attempts of open requests, by request id."""
+        """Attempt of each open request, by request id."""
         self.ended = False
-        """Whether no items will come but those that are pending."""
+        """Whether no further items will be added."""
         self._pending: list[WorkerItem] = []
         self._tails: dict[tuple[str, int], TokenDelta] | None = None
-        """Deltas of the pending update by (request id, attempt), to which later ones are merged;
-        None until a second step has to be merged."""
+        """Deltas of the pending update by (request id, attempt), to merge later deltas into; None
+        until a second step is merged."""
         self._has_items = asyncio.Event()
         self._on_item = on_item or self._has_items.set
         self._seq = 0
 
     def put(self, item: AttachSnapshot | WorkerDown) -> None:
-        """Adds an item that is not merged with others."""
+        """Adds an item that is never merged."""
         self._pending.append(item)
         self._tails = None
         self._on_item()
@@ -88,9 +88,9 @@ class Attachment:
         block_events: list[BlockEvent],
         load: LoadSnapshot,
     ) -> None:
-        """Adds one step, merged with the last one if that has not been taken yet.
+        """Adds one step, merged with the last one if that is still pending.
 
-        `deltas` are this gateway's, and belong to this object from now on.
+        `deltas` are this gateway's; ownership passes to this object.
         """
         update = self._pending[-1] if self._pending else None
         if isinstance(update, WorkerUpdate):
@@ -98,7 +98,7 @@ class Attachment:
             update.load = load
             self._merge(update, deltas)
         else:
-            # A copy: other gateways get the same events.
+            # A copy, since other gateways get the same events.
             events = list(block_events)
             self._tails = None
             self._pending.append(
@@ -109,8 +109,8 @@ class Attachment:
                 self._close_request(delta)
         self._on_item()
 
-    def take(self) -> WorkerItem | None:
-        """Takes the oldest pending item; None if there is none."""
+    def take_item(self) -> WorkerItem | None:
+        """Removes and returns the oldest pending item; None if there is none."""
         if not self._pending:
             return None
         item = self._pending.pop(0)
@@ -120,27 +120,27 @@ class Attachment:
         return item
 
     async def next(self) -> WorkerItem | None:
-        """Waits for an item and takes the oldest; None when the stream has ended."""
-        while (item := self.take()) is None and not self.ended:
+        """Waits for an item and returns the oldest; None when the stream has ended."""
+        while (item := self.take_item()) is None and not self.ended:
             self._has_items.clear()
             await self._has_items.wait()
         return item
 
     @property
     def num_pending_events(self) -> int:
-        """Block events in the update that has not been taken yet."""
+        """Number of block events in the pending update."""
         update = self._pending[-1] if self._pending else None
         return len(update.block_events) if isinstance(update, WorkerUpdate) else 0
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         """Ends the stream after the pending items."""
         self.ended = True
         self._on_item()
 
-    def drop(self) -> None:
-        """Ends the stream at once, without the pending items."""
+    def drop_stream(self) -> None:
+        """Ends the stream immediately, dropping pending items."""
         self._pending.clear()
-        self.end()
+        self.end_stream()
 
     def _close_request(self, delta: TokenDelta) -> None:
         # The end of an earlier attempt may follow the submit of a later one.

@@ -1,4 +1,4 @@
-"""Engine link: the frontend's end of its socket to the engine of one epoch."""
+"""Engine link: the frontend's socket to the engine of one epoch."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ from worker.protocol.messages import EngineMessage
 
 
 class EngineConnection:
-    """Connection to rank 0, by a socket in a directory that only its user may enter.
+    """Connection to rank 0 by a socket in a directory that only its user can access.
 
     Args:
-        parent_directory: folder in which that directory is made.
-        on_message: called with each message of rank 0, in order; an exception that it raises breaks
+        parent_directory: folder in which that directory is created.
+        on_message: called with each message of rank 0, in order; an exception raised by it breaks
             the connection.
     """
 
     def __init__(self, parent_directory: str, on_message: Callable[[EngineMessage], None]) -> None:
-        # mkdtemp gives mode 0700. Short names: the path of a socket may have 107 bytes.
+        # mkdtemp sets mode 0700. The path of a socket is limited to 107 bytes, hence the short
+        # names.
         self.directory = tempfile.mkdtemp(prefix="rf-", dir=parent_directory)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when a message cannot be taken, or by `give_up`."""
+        """Fails when a message cannot be handled, or by `fail`."""
         self._on_message = on_message
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
         self._num_submits = 0
         self._loop = asyncio.get_running_loop()
         self._stream: FrameStream | None = None
         self._listener = listen(self.directory, "front", 1)
-        # No asyncio streams: their buffers and tasks would cost time in every step.
+        # asyncio streams would add time for buffers and tasks to every step.
         self._loop.add_reader(self._listener, self._accept)
 
     def send(self, payload: bytes, num_submits: int = 0) -> int:
         """Sends a SubmitBatch to rank 0 without waiting; returns the ordinal of its last submit.
 
-        Ordinals count the submits that were sent to this engine. Rank 0 takes them in the same
-        order and counts along, so that the loads it reports tell which of them they include.
+        Ordinals count the submits sent to this engine. Rank 0 counts them in the same order, so
+        that its reported loads show which submits they include.
         """
-        assert self._stream is not None, "nothing is submitted to an engine that is loading"
+        assert self._stream is not None, "the engine is still loading"
         self._stream.send(payload)
         if self._stream.unsent:
             self._loop.add_writer(self._stream.fileno(), self._flush)
         self._num_submits += num_submits
         return self._num_submits
 
-    def give_up(self, reason: str) -> None:
-        """Breaks the connection to an engine that hangs; `broken` fails with the reason."""
+    def fail(self, reason: str) -> None:
+        """Breaks the connection to a hung engine; `broken` fails with the reason."""
         if not self.broken.done():
             self._detach()
             self.broken.set_exception(RuntimeError(reason))
 
     def close(self) -> None:
-        """Drops what is unsent and removes the directory."""
+        """Drops unsent data and removes the directory."""
         self.broken.cancel()
         self._detach()
         self._loop.remove_reader(self._listener)
@@ -78,7 +79,7 @@ class EngineConnection:
             for payload in self._stream.read(wait=False):
                 self._on_message(self._decode(payload))
         except EOFError:
-            self._detach()  # rank 0's process ends, which its supervisor notices, with the reason
+            self._detach()  # rank 0 exits, and its supervisor gets the reason
         except Exception as error:
             self._detach()
             self.broken.set_exception(error)

@@ -1,4 +1,4 @@
-"""Submits in flight: handed to rank 0, but not included in any load that it has reported."""
+"""Submits in flight: sent to rank 0, but not included in its last reported load."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from worker.protocol.blocks import TOKEN_BYTES
 from worker.protocol.messages import LoadSnapshot, Submit
 
 
-class _Handed(NamedTuple):
+class _SentSubmit(NamedTuple):
     ordinal: int
     num_tokens: int
 
 
 class InFlightSubmits:
-    """Submits of all gateways between the frontend and rank 0, in one epoch.
+    """Submits of all gateways between the frontend and rank 0 in one epoch.
 
-    Every load that is sent to gateways includes them, so that each sees at once what the others
-    have sent.
+    Every load sent to gateways includes them, so that each gateway immediately sees the requests of
+    the others.
     """
 
     def __init__(self) -> None:
-        self._handed: deque[_Handed] = deque()
+        self._submits: deque[_SentSubmit] = deque()
         self._num_tokens = 0
         self._last_ordinal = 0
 
     def add(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Adds a batch; its last submit has ordinal `last_ordinal`, the others those before it."""
+        """Adds a batch whose last submit has ordinal `last_ordinal`, preceded by the others."""
         first = last_ordinal - len(submits) + 1
         for ordinal, submit in enumerate(submits, first):
             num_tokens = len(submit.prompt) // TOKEN_BYTES - submit.num_expected_cached
-            self._handed.append(_Handed(ordinal, max(num_tokens, 0)))
-            self._num_tokens += self._handed[-1].num_tokens
+            self._submits.append(_SentSubmit(ordinal, max(num_tokens, 0)))
+            self._num_tokens += self._submits[-1].num_tokens
         self._last_ordinal = max(self._last_ordinal, last_ordinal)
 
     def added_to(self, load: LoadSnapshot) -> LoadSnapshot:
-        """The load with the submits that it does not include as its reserved part."""
-        while self._handed and self._handed[0].ordinal <= load.num_submits_seen:
-            self._num_tokens -= self._handed.popleft().num_tokens
+        """Load with the submits that it does not include added as its reserved part."""
+        while self._submits and self._submits[0].ordinal <= load.num_submits_seen:
+            self._num_tokens -= self._submits.popleft().num_tokens
         return msgspec.structs.replace(
             load,
-            num_reserved=len(self._handed),
+            num_reserved=len(self._submits),
             reserved_prefill_tokens=self._num_tokens,
             num_submits_reserved=self._last_ordinal,
         )

@@ -1,5 +1,4 @@
-"""Intake of a frontend: decodes and checks batches of submits in slices, so that the event loop is
-not held up, and refuses submits before the scheduler sees them."""
+"""Intake of a frontend: decodes batches without blocking the event loop, rejects submits early."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from worker.protocol.queue_limits import QueueLimits, queue_full
 from worker.protocol.sampling import SamplingParams
 
 SLICE_BYTES = 1 << 16
-"""Encoded bytes of a slice, between two passes of the event loop. The largest parameters that a
-request may have and share with no other, 33 KB, take 0.8 ms to decode and check."""
+"""Encoded bytes per slice, between two passes of the event loop. The largest parameters that a
+single request can have, 33 KB, take 0.8 ms to decode and validate."""
 SLICE_SUBMITS = 512
-"""Most submits of a slice. To take one in costs some 10 us here and 20 us at rank 0."""
+"""Maximum submits per slice. Each takes about 10 us here and 20 us at rank 0."""
 SLICE_ENTRIES = 1 << 14
-"""Texts and tokens in the parameters that rank 0 decodes at once, between two steps; one takes
-about 0.1 us."""
+"""Maximum texts and tokens in parameters that rank 0 decodes between two steps; each takes about
+0.1 us."""
 
 
 class _RawBatch(msgspec.Struct):
-    """A gateway's SubmitBatch with submits and sampling parameters that are not decoded yet."""
+    """A gateway's SubmitBatch with undecoded submits and sampling parameters."""
 
     submits: list[msgspec.Raw] = []
     aborts: list[Abort] = []
@@ -34,33 +33,33 @@ class _RawBatch(msgspec.Struct):
 
 
 class Intake:
-    """Decodes batches, and refuses submits that an engine can never serve."""
+    """Decodes batches, and rejects submits that an engine can never serve."""
 
     def __init__(self) -> None:
         self._decode_batch = msgspec.msgpack.Decoder(_RawBatch).decode
         self._decode_submit = msgspec.msgpack.Decoder(Submit).decode
         self._decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
 
-    async def take(
+    async def decode(
         self, payload: bytes, info: EngineInfo | None
     ) -> tuple[SubmitBatch, list[Rejection]]:
-        """The batch, and a rejection for each submit that an engine like `info` cannot serve.
+        """Decodes a batch; also returns rejections of submits that `info`'s engine cannot serve.
 
         Raises:
-            msgspec.DecodeError: the payload is no batch.
+            msgspec.DecodeError: the payload is not a valid batch.
         """
         raw = self._decode_batch(payload)
         slice_ = _Slice()
         samplings = []
-        for one in raw.samplings:
-            if slice_.is_over(len(one)):
+        for encoded in raw.samplings:
+            if slice_.is_over(len(encoded)):
                 await asyncio.sleep(0)
-            samplings.append(self._decode_sampling(one))
+            samplings.append(self._decode_sampling(encoded))
         submits = []
-        for one in raw.submits:
-            if slice_.is_over(len(one)):
+        for encoded in raw.submits:
+            if slice_.is_over(len(encoded)):
                 await asyncio.sleep(0)
-            submits.append(self._decode_submit(one))
+            submits.append(self._decode_submit(encoded))
         batch = SubmitBatch(
             submits=submits, aborts=raw.aborts, admission=raw.admission, samplings=samplings
         )
@@ -68,8 +67,8 @@ class Intake:
         known: dict[int, Problem | None] = {}
         if info is None:
             return batch, rejections
-        for submit, one in zip(submits, raw.submits, strict=True):
-            if slice_.is_over(len(one)):
+        for submit, encoded in zip(submits, raw.submits, strict=True):
+            if slice_.is_over(len(encoded)):
                 await asyncio.sleep(0)
             if (rejection := refuse(submit, info, known)) is not None:
                 rejections.append(rejection)
@@ -77,8 +76,8 @@ class Intake:
 
 
 def slices(batch: SubmitBatch) -> Iterator[SubmitBatch]:
-    """Splits a batch into parts, each of which rank 0 takes in between two steps; grammars come in
-    the first, aborts in the last."""
+    """Splits a batch into parts that rank 0 receives between two steps; grammars are in the first,
+    aborts in the last."""
     first = msgspec.structs.replace(batch, submits=[], aborts=[], admission=None)
     *parts, last = _parts(batch.submits)
     for part in parts:
@@ -113,7 +112,7 @@ class _Slice:
         self._num_submits = self._num_bytes = 0
 
     def is_over(self, num_bytes: int) -> bool:
-        """Whether an object of this size begins a new slice; counts it."""
+        """Counts an object of this size; returns whether it starts a new slice."""
         is_over = (
             self._num_submits == SLICE_SUBMITS or 0 < self._num_bytes > SLICE_BYTES - num_bytes
         )
@@ -127,16 +126,16 @@ class _Slice:
 def reject_early(
     submit: Submit, info: EngineInfo, load: LoadSnapshot, last_ordinal: int
 ) -> Rejection | None:
-    """The scheduler's 429 where the queue is full of requests that are as urgent, else None.
+    """Early 429 if the queue is full of requests of at least equal urgency, else None.
 
-    The load is a step old. Submits that were handed over since count as waiting, so that a flood
-    between two reports does not pass. Whether an arrival replaces another is for the scheduler.
+    The load is one step old. Submits sent since count as waiting, so that bursts between two
+    reports are limited. Replacing a queued request by a more urgent one is left to the scheduler.
 
     Args:
         submit: a new submit.
-        info: the engine, with the limits of its queue.
-        load: the load that was reported last.
-        last_ordinal: ordinal of the last submit that was handed to rank 0.
+        info: the engine, with its queue limits.
+        load: last reported load.
+        last_ordinal: ordinal of the last submit sent to rank 0.
     """
     if submit.num_resumed or submit.is_resubmitted or submit.tenant:
         return None

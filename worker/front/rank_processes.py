@@ -1,4 +1,4 @@
-"""Rank processes as the system shows them in /proc: stopped, at work, or asleep."""
+"""State of rank processes according to /proc: stopped, active, or sleeping."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_STOPPED, _AT_WORK = "T", "RD"
-"""States of proc_pid_stat(5): stopped by a signal; and running or waiting for a core (R), or
+_STOPPED, _ACTIVE = "T", "RD"
+"""States of proc_pid_stat(5): stopped by a signal (T); running or waiting for a core (R), or
 waiting for a disk (D)."""
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
-class Glance(NamedTuple):
-    """State of the processes at one moment."""
+class ProcessSnapshot(NamedTuple):
+    """State of the processes at one time."""
 
     stopped: list[str]
-    """Processes that a signal has stopped, by name and id."""
-    at_work: bool
-    """Whether any process runs, waits for a core, or waits for a disk."""
+    """Names and ids of processes that were stopped by a signal."""
+    is_active: bool
+    """Whether any process is running, or waiting for a core or a disk."""
     cpu_ns: int
-    """Nanoseconds so far in which their main threads had a core or waited for one. The system's
-    clock ticks do not count a moment of work, such as each collective of a starved rank takes."""
+    """Total nanoseconds in which their main threads ran or waited for a core. Clock ticks would not
+    count short activity, such as each collective of a starved rank."""
 
 
 class RankProcesses:
-    """Looks at the main threads of ranks, which launch or compute steps, and of their children.
+    """Inspects the main threads of ranks, which launch or compute steps, and of their children.
 
-    Other threads do not count: Ray's run in a rank that hangs, too. Children count, since one may
-    be a compiler.
+    Other threads do not count: Ray's also run in a hung rank. Children count, since they may be
+    compilers.
 
     Args:
         pids: process ids by name, all on this node.
@@ -41,8 +41,8 @@ class RankProcesses:
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._members = {name: (pid, _started(pid)) for name, pid in pids.items()}
 
-    def glance(self) -> Glance:
-        """Present state of all processes; one that has ended is not at work."""
+    def snapshot(self) -> ProcessSnapshot:
+        """Current state of all processes; one that has exited is not active."""
         stopped: list[str] = []
         seen: dict[int, str] = {}
         cpu_ns = 0
@@ -54,12 +54,12 @@ class RankProcesses:
                 cpu_ns += _cpu_ns(pid, stat)
             if seen.get(root) == _STOPPED:
                 stopped.append(f"{name} (process {root}) is stopped")
-        return Glance(stopped, any(state in _AT_WORK for state in seen.values()), cpu_ns)
+        return ProcessSnapshot(stopped, any(state in _ACTIVE for state in seen.values()), cpu_ns)
 
     def kill(self) -> None:
-        """Kills all ranks by SIGKILL.
+        """Kills all ranks with SIGKILL.
 
-        HAZARD: a stopped process ends by nothing else, neither by Ray nor by its parent's end.
+        HAZARD: nothing else ends a stopped process, neither Ray nor the exit of its parent.
         """
         for pid, started in self._members.values():
             if started and _started(pid) == started:
@@ -68,7 +68,7 @@ class RankProcesses:
 
 
 def _family(root: int) -> Iterator[int]:
-    """Ids of a process and of its descendants that main threads have started."""
+    """Ids of a process and its descendants started by main threads."""
     yield root
     try:
         children = Path(f"/proc/{root}/task/{root}/children").read_text()
@@ -79,14 +79,13 @@ def _family(root: int) -> Iterator[int]:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process, which distinguishes it from a later one with the same id; empty if
-    it has ended."""
+    """Start time of a process, to distinguish reused ids; empty if it has exited."""
     stat = _stat(pid)
     return stat[19] if stat else ""
 
 
 def _cpu_ns(pid: int, stat: list[str]) -> int:
-    """Time of a main thread on a core and in a run queue; ticks where the kernel counts no more."""
+    """Time of a main thread on a core and in a run queue, in clock ticks on old kernels."""
     try:
         running, waiting, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -95,9 +94,9 @@ def _cpu_ns(pid: int, stat: list[str]) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of a main thread in /proc's stat, from the state on; empty if it has ended."""
+    """Fields of a main thread in /proc's stat, starting at the state; empty if it has exited."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # a name may hold anything, brackets too
+    return text.rpartition(")")[2].split()  # names may contain anything, including brackets

@@ -1,12 +1,12 @@
-"""Frontend of a worker group, between many gateways and the one engine loop of rank 0.
+"""Frontend of a worker group, between many gateways and the engine loop of rank 0.
 
-It runs on the event loop of the WorkerGroup replica and knows no Ray:
+It runs on the event loop of the WorkerGroup replica, independent of Ray:
 
     gateways ──submit──> WorkerFrontend ──SubmitBatch──> rank 0
     gateways <──attach── WorkerFrontend <──StepReport─── rank 0      (one socket: engine_link.py)
 
-Each gateway gets one item per engine step that concerns it, with all its tokens. Items that a slow
-gateway has not taken are merged, so that it costs memory for tokens, not for items.
+Each gateway gets one item, with all its tokens, per engine step that concerns it. Items that a slow
+gateway has not received are merged, so that memory grows with tokens, not with items.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import msgspec
 
 from worker.front.attachment import Attachment, CacheMirror
 from worker.front.engine_link import EngineConnection
+from worker.front.event_loop_monitor import EventLoopMonitor
 from worker.front.grammar.service import GrammarService
 from worker.front.in_flight_submits import InFlightSubmits
 from worker.front.intake import Intake, reject_early, slices
-from worker.front.pulse import Pulse
 from worker.front.rank_processes import RankProcesses
 from worker.front.traces import WorkerTraces
 from worker.front.watchdog import StepWatchdog
@@ -51,25 +51,25 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_EVENTS = 100_000
-"""Most block events that may wait for one gateway; one that has stopped reading is detached."""
+"""Maximum block events pending for one gateway; a gateway that has stopped reading is detached."""
 
 HEARTBEAT_S = 0.2
-"""Longest time between two items of an attach stream, in seconds; gateways expect one in 250 ms."""
+"""Maximum seconds between two items of an attach stream; gateways expect one within 250 ms."""
 
 
 class WorkerFrontend:
-    """Takes requests for one worker group and distributes its engine's reports to gateways.
+    """Accepts requests for one worker group and distributes its engine's reports to gateways.
 
-    Lives on one event loop. A rank group that is lost is followed by another one, in a new
-    directory and under the next epoch: `open()`, `wait_ready()`, `engine_lost()`, `open()`...
+    For use on one event loop. A failed rank group is replaced by a new one, in a new directory and
+    with the next epoch: `open()`, `wait_ready()`, `engine_lost()`, `open()`...
 
     Args:
         worker_id: id of the worker.
-        parent_directory: folder in which each epoch's private directory is made.
-        traces: makes spans of requests; None for no tracing.
-        step_timeout_s: seconds without a report after which the engine hangs at the earliest; 0 for
-            never.
-        pulse: is told that the event loop runs; None for none.
+        parent_directory: folder in which each epoch's private directory is created.
+        traces: creates spans for requests; None without tracing.
+        step_timeout_s: minimum seconds without a report before the engine counts as hung; 0
+            disables the watchdog.
+        loop_monitor: monitor of the event loop; None without one.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class WorkerFrontend:
         parent_directory: str = "/tmp",
         traces: WorkerTraces | None = None,
         step_timeout_s: float = 10.0,
-        pulse: Pulse | None = None,
+        loop_monitor: EventLoopMonitor | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = 1
@@ -88,7 +88,7 @@ class WorkerFrontend:
         self._parent_directory = parent_directory
         self._mirror = CacheMirror()
         self.load = LoadSnapshot()
-        """Load as last reported, with what was handed over since; all zero while loading."""
+        """Last reported load plus submits sent since; all zero while loading."""
         self._traces = traces
         self._reserved = InFlightSubmits()
         self._attachments: dict[str, Attachment] = {}
@@ -96,30 +96,30 @@ class WorkerFrontend:
         self._intake = Intake()
         self._engine: EngineConnection | None = None
         self._admission_change = AdmissionChange()
-        """All changes of the admission options so far: a rebuilt rank group gets them again."""
-        self._num_handed = 0
-        """Ordinal of the last submit that rank 0 was sent in this epoch."""
+        """All changes of admission options so far; sent again to rebuilt rank groups."""
+        self._last_ordinal = 0
+        """Ordinal of the last submit sent to rank 0 in this epoch."""
         self._num_reports = 0
         """Number of the engine's last report in this epoch."""
         self._opened_at = 0.0
-        """Monotonic clock when the ranks of this epoch could be started."""
+        """Monotonic time from which the ranks of this epoch could be started."""
         self._grammars: GrammarService | None = None
         """Compiles grammars; None until the first engine is ready."""
         self._step_timeout_s = step_timeout_s
-        self._pulse = pulse
+        self._loop_monitor = loop_monitor
         self._processes = RankProcesses({})
         self._watchdog: StepWatchdog | None = None
-        """Watches the engine's steps; None while no engine runs."""
+        """Monitors the engine's steps; None while no engine runs."""
         self._ready = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
 
     def open(self) -> str:
-        """Makes the private directory and the socket of the current epoch; returns its path.
+        """Creates the private directory and the socket of the current epoch; returns the directory.
 
-        The ranks of this epoch are to be started with this directory.
+        The ranks of this epoch must be started with this directory.
         """
-        assert self._engine is None, "the engine of this epoch has a directory already"
-        self._num_reports = self._num_handed = 0
+        assert self._engine is None, "the epoch is already open"
+        self._num_reports = self._last_ordinal = 0
         self._opened_at = time.monotonic()
         self._engine = EngineConnection(self._parent_directory, self._on_message)
         if self._heartbeat is None:
@@ -127,12 +127,12 @@ class WorkerFrontend:
         return self._engine.directory
 
     async def wait_ready(self) -> EngineInfo:
-        """Waits until every rank of the current epoch is ready.
+        """Waits until all ranks of the current epoch are ready.
 
         Raises:
             RuntimeError: the engine's reports cannot be read.
         """
-        assert self._engine is not None, "open() comes first"
+        assert self._engine is not None, "call open() first"
         broken = self._engine.broken
         ready = asyncio.ensure_future(self._ready.wait())
         either: list[asyncio.Future[Any]] = [ready, broken]
@@ -147,13 +147,13 @@ class WorkerFrontend:
 
     async def wait_broken(self) -> str:
         """Waits until the connection to the engine breaks; returns the reason."""
-        assert self._engine is not None, "open() comes first"
+        assert self._engine is not None, "call open() first"
         broken = self._engine.broken
         await asyncio.wait({broken})
         return str(broken.exception()) if not broken.cancelled() else "closed"
 
     async def attach(self, gateway_id: str) -> AsyncIterator[bytes]:
-        """Stream of encoded WorkerItems for one gateway, see `add`; closing it detaches."""
+        """Stream of encoded WorkerItems for one gateway, see `add`; detached when closed."""
         attachment = Attachment()
         self.add(gateway_id, attachment)
         try:
@@ -163,10 +163,10 @@ class WorkerFrontend:
             self.remove(gateway_id, attachment)
 
     def add(self, gateway_id: str, attachment: Attachment) -> None:
-        """Begins a gateway's stream of WorkerItems: a snapshot, then an update per step.
+        """Starts a gateway's stream of WorkerItems: a snapshot, then an update per step.
 
-        A gateway that attaches again has lost its earlier stream: that ends, and its requests are
-        aborted.
+        A gateway that attaches again has lost its previous stream, which is ended, and its requests
+        are aborted.
         """
         earlier = self._attachments.pop(gateway_id, None)
         if earlier is not None:
@@ -181,26 +181,26 @@ class WorkerFrontend:
         self._abandon(attachment)
 
     async def submit(self, payload: bytes) -> bytes:
-        """Hands a SubmitBatch to rank 0 without submits that it cannot serve; the SubmitReply.
+        """Sends a SubmitBatch to rank 0, except for invalid submits; returns the SubmitReply.
 
-        Both are msgpack. Raises msgspec.DecodeError for a payload that is no batch.
+        Both are msgpack. Raises msgspec.DecodeError for an invalid payload.
         """
         arrived_ns = 0 if self._traces is None else time.time_ns()
         info = self.info
-        batch, rejections = await self._intake.take(payload, info)
+        batch, rejections = await self._intake.decode(payload, info)
         grammars: dict[str, CompiledGrammar] = {}
         if self._grammars is not None and any(s.sampling.structured_outputs for s in batch.submits):
-            # Other submits of the batch wait, too, but gateways send such requests separately.
-            hopeless = {rejection.request_id for rejection in rejections}
-            wanted = [s for s in batch.submits if s.request_id not in hopeless]
-            grammars, broken = await self._grammars.compile(wanted)
+            # Other submits of the batch also wait, but gateways send such requests separately.
+            rejected_ids = {rejection.request_id for rejection in rejections}
+            valid = [s for s in batch.submits if s.request_id not in rejected_ids]
+            grammars, broken = await self._grammars.compile(valid)
             rejections += broken
-        # Nothing is awaited from here on: what is found now holds until the batch is handed over.
+        # No await from here on: the state must not change until the batch is sent.
         rejections = self._drop_repeated(batch, rejections)
         if batch.admission is not None:
             self._admission_change = self._admission_change.then(batch.admission)
-        refused = {rejection.request_id for rejection in rejections}
-        rejections += self._refusals(batch, refused, info)
+        rejected_ids = {rejection.request_id for rejection in rejections}
+        rejections += self._rejections(batch, rejected_ids, info)
         if rejections or grammars:
             attempts = {(rejection.request_id, rejection.attempt) for rejection in rejections}
             batch.submits = [s for s in batch.submits if (s.request_id, s.attempt) not in attempts]
@@ -214,15 +214,15 @@ class WorkerFrontend:
                 last_ordinal = self._engine.send(
                     self._encode(share_sampling(part)), num_submits=len(part.submits)
                 )
-            self._handed(batch.submits, last_ordinal, arrived_ns)
+            self._record_sent(batch.submits, last_ordinal, arrived_ns)
         reply = SubmitReply(epoch=self.epoch, rejections=rejections, last_ordinal=last_ordinal)
         return self._encode(reply)
 
     def engine_lost(self, reason: str) -> None:
-        """Notifies every gateway that the rank group is lost, and begins the next epoch."""
+        """Notifies all gateways that the rank group has failed, and starts the next epoch."""
         self._close_engine()
         if self._traces is not None:
-            self._traces.lost(reason)
+            self._traces.engine_lost(reason)
         for attachment in self._attachments.values():
             attachment.open_requests.clear()
             attachment.put(WorkerDown(epoch=self.epoch, reason=reason))
@@ -244,23 +244,21 @@ class WorkerFrontend:
         if self._grammars is not None:
             self._grammars.close()
         for attachment in self._attachments.values():
-            attachment.end()
+            attachment.end_stream()
 
     def _on_message(self, message: EngineMessage) -> None:
-        """Takes a message of rank 0. Raises RuntimeError if a report is missing."""
+        """Handles a message of rank 0. Raises RuntimeError if a report is missing."""
         if isinstance(message, EngineInfo):
             self._engine_ready(message)
             return
-        assert self._watchdog is not None, "the engine has reported itself first"
+        assert self._watchdog is not None, "the first message is the EngineInfo"
         if isinstance(message, StepLimit):
             self._watchdog.allow(message)
             return
-        self._watchdog.reported(message)
+        self._watchdog.report_received(message)
         self._num_reports += 1
         if message.seq != self._num_reports:
-            raise RuntimeError(
-                f"engine report {message.seq} came where {self._num_reports} was due"
-            )
+            raise RuntimeError(f"got engine report {message.seq}, expected {self._num_reports}")
         self._apply(message)
 
     def _engine_ready(self, info: EngineInfo) -> None:
@@ -272,7 +270,7 @@ class WorkerFrontend:
         self._grammars.engine_changed()
         self.load = LoadSnapshot(max_num_seqs=info.max_num_seqs)
         self._processes = RankProcesses(info.processes)
-        self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.glance)
+        self._watchdog = StepWatchdog(self._step_timeout_s, self._processes.snapshot)
         if self._engine is not None and self._admission_change.given:
             self._engine.send(self._encode(SubmitBatch(admission=self._admission_change)))
         self._ready.set()
@@ -282,10 +280,10 @@ class WorkerFrontend:
 
     def _apply(self, report: StepReport) -> None:
         self.load = self._reserved.added_to(report.load)
-        self.latency.take(report)
+        self.latency.add_report(report)
         if self._traces is not None:
             for changes in report.deltas.values():
-                self._traces.reported(changes)
+                self._traces.deltas_received(changes)
         if report.block_events:
             self._mirror.apply(report.block_events)
         stalled = []
@@ -296,23 +294,22 @@ class WorkerFrontend:
                 if attachment.num_pending_events > MAX_PENDING_EVENTS:
                     stalled.append(gateway_id)
         for gateway_id in stalled:
-            logger.warning("gateway %s does not read: let go", gateway_id)
+            logger.warning("gateway %s is not reading its stream: disconnecting", gateway_id)
             self._abandon(self._attachments.pop(gateway_id))
 
-    def _handed(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
-        """Notes that rank 0 was sent these submits, the last of which has ordinal
-        `last_ordinal`."""
-        self._num_handed = last_ordinal
+    def _record_sent(self, submits: list[Submit], last_ordinal: int, arrived_ns: int) -> None:
+        """Records submits sent to rank 0, the last of which has ordinal `last_ordinal`."""
+        self._last_ordinal = last_ordinal
         if submits:
             self._reserve(submits, last_ordinal)
             if self._watchdog is not None:
-                self._watchdog.handed(last_ordinal)
+                self._watchdog.submits_sent(last_ordinal)
         if self._traces is not None:
-            self._traces.handed(submits, arrived_ns)
+            self._traces.submits_sent(submits, arrived_ns)
 
     def _reserve(self, submits: list[Submit], last_ordinal: int) -> None:
-        """Adds submits to the load, and sends that to other gateways at once, so that they do not
-        choose this worker, too."""
+        """Adds submits to the load, and sends it to other gateways immediately, so that they do not
+        choose this worker too."""
         self._reserved.add(submits, last_ordinal)
         self.load = self._reserved.added_to(self.load)
         for gateway_id, attachment in self._attachments.items():
@@ -320,8 +317,8 @@ class WorkerFrontend:
                 attachment.put_step(self.epoch, [], [], self.load)
 
     def _drop_repeated(self, batch: SubmitBatch, rejections: list[Rejection]) -> list[Rejection]:
-        """Drops submits of requests that this or a later attempt has opened already, which run
-        on; returns the other submits' rejections."""
+        """Drops submits of requests that this or a later attempt has already opened, which
+        continue; returns the other submits' rejections."""
         attempts = {
             submit.request_id: attachment.open_requests[submit.request_id]
             for submit in batch.submits
@@ -332,49 +329,51 @@ class WorkerFrontend:
         for submit in batch.submits:
             key = (submit.request_id, submit.attempt)
             if key in seen or submit.attempt <= attempts.get(submit.request_id, -1):
-                logger.warning("repeated submit ignored", extra={"request_id": submit.request_id})
+                logger.warning("ignoring repeated submit", extra={"request_id": submit.request_id})
                 continue
             seen.add(key)
             kept.append(submit)
         batch.submits = kept
-        return [one for one in rejections if (one.request_id, one.attempt) in seen]
+        return [r for r in rejections if (r.request_id, r.attempt) in seen]
 
-    def _refusals(
-        self, batch: SubmitBatch, hopeless: Collection[str], info: EngineInfo | None
+    def _rejections(
+        self, batch: SubmitBatch, rejected_ids: Collection[str], info: EngineInfo | None
     ) -> list[Rejection]:
         """Rejections of submits that cannot be served now.
 
         Args:
-            batch: a batch whose submits were checked against `info`.
-            hopeless: request ids that were rejected already.
-            info: the engine when the batch came; None while it was loading.
+            batch: a batch whose submits were validated against `info`.
+            rejected_ids: request ids that are already rejected.
+            info: the engine when the batch was received; None if it was loading.
         """
-        refusals = []
-        num_handed = self._num_handed
+        rejections = []
+        last_ordinal = self._last_ordinal
         for submit in batch.submits:
-            if submit.request_id in hopeless:
+            if submit.request_id in rejected_ids:
                 continue
-            refusal = self._refuse(submit, num_handed, info)
-            if refusal is None:
-                num_handed += 1
+            rejection = self._rejection(submit, last_ordinal, info)
+            if rejection is None:
+                last_ordinal += 1
             else:
-                refusals.append(refusal)
-        return refusals
+                rejections.append(rejection)
+        return rejections
 
-    def _refuse(self, submit: Submit, num_handed: int, info: EngineInfo | None) -> Rejection | None:
+    def _rejection(
+        self, submit: Submit, last_ordinal: int, info: EngineInfo | None
+    ) -> Rejection | None:
         if self.info is None or self._engine is None or self.info is not info:
             problem = "this worker is loading"
         elif submit.gateway_id not in self._attachments:
             problem = f"gateway {submit.gateway_id} is not attached to this worker"
         else:
-            return reject_early(submit, self.info, self.load, num_handed)
+            return reject_early(submit, self.info, self.load, last_ordinal)
         return Rejection(
             request_id=submit.request_id, attempt=submit.attempt, message=problem, status=503
         )
 
     def _abandon(self, attachment: Attachment) -> None:
-        """Ends a stream at once, and aborts its requests, which would hold pages."""
-        attachment.drop()
+        """Ends a stream immediately, and aborts its requests, which would hold pages."""
+        attachment.drop_stream()
         aborts = [Abort(request_id=r, attempt=a) for r, a in attachment.open_requests.items()]
         attachment.open_requests.clear()
         if aborts and self._engine is not None:
@@ -394,22 +393,22 @@ class WorkerFrontend:
         clock, last = time.monotonic, time.monotonic()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if self._pulse is not None:
-                self._pulse.beat()
+            if self._loop_monitor is not None:
+                self._loop_monitor.beat()
             for attachment in self._attachments.values():
                 attachment.put_step(self.epoch, [], [], self.load)
             now = clock()
-            # While this process was held up, the engine's reports could not be read.
+            # While this process was blocked, the engine's reports could not be read.
             self._watch(min(now - last, 2 * HEARTBEAT_S))
             last = now
 
     def _watch(self, elapsed_s: float) -> None:
-        """Kills a rank group that hangs; `wait_broken` then returns the reason."""
+        """Kills a hung rank group; `wait_broken` then returns the reason."""
         if self._engine is None or self._watchdog is None:
             return
         problem = self._watchdog.tick(elapsed_s)
         if problem is not None:
-            self._engine.give_up(problem)
+            self._engine.fail(problem)
             self._processes.kill()
 
     def _close_engine(self) -> None:

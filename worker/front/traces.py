@@ -1,7 +1,7 @@
-"""Traces of a worker: per request a span of its frontend, and below it one of its engine.
+"""Traces of a worker: one span per request of its frontend, with a child span of its engine.
 
-The engine's process makes no spans, since its loop waits for nothing: the frontend makes the
-engine's from its reports.
+The engine's process creates no spans, since its loop must not wait: the frontend creates the
+engine's spans from its reports.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     span: Span
     attempt: int
-    handed_ns: int
+    sent_ns: int
     num_prompt: int
     first_ns: int = 0
     times: FirstTokenTimes | None = None
@@ -32,24 +32,24 @@ class _Open:
 
 
 class WorkerTraces:
-    """Spans of the requests of one frontend that have a traceparent.
+    """Spans of the frontend's requests that have a traceparent.
 
     Args:
-        tracing: makes the spans.
-        worker_id: id of the worker, an attribute of the spans.
+        tracing: creates the spans.
+        worker_id: id of the worker, added to the spans.
     """
 
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
         self._tracing = tracing
         self._worker_id = worker_id
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
 
-    def handed(self, submits: Iterable[Submit], arrived_ns: int) -> None:
-        """Begins spans of submits that the engine was sent.
+    def submits_sent(self, submits: Iterable[Submit], arrived_ns: int) -> None:
+        """Starts spans of submits that were sent to the engine.
 
         Args:
             submits: the submits.
-            arrived_ns: their arrival at the frontend, Unix time in nanoseconds.
+            arrived_ns: arrival at the frontend, Unix time in nanoseconds.
         """
         for submit in submits:
             if not submit.traceparent:
@@ -69,11 +69,11 @@ class WorkerTraces:
                 now, num_prompt = time.time_ns(), len(submit.prompt) // TOKEN_BYTES
                 earlier = self._open.pop(submit.request_id, None)
                 if earlier is not None:
-                    self._end(earlier, now, "abort", "another attempt replaced it")
-                self._open[submit.request_id] = _Open(span, submit.attempt, now, num_prompt)
+                    self._end(earlier, now, "abort", "replaced by another attempt")
+                self._open[submit.request_id] = _OpenRequest(span, submit.attempt, now, num_prompt)
 
-    def reported(self, deltas: Iterable[TokenDelta]) -> None:
-        """Takes the deltas of a report, and ends the spans of requests that have ended."""
+    def deltas_received(self, deltas: Iterable[TokenDelta]) -> None:
+        """Handles the deltas of a report, and ends the spans of finished requests."""
         if not self._open:
             return
         now = time.time_ns()
@@ -88,23 +88,23 @@ class WorkerTraces:
                 del self._open[delta.request_id]
                 self._end(found, now, delta.finish_reason, delta.error)
 
-    def lost(self, reason: str) -> None:
-        """Ends all open spans by an error, since the engine is lost."""
+    def engine_lost(self, reason: str) -> None:
+        """Ends all open spans with an error, since the engine has failed."""
         now = time.time_ns()
         for found in self._open.values():
             self._end(found, now, "error", reason)
         self._open.clear()
 
     def close(self) -> None:
-        """Ends all open spans, and sends those that have not been sent."""
-        self.lost("the worker was closed")
+        """Ends all open spans and exports the remaining ones."""
+        self.engine_lost("the worker was shut down")
         self._tracing.close()
 
-    def _end(self, found: _Open, now: int, finish_reason: str, problem: str | None) -> None:
+    def _end(self, found: _OpenRequest, now: int, finish_reason: str, problem: str | None) -> None:
         engine = self._tracing.start(
             "engine",
             traceparent_of(found.span),
-            start_ns=found.handed_ns,
+            start_ns=found.sent_ns,
             server=False,
             attributes={
                 "rayfleet.worker_id": self._worker_id,
@@ -113,12 +113,12 @@ class WorkerTraces:
                 "gen_ai.usage.output_tokens": found.num_tokens,
             },
         )
-        assert engine is not None, "a kept trace's spans are kept"
+        assert engine is not None, "spans of a sampled trace are recorded"
         if (times := found.times) is not None:
             engine.set_attribute("rayfleet.queue_s", times.queue_s)
             engine.set_attribute("rayfleet.prefill_s", times.prefill_s)
             admitted_ns = found.first_ns - int(times.prefill_s * 1e9)
-            engine.add_event("admitted", timestamp=max(admitted_ns, found.handed_ns))
+            engine.add_event("admitted", timestamp=max(admitted_ns, found.sent_ns))
             engine.add_event("first token", timestamp=found.first_ns)
         for span in (engine, found.span):
             if problem is not None:

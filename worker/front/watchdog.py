@@ -1,88 +1,88 @@
-"""Step watchdog: tells a rank group that hangs from one that is slow."""
+"""Step watchdog: distinguishes hung rank groups from slow ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from worker.front.rank_processes import Glance
+from worker.front.rank_processes import ProcessSnapshot
 from worker.protocol.messages import StepLimit, StepReport
 
 BUSY_FACTOR = 10.0
-"""Multiple of a step's limit that ranks get which are at work all the time: on a loaded machine,
-with a compiler, or in an endless loop."""
+"""Multiple of a step's limit for ranks that are active all the time: on a loaded machine, in a
+compiler, or in an endless loop."""
 
 
 class StepWatchdog:
-    """Watches the reports of one rank group's engine.
+    """Monitors the reports of one rank group's engine.
 
-    Rank 0 answers each submit with a report, which tells whether another one is due. If that does
-    not come within the limit of a step, a rank hangs, unless ranks are seen at work: they are then
-    slow, and get `BUSY_FACTOR` times as long. A rank that was stopped by a signal hangs after the
-    timeout, whatever the limit of its step.
+    Rank 0 answers each submit with a report, which states whether another one will follow. If that
+    is not received within the limit of a step, a rank is hung, unless ranks are active: they are
+    then slow, and get `BUSY_FACTOR` times the limit. A rank that was stopped by a signal counts as
+    hung after the timeout, whatever the limit of its step.
 
     Args:
-        timeout_s: least limit of a step, in seconds; 0 for no limit.
-        glance: looks at the rank group's processes.
+        timeout_s: minimum limit of a step in seconds; 0 for no limit.
+        snapshot: returns the state of the rank group's processes.
     """
 
-    def __init__(self, timeout_s: float, glance: Callable[[], Glance]) -> None:
+    def __init__(self, timeout_s: float, snapshot: Callable[[], ProcessSnapshot]) -> None:
         self._timeout_s = timeout_s
-        self._glance = glance
-        self._handed = 0
-        """Ordinal of the last submit that rank 0 was sent."""
+        self._snapshot = snapshot
+        self._last_ordinal = 0
+        """Ordinal of the last submit sent to rank 0."""
         self._awaits = False
         """Whether a report is due."""
         self._waited_s = 0.0
-        """Seconds since the last report, or since one is due."""
+        """Seconds since the last report, or since a report is due."""
         self._asleep_s = 0.0
-        """Seconds in which no rank was seen at work."""
+        """Seconds in which no rank was active."""
         self._cpu_ns = -1
-        """CPU time of the ranks at the last glance, in nanoseconds."""
+        """Total CPU time of the ranks at the last check, in nanoseconds."""
         self._limits: dict[int, float] = {}
-        """Limits, in seconds, of steps that may exceed the timeout, by number."""
+        """Limits in seconds of steps that may exceed the timeout, by step number."""
 
-    def handed(self, ordinal: int) -> None:
-        """Notes that rank 0 was sent submits, the last of which has this ordinal."""
-        self._handed = ordinal
+    def submits_sent(self, ordinal: int) -> None:
+        """Records that submits were sent to rank 0, the last of which has this ordinal."""
+        self._last_ordinal = ordinal
         if not self._awaits:
             self._awaits = True
             self._waited_s = self._asleep_s = 0.0
 
     def allow(self, limit: StepLimit) -> None:
-        """Notes the limit of a step that may exceed the timeout."""
+        """Records the limit of a step that may exceed the timeout."""
         self._limits[limit.seq] = limit.seconds
 
-    def reported(self, report: StepReport) -> None:
-        """Notes that a report has come."""
+    def report_received(self, report: StepReport) -> None:
+        """Records that a report was received."""
         self._waited_s = self._asleep_s = 0.0
-        self._awaits = report.more or report.load.num_submits_seen < self._handed
+        self._awaits = report.more or report.load.num_submits_seen < self._last_ordinal
         done = report.load.step_shape.seq
         if self._limits:
             self._limits = {seq: s for seq, s in self._limits.items() if seq > done}
 
     def tick(self, elapsed_s: float) -> str | None:
-        """Notes that time has passed; returns the problem if the group hangs."""
+        """Advances the time; returns the problem if the group hangs."""
         if not (self._awaits and self._timeout_s):
             return None
         self._waited_s += elapsed_s
         if self._waited_s <= self._timeout_s / 2:
             return None
-        glance = self._glance()
-        is_idle = not glance.at_work and glance.cpu_ns == self._cpu_ns
+        snapshot = self._snapshot()
+        is_idle = not snapshot.is_active and snapshot.cpu_ns == self._cpu_ns
         self._asleep_s = self._asleep_s + elapsed_s if is_idle else 0.0
-        self._cpu_ns = glance.cpu_ns
-        return self._verdict(glance)
+        self._cpu_ns = snapshot.cpu_ns
+        return self._verdict(snapshot)
 
-    def _verdict(self, glance: Glance) -> str | None:
+    def _verdict(self, snapshot: ProcessSnapshot) -> str | None:
         waited_s = self._waited_s
         limit_s = max([self._timeout_s, *self._limits.values()])
         problem = None
-        if glance.stopped and waited_s > self._timeout_s:
-            problem = ", ".join(glance.stopped)
+        if snapshot.stopped and waited_s > self._timeout_s:
+            problem = ", ".join(snapshot.stopped)
         elif waited_s > limit_s and self._asleep_s >= self._timeout_s / 4:
-            problem = "no rank is at work"
+            problem = "no rank is active"
         elif waited_s > BUSY_FACTOR * limit_s:
-            problem = "ranks are at work, without end"
+            problem = "ranks are active but do not finish"
         if problem is None:
             return None
-        return f"the engine hangs, {waited_s:.0f} s without a step: {problem}"
+        return f"engine hung: no step for {waited_s:.0f} s, {problem}"

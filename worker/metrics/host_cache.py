@@ -1,4 +1,4 @@
-"""Metrics of a worker's host-memory tier, named as vLLM's."""
+"""Metrics of a worker's host-memory tier, named as in vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LABELS = ["model_name", "worker_id"]
 def host_cache_metrics(
     labels: Sequence[str], totals: HostCacheTotals, page_size: int
 ) -> Iterator[Metric]:
-    """Families of one worker's host-memory tier; zeros where it has none.
+    """Metric families of a worker's host-memory tier; 0 if disabled.
 
     Args:
         labels: values of (model_name, worker_id).
@@ -23,7 +23,7 @@ def host_cache_metrics(
     """
     usage = GaugeMetricFamily(
         "rayfleet_cpu_cache_usage_perc",
-        "Host memory for KV pages in use; 1 is all.",
+        "Fraction of the host memory for KV pages in use; 1 means all.",
         labels=_LABELS,
     )
     usage.add_metric(labels, totals.num_used / max(1, totals.num_pages))
@@ -38,12 +38,16 @@ def host_cache_metrics(
     yield pages
     hit_tokens = totals.num_loaded * page_size
     for name, text, count in (
-        ("external_prefix_cache_hits", "Tokens whose KV came back from host memory.", hit_tokens),
-        ("kv_offload_load_time_seconds", "Time of the copies from host memory.", totals.load_s),
-        ("kv_offload_evicted_pages", "KV pages that left host memory unused.", totals.num_evicted),
+        ("external_prefix_cache_hits", "Tokens whose KV was loaded from host memory.", hit_tokens),
+        ("kv_offload_load_time_seconds", "Time of loads from host memory.", totals.load_s),
+        (
+            "kv_offload_evicted_pages",
+            "KV pages evicted from host memory without reuse.",
+            totals.num_evicted,
+        ),
         (
             "kv_offload_recomputed_pages",
-            "KV pages computed again though host memory had them.",
+            "KV pages recomputed although they were in host memory.",
             totals.num_recomputed,
         ),
     ):

@@ -1,4 +1,4 @@
-"""Latency of one worker, over all gateways: a slow GPU among many stands out here."""
+"""Latency metrics of a worker over all gateways, which reveal a slow GPU among many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.protocol.messages import StepReport
 STEP_BUCKETS: Final = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
-"""Buckets of step times in seconds: those of inter-token latencies, but fewer."""
+"""Bucket bounds for step times in seconds: a subset of those for inter-token latency."""
 
 
 class WorkerLatency:
@@ -21,23 +21,23 @@ class WorkerLatency:
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
-        """Seconds from a request's arrival at the worker to its first token."""
+        """Seconds from the arrival of a request at the worker to its first token."""
         self.decode_step = Histogram(STEP_BUCKETS)
-        """Seconds of steps that only decode: nearly an inter-token latency."""
+        """Duration of decode-only steps in seconds, approximately the inter-token latency."""
         self.prefill_step = Histogram(STEP_BUCKETS)
-        """Seconds of steps that compute prompt tokens or blocks, too."""
+        """Duration of steps with prefill or blocks in seconds."""
         self.generation_tokens = 0
         """Tokens generated for requests."""
         self._last_seq = 0
 
-    def take(self, report: StepReport) -> None:
-        """Counts the step and the deltas of a report."""
+    def add_report(self, report: StepReport) -> None:
+        """Adds the step and the deltas of a report."""
         load = report.load
         shape = load.step_shape
         if shape.seq != self._last_seq:
             self._last_seq = shape.seq
             decodes = shape.decode_rows and not shape.prefill_tokens
-            if shape.seq:  # 0 until the first step of an epoch
+            if shape.seq:  # 0 before the first step of an epoch
                 (self.decode_step if decodes else self.prefill_step).observe(load.step_ms / 1e3)
         for deltas in report.deltas.values():
             for delta in deltas:
@@ -47,16 +47,16 @@ class WorkerLatency:
 
 
 def latency_metrics(labels: Sequence[str], latency: WorkerLatency) -> Iterator[Metric]:
-    """Families of one worker's latencies; `labels` are values of (model_name, worker_id)."""
+    """Latency metric families of a worker; `labels` are values of (model_name, worker_id)."""
     first = HistogramMetricFamily(
         "rayfleet_worker_time_to_first_token_seconds",
-        "Arrival at the worker to first token.",
+        "Time from arrival at the worker to the first token.",
         labels=["model_name", "worker_id"],
     )
     first.add_metric(labels, latency.first_token.cumulative(), latency.first_token.total)
     steps = HistogramMetricFamily(
         "rayfleet_worker_step_seconds",
-        "Rank 0's time for a step, by whether it decodes alone or computes prompts or blocks, too.",
+        "Step time of rank 0, for decode-only steps and steps with prefill or blocks.",
         labels=["model_name", "worker_id", "kind"],
     )
     for kind, times in (("decode", latency.decode_step), ("prefill", latency.prefill_step)):

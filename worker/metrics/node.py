@@ -1,9 +1,8 @@
-"""Metrics of a node: one scrape for all its processes.
+"""Node metrics: one scrape for all processes of a node.
 
-Each process answers for itself on a Unix socket in a directory that they share. The process that is
-scraped asks the others and merges the answers; one that has ended does not answer, and its series
-end with it. Where a port is configured, the first process to get it holds it, and another takes it
-over when that one ends:
+Each process serves its metrics on a Unix socket in a shared directory. The scraped process queries
+the others and merges the results; series of a process end when it exits. If a port is configured,
+the first process that can bind it serves it, and another one takes over when that process exits:
 
     Prometheus ──HTTP──> process with the port ──┬── own metrics
                                                  ├──> socket of a gateway
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 3.0
-"""Seconds for a process to answer; one that takes longer is left out of the scrape."""
+"""Timeout in seconds for a process to answer, after which it is omitted from the scrape."""
 RETRY_S = 1.0
-"""Seconds between two attempts to get the port while another process holds it."""
+"""Seconds between attempts to bind the port while another process has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,35 +43,35 @@ class NodeMetricsConfig:
     """Configuration of a node's metrics."""
 
     host: str = "127.0.0.1"
-    """Address to listen at."""
+    """Address to listen on."""
     port: int = 0
-    """Port on which each node answers for all its processes; 0 for none."""
+    """Port on which each node serves the metrics of all its processes; 0 disables it."""
     vllm_names: bool = False
-    """Whether workers report the model server protocol's metrics under vLLM's names, too."""
+    """Whether workers also export the model server protocol's metrics under vLLM's names."""
 
 
 class NodeMetrics:
-    """This process's part of its node's metrics. Lives on one event loop.
+    """This process's part of its node's metrics. For use on one event loop.
 
     Args:
         process: name of the process.
-        own: renders its own metrics in the content type that it is given.
-        directory: folder that the processes of this node share; made with mode 0700 if missing.
+        render_metrics: renders the metrics of this process for a content type.
+        directory: folder shared by the processes of this node; created with mode 0700 if missing.
         config: where to listen; None for no port.
-        watch_loop: whether to report the lag of this process's event loop.
+        watch_loop: whether to export the lag of this process's event loop.
     """
 
     def __init__(
         self,
         process: str,
-        own: Callable[[str], bytes],
+        render_metrics: Callable[[str], bytes],
         directory: str,
         config: NodeMetricsConfig | None = None,
         *,
         watch_loop: bool = True,
     ) -> None:
         self._process = process
-        self._own = own
+        self._render_metrics = render_metrics
         self._directory = Path(directory)
         self._config = config or NodeMetricsConfig()
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -82,7 +81,7 @@ class NodeMetrics:
         self._lag_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begins to answer. A failure is logged, and serving continues without."""
+        """Starts to listen. A failure is logged, and the process continues without."""
         if self._lag is not None:
             self._lag_task = asyncio.create_task(self._lag.watch())
         path = self._directory / self._name
@@ -90,12 +89,12 @@ class NodeMetrics:
             _make_private(self._directory)
             self._server = await asyncio.start_unix_server(self._answer, str(path))
         except OSError:
-            logger.exception("metrics of this process are served by itself alone")
+            logger.exception("metrics of this process are not available to other processes")
         if self._config.port:
             self._port_task = asyncio.create_task(self._hold_port())
 
     def close(self) -> None:
-        """Stops answering."""
+        """Stops listening."""
         for task in (self._lag_task, self._port_task):
             if task is not None:
                 task.cancel()
@@ -114,20 +113,20 @@ class NodeMetrics:
         others: list[Path] = []
         if self._server is not None:
             others = [path for path in self._directory.iterdir() if path.name != self._name]
-        answers = await asyncio.gather(*(self._ask(path, content_type) for path in others))
+        answers = await asyncio.gather(*(self._fetch(path, content_type) for path in others))
         texts = [answer for answer in answers if answer is not None]
         num_silent = sum(answer == b"" for answer in answers)
-        own = self._render(content_type)
+        local = self._render(content_type)
         node = render([_processes(len(texts) - num_silent + 1, num_silent)], content_type)
-        return merge([own, *texts, node], content_type), content_type
+        return merge([local, *texts, node], content_type), content_type
 
     def _render(self, content_type: str) -> bytes:
         lag = None if self._lag is None else self._lag.histogram
         process = render(process_metrics(self._process, lag), content_type)
-        return merge([self._own(content_type), process], content_type)
+        return merge([self._render_metrics(content_type), process], content_type)
 
-    async def _ask(self, path: Path, content_type: str) -> bytes | None:
-        """Another process's metrics; empty where it does not answer, None where it has ended."""
+    async def _fetch(self, path: Path, content_type: str) -> bytes | None:
+        """Metrics of another process; empty if it does not answer, None if it has exited."""
         writer = None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -135,7 +134,7 @@ class NodeMetrics:
                 writer.write(content_type.encode() + b"\n")
                 return await reader.read(-1)
         except (ConnectionRefusedError, FileNotFoundError):
-            with contextlib.suppress(OSError):  # no process listens there any more
+            with contextlib.suppress(OSError):  # no process listens there anymore
                 path.unlink()
             return None
         except (OSError, TimeoutError) as error:
@@ -152,7 +151,7 @@ class NodeMetrics:
                 writer.write(self._render(content_type))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
-            pass  # the process that asked is gone
+            pass  # the scraping process has exited
         finally:
             writer.close()
 
@@ -170,7 +169,7 @@ class NodeMetrics:
                 logger.info("metrics of this node on %s:%d", host, port)
                 await asyncio.Event().wait()
             except OSError:
-                await asyncio.sleep(RETRY_S)  # another process of this node has it
+                await asyncio.sleep(RETRY_S)  # another process of this node has the port
             finally:
                 await runner.cleanup()
 
@@ -184,7 +183,7 @@ class NodeMetrics:
 def _processes(num_answered: int, num_silent: int) -> Metric:
     processes = GaugeMetricFamily(
         "rayfleet_node_processes",
-        "Processes of this node, by whether they answered this scrape.",
+        "Processes of this node that did or did not answer this scrape.",
         labels=["state"],
     )
     processes.add_metric(["answered"], num_answered)
@@ -197,4 +196,4 @@ def _make_private(directory: Path) -> None:
     found = directory.lstat()
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not mine or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{directory} is not a directory of this user alone")
+        raise PermissionError(f"{directory} must be a directory that only this user can access")

@@ -1,4 +1,4 @@
-"""Metrics that every process has: its versions, its CPU time and memory, its event loop's lag."""
+"""Metrics of every process: versions, CPU time, memory, and event loop lag."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from prometheus_client.core import (
 from worker.protocol.exposition import Histogram
 
 PERIOD_S: Final = 0.5
-"""Seconds between two probes of the event loop. Each wakes an idle process, whose caches others
-have used in the meantime, for 0.15 ms. Ten a second took a tenth of an idle gateway's CPU time."""
+"""Seconds between two probes of the event loop. Each wakes an idle process for 0.15 ms, with cold
+caches. Ten per second took 10 % of an idle gateway's CPU time."""
 LAG_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""Buckets of the lag in seconds: from what delays no token to where Serve takes a process for
-dead."""
+"""Bucket bounds for the lag in seconds: from unnoticeable to what Serve considers a dead
+process."""
 
 
 class LoopLag:
-    """Lag of an event loop: how long anything that is due waits for it.
+    """Event loop lag: how long due callbacks wait.
 
-    A probe is due every PERIOD_S even while earlier ones wait: as long as the loop is blocked they
-    all wait, as requests do, so that a quantile is that of a request at any moment.
+    A probe is due every PERIOD_S even while earlier ones wait: while the loop is blocked, they all
+    wait like requests do, so that a quantile is that of a request at any time.
     """
 
     def __init__(self) -> None:
         self.histogram = Histogram(LAG_BUCKETS)
-        """Lag of all probes, in seconds."""
+        """Lag of all probes in seconds."""
 
     async def watch(self) -> None:
         """Probes the running event loop until it is cancelled."""
@@ -51,7 +51,7 @@ class LoopLag:
             due = self.probe(due, clock())
 
     def probe(self, due: float, now: float) -> float:
-        """Counts the probes that were due from `due` to `now`; returns when the next one is due."""
+        """Counts the probes due from `due` to `now`; returns when the next one is due."""
         while due <= now:
             self.histogram.observe(now - due)
             due += PERIOD_S
@@ -59,29 +59,33 @@ class LoopLag:
 
 
 def process_metrics(process: str, lag: Histogram | None = None) -> Iterator[Metric]:
-    """Families that every process has, under the label `process`.
+    """Metric families of every process, with the label `process`.
 
     Args:
         process: name of the process.
-        lag: lag of its event loop; None where it has none.
+        lag: lag of its event loop; None without an event loop.
     """
     labels = ["process"]
-    build = InfoMetricFamily("rayfleet_build", "What the process runs.", labels=labels)
+    build = InfoMetricFamily(
+        "rayfleet_build", "Versions of the software that the process runs.", labels=labels
+    )
     versions = {f"{name}_version": version_of(name) for name in ("ray", "torch")}
     python = {"python_version": platform.python_version()}
     build.add_metric([process], {"version": version_of("rayfleet"), **python, **versions})
     used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = CounterMetricFamily("rayfleet_process_cpu_seconds", "Time on a processor.", labels=labels)
+    cpu = CounterMetricFamily(
+        "rayfleet_process_cpu_seconds", "CPU time of the process.", labels=labels
+    )
     cpu.add_metric([process], used.ru_utime + used.ru_stime)
     memory = GaugeMetricFamily(
-        "rayfleet_process_resident_memory_bytes", "Resident memory.", labels=labels
+        "rayfleet_process_resident_memory_bytes", "Resident memory of the process.", labels=labels
     )
     memory.add_metric([process], psutil.Process().memory_info().rss)
     yield from (build, cpu, memory)
     if lag is not None:
         late = HistogramMetricFamily(
             "rayfleet_event_loop_lag_seconds",
-            "How long what is due waits for the event loop.",
+            "Time that due callbacks wait for the event loop.",
             labels=labels,
         )
         late.add_metric([process], lag.cumulative(), lag.total)
@@ -90,7 +94,7 @@ def process_metrics(process: str, lag: Histogram | None = None) -> Iterator[Metr
 
 @cache
 def version_of(package: str) -> str:
-    """The installed version of a package; empty where it is not installed."""
+    """Installed version of a package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Metrics of a rank: the memory of its device, which no other process knows.
+"""Metrics of a rank: the memory of its device, which is not visible to other processes.
 
-A rank has no event loop, so a thread with a loop of its own answers. It sleeps between scrapes, and
-then holds the interpreter for less than a millisecond.
+A rank has no event loop, so a thread with its own loop serves them. It sleeps between scrapes, and
+then holds the GIL for less than a millisecond.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from worker.metrics.node import NodeMetrics
 from worker.protocol.exposition import render
 
 VARIABLE: Final = "RAYFLEET_RANK_OF"
-"""Environment variable with a RankOwner as JSON, which child processes inherit: a rank's step may
-run in one."""
+"""Environment variable with a RankOwner as JSON, inherited by child processes, which may run a
+rank's step."""
 DeviceMemory = Callable[[], tuple[int, int]]
-"""Returns the free bytes of the device, and all of them."""
+"""Returns the free and the total bytes of the device."""
 
 
 class RankOwner(NamedTuple):
@@ -31,16 +31,16 @@ class RankOwner(NamedTuple):
     model_name: str
     worker_id: str
     directory: str
-    """Folder that the processes of the node share, see NodeMetrics."""
+    """Folder shared by the processes of the node, see NodeMetrics."""
 
 
 def belong_to(owner: RankOwner) -> None:
-    """Notes the owner of this process and its children, for `answer_scrapes`."""
+    """Sets the owner of this process and its children, for `answer_scrapes`."""
     os.environ[VARIABLE] = msgspec.json.encode(owner).decode()
 
 
 def answer_scrapes(rank: int, memory: DeviceMemory) -> None:
-    """Serves this rank's metrics until the process ends; does nothing for a rank without owner."""
+    """Serves this rank's metrics until the process exits; does nothing without an owner."""
     text = os.environ.get(VARIABLE)
     if text is not None:
         owner = msgspec.json.decode(text, type=RankOwner)
@@ -61,11 +61,11 @@ async def _serve(rank: int, owner: RankOwner, memory: DeviceMemory) -> None:
 
 
 def device_metrics(rank: int, owner: RankOwner, memory: DeviceMemory) -> Iterator[Metric]:
-    """Families of the memory of one rank's device, in use by any process and in all."""
+    """Memory metrics of a rank's device: used (by any process) and total."""
     free, total = memory()
     for name, text, value in (
-        ("used", "Bytes in use on the rank's GPU, whoever uses them.", total - free),
-        ("total", "Bytes of the rank's GPU.", total),
+        ("used", "Used memory of the rank's GPU in bytes, by any process.", total - free),
+        ("total", "Total memory of the rank's GPU in bytes.", total),
     ):
         gauge = GaugeMetricFamily(
             f"rayfleet_gpu_memory_{name}_bytes", text, labels=["model_name", "worker_id", "rank"]

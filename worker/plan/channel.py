@@ -1,6 +1,6 @@
 """Channels between a worker group's coordinator and its ranks: one stream socket per rank.
 
-No message is dropped on the way; every Plan carries a sequence number as well.
+No message is ever dropped; in addition, every Plan has a sequence number.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from worker.plan.rendezvous import Rendezvous, RendezvousHost
 from worker.plan.sockets import FrameStream, connect, connect_to, listen
 
 LINGER_MS = 500
-"""Milliseconds that a closing socket may still flush."""
+"""Milliseconds for a closing socket to flush."""
 
 
 class CoordinatorChannel:
     """The coordinator's end: ranks connect to it, and each message is sent to all of them.
 
     Args:
-        directory: the group's private folder, where ranks of one node connect.
-        ranks: the ranks that are to connect.
-        host: the listener where they connect if they are on several nodes; None on one node.
+        directory: the group's private folder, where ranks on the same node connect.
+        ranks: ranks expected to connect.
+        host: listener for ranks on several nodes; None on a single node.
     """
 
     def __init__(
@@ -37,24 +37,24 @@ class CoordinatorChannel:
         self._listener = host.listener if host else listen(directory, "ranks", len(ranks))
         self._token = host.rendezvous.token.encode() if host else b""
         self._unauthenticated: dict[int, FrameStream] = {}
-        """Connections that have presented no token yet, by descriptor."""
+        """Connections that have not sent their token yet, by file descriptor."""
         self._streams: dict[int, FrameStream] = {}
-        """Streams of the ranks that are connected, by descriptor."""
+        """Streams of connected ranks, by file descriptor."""
         self._sent: list[bytes] = []
-        """Messages sent before all ranks have connected: each gets them when it connects."""
+        """Messages sent before all ranks were connected, sent to each rank when it connects."""
         self._num_missing = len(ranks)
         self.messages: deque[FromRank] = deque()
         """Messages that were read and not taken yet, oldest first."""
         self.num_lost = 0
-        """Ranks that have closed their end."""
+        """Number of ranks that have closed the connection."""
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors that turn readable when a rank sends a message, or ends."""
+        """File descriptors that become readable when a rank sends a message or exits."""
         return list(self._streams)
 
     def send(self, message: ToRank) -> None:
-        """Sends one message to every rank without waiting; encoded once."""
+        """Sends a message, encoded once, to every rank without waiting."""
         payload = self._encoder.encode(message)
         for stream in self._streams.values():
             stream.send(payload)
@@ -62,9 +62,9 @@ class CoordinatorChannel:
             self._sent.append(payload)
 
     def wait(self, others: Collection[int] = (), timeout_ms: int | None = None) -> None:
-        """Waits until something was read or sent, a rank ended, or one of `others` is readable.
+        """Waits until something was read or sent, a rank exited, or one of `others` is readable.
 
-        A rank's end shows as the end of its stream, so `others` need not report it.
+        The exit of a rank shows as the end of its stream, so `others` need not report it.
         """
         if not (others or self._num_missing) and timeout_ms is None and len(self._streams) == 1:
             ((fd, stream),) = self._streams.items()
@@ -88,7 +88,7 @@ class CoordinatorChannel:
                 self._accept()
 
     def close(self) -> None:
-        """Closes all sockets after a short flush."""
+        """Closes all sockets after flushing for a short time."""
         for stream in self._streams.values():
             stream.flush_all(LINGER_MS / 1e3)
             stream.close()
@@ -105,13 +105,13 @@ class CoordinatorChannel:
             self._admit(stream)
 
     def _authenticate(self, fd: int) -> None:
-        """Admits a connection whose first frame is the token, and closes any other."""
+        """Accepts a connection whose first frame is the token, and closes any other."""
         stream = self._unauthenticated.pop(fd)
         try:
             frames = stream.read(wait=False)
         except EOFError:
             frames = []
-        # It fits into one segment: what comes in pieces is not it.
+        # The token fits into one segment, so a fragmented frame is not valid.
         if frames and hmac.compare_digest(frames[0], self._token):
             self._admit(stream)
             self.messages += map(self._decoder.decode, frames[1:])
@@ -140,14 +140,14 @@ class CoordinatorChannel:
 
 
 class RankChannel:
-    """A rank's end of its stream to the coordinator (CoordinatorChannel).
+    """A rank's connection to the coordinator (CoordinatorChannel).
 
     Args:
-        directory: the group's private folder, where the coordinator listens on one node.
-        rendezvous: where it listens if ranks are on several nodes; None on one node.
+        directory: the group's private folder, where the coordinator listens on a single node.
+        rendezvous: address for ranks on several nodes; None on a single node.
 
     Raises:
-        OSError: the rendezvous cannot be reached.
+        OSError: the rendezvous is unreachable.
     """
 
     def __init__(self, directory: str, rendezvous: Rendezvous | None = None) -> None:
@@ -161,17 +161,17 @@ class RankChannel:
         self._messages: deque[ToRank] = deque()
 
     def receive(self) -> ToRank:
-        """Waits for the next message of the coordinator.
+        """Waits for the next message from the coordinator.
 
         Raises:
-            EOFError: the coordinator is gone.
+            EOFError: the coordinator has exited.
         """
         while not self._messages:
             self._messages += map(self._decoder.decode, self._stream.read())
         return self._messages.popleft()
 
     def send(self, message: FromRank) -> None:
-        """Sends one message to the coordinator, waiting until it is taken. Raises OSError."""
+        """Sends a message to the coordinator, waiting until it is written. Raises OSError."""
         self._stream.send_all(self._encoder.encode(message))
 
     def close(self) -> None:

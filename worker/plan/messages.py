@@ -13,43 +13,42 @@ from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """First message of a rank, once its shard is loaded: what was loaded, and its limits."""
+    """First message of a rank, after loading its shard: what was loaded, and its limits."""
 
     rank: int
     num_pages: int
-    """KV pages that the rank's memory can hold, the dummy page included."""
+    """KV cache pages that fit the rank's memory, including the dummy page."""
     max_model_len: int
     vocab_size: int
     num_host_pages: int = 0
-    """Pages that the rank's share of host memory can hold; 0 without a host-memory tier."""
+    """Pages that fit the rank's share of host memory; 0 without a host-memory tier."""
     device: str = ""
-    """Type of the rank's device: "cuda" or "cpu"."""
+    """Device type of the rank: "cuda" or "cpu"."""
     dtype: str = ""
     """Data type of weights, activations and KV cache, such as "bfloat16"."""
     startup: dict[str, float] = {}
     """Seconds by phase until this message, see `worker.rank.rank.Rank`."""
     process: int = 0
-    """Id of the rank's process; 0 for one in the coordinator's, or where ranks are on several
-    nodes."""
+    """Id of the rank's process; 0 if it is the coordinator's, or if ranks are on several nodes."""
     page_groups: PageGroups = ONE_GROUP
-    """Groups of the model's layers, which have pages of their own."""
+    """Layer groups with separate pages."""
     max_num_seqs: int = 0
-    """Most requests in the running set, the device's default filled in; equal on all ranks."""
+    """Maximum running requests, with the device's default applied; equal on all ranks."""
     max_num_batched_tokens: int = 0
-    """Token budget of one step, the device's default filled in; equal on all ranks."""
+    """Token budget of one step, with the device's default applied; equal on all ranks."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """Answer to the hellos of all ranks: allocate the KV cache."""
+    """Answer to the hellos of all ranks: request to allocate the KV cache."""
 
     num_pages: int
-    """Pages to allocate on the device, the dummy page included."""
+    """Pages to allocate on the device, including the dummy page."""
     num_host_pages: int = 0
     """Pages to allocate in host memory."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """Answer to Start: the rank has allocated its KV cache and awaits Plans."""
+    """Answer to Start: the rank has allocated its KV cache and waits for Plans."""
 
     rank: int
     startup: dict[str, float] = {}
@@ -57,13 +56,13 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Failure(msgspec.Struct, tag="failure", frozen=True):
-    """Last message of a rank that fails."""
+    """Last message of a failed rank."""
 
     rank: int
     error: str
-    """Traceback, which ends with the root cause."""
+    """Traceback; its last line is the root cause."""
     heals: bool = False
-    """Whether another start may succeed."""
+    """Whether a restart may succeed."""
 
 
 class Result(msgspec.Struct, tag="result", frozen=True):
@@ -73,35 +72,35 @@ class Result(msgspec.Struct, tag="result", frozen=True):
 
 
 class Drafts(msgspec.Struct, tag="drafts", frozen=True):
-    """Rank 0's drafts for masked rows: masks are needed for the draw after each draft, too."""
+    """Rank 0's drafts for masked rows, which need a mask for the token after each draft too."""
 
     seq: int
     """Number of the Plan."""
     token_ids: list[list[int]]
-    """Drafts of each masked row, in the order of the rows."""
+    """Drafts of each masked row, in row order."""
 
 
 class PlanMessage(msgspec.Struct, tag="plan", frozen=True):
-    """Message with the Plan of one step to execute."""
+    """Message with the Plan of the next step."""
 
     plan: Plan
 
 
 class Sample(msgspec.Struct, tag="sample", frozen=True):
-    """Masks of a Plan with masked draws; sent after it and before the next Plan.
+    """Masks of a Plan with masked rows; sent after it and before the next Plan.
 
-    Where masked rows may draft it is sent after rank 0's `Drafts`.
+    If masked rows may draft, it is sent after rank 0's `Drafts`.
     """
 
     seq: int
     """Number of the Plan."""
     masks: bytes
-    """Masks of all draws of the masked rows, one after another: each has ceil(vocab / 32)
-    little-endian int32 words, in which bit 1 allows a token."""
+    """Concatenated masks of all tokens of the masked rows: each has ceil(vocab / 32) little-endian
+    int32 words, in which bit 1 allows a token."""
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """Asks the rank to end."""
+    """Request for the rank to exit."""
 
 
 ToRank = Start | PlanMessage | Sample | Stop

@@ -1,11 +1,11 @@
-"""Rendezvous: addresses at which the ranks of one group meet when they are on several nodes.
+"""Rendezvous: addresses for the ranks of one group that are on several nodes.
 
-Within a node they meet in a directory. Across nodes the coordinator listens at its node's address:
-at one port for ranks, which present a token first and are then sent the Plans; at the other for
-torch's store, by which a process group is made.
+On a single node, they use a directory. Across nodes, the coordinator listens at its node's address
+on two ports: one for ranks, which must send a token before they receive Plans, and one for torch's
+store, which creates the process group.
 
-HAZARD: neither the store nor the connections of the collectives check a token. The network between
-the nodes must be private.
+HAZARD: neither the store nor the connections of collectives check a token. The network between the
+nodes must be private.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _FILE = "rendezvous"
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses and token with which a rank joins its group."""
+    """Addresses and token for a rank to join its group."""
 
     host: str
     """Address of the coordinator's node."""
     port: int
-    """Port at which the coordinator awaits ranks."""
+    """Port of the coordinator for ranks."""
     store_port: int
     """Port of torch's store."""
     token: str
     """Secret that a rank sends to the coordinator as its first frame."""
     store_fd: int = -1
-    """Descriptor of the socket that listens at `store_port`, in rank 0's process, whose store takes
-    it over; -1 elsewhere."""
+    """File descriptor of the socket listening on `store_port`, in rank 0's process, whose store
+    takes it over; -1 in others."""
 
 
 class RendezvousHost:
-    """The coordinator's end: both listening sockets.
+    """The coordinator's listening sockets.
 
     Args:
-        host: address of this node that the other nodes reach.
-        num_ranks: number of ranks that are to connect.
+        host: address of this node that is reachable from the other nodes.
+        num_ranks: number of ranks expected to connect.
     """
 
     def __init__(self, host: str, num_ranks: int) -> None:
@@ -65,8 +65,8 @@ class RendezvousHost:
         draft.replace(path)
 
     def for_rank_0(self) -> Rendezvous:
-        """The rendezvous with the store's socket, which is the caller's from now on."""
-        assert self._store.fileno() >= 0, "the socket has been taken"
+        """The rendezvous with the store's socket, which the caller then owns."""
+        assert self._store.fileno() >= 0, "the socket was already taken"
         return msgspec.structs.replace(self.rendezvous, store_fd=self._store.detach())
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class RendezvousHost:
 
 
 def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
-    """The rendezvous that `RendezvousHost.publish` has written; None before."""
+    """The rendezvous written by `RendezvousHost.publish`; None before."""
     try:
         rendezvous = msgspec.json.decode(Path(directory, _FILE).read_bytes(), type=Rendezvous)
     except FileNotFoundError:
@@ -84,12 +84,12 @@ def published(directory: str, store_fd: int = -1) -> Rendezvous | None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface that leads to `host`; None where its name is not known."""
+    """Network interface that leads to `host`; None if its name is unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # a datagram socket: nothing is sent
         mine = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if any(own.address == mine for own in addresses):
+        if any(entry.address == mine for entry in addresses):
             return name
     return None

@@ -1,9 +1,8 @@
-"""Stream sockets between the processes of a worker group; frames are `worker.protocol.frames`'.
+"""Stream sockets between the processes of a worker group, with `worker.protocol.frames`.
 
-A step of a small model takes a tenth of a millisecond, so a message may cost one wake-up of a
-thread and no more: zmq's I/O threads made it three on either side. Within a node these are Unix
-sockets, in a directory that is private to the group's user; between nodes TCP
-(`worker.plan.rendezvous`).
+A step of a small model takes a tenth of a millisecond, so a message may only cost a single thread
+wake-up: zmq's I/O threads needed three on either side. Within a node, these are Unix sockets in a
+directory private to the group's user; between nodes, TCP (`worker.plan.rendezvous`).
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from worker.protocol.frames import FrameReader, frame
 
 _CONNECT_RETRY_S = 0.02
 _BUFFER_BYTES = 4 << 20
-"""Size of a socket's buffer per direction, so that a long prompt hardly ever waits to be read."""
+"""Socket buffer size per direction, large enough for long prompts."""
 _READ_BYTES = 1 << 18
 _SILENCE_S = 5
-"""Seconds of silence after which TCP probes the peer's node, and between two probes."""
+"""Idle seconds after which TCP probes the peer's node, and between two probes."""
 _LOST_AFTER_S = 20
 """Seconds without an answer after which a node counts as lost."""
 
 
 def socket_path(directory: str, name: str) -> str:
-    """The path of a socket in the group's directory.
+    """Path of a socket in the group's directory.
 
     Raises:
-        ValueError: the path is longer than a Unix socket address can be.
+        ValueError: the path is too long for a Unix socket.
     """
     path = f"{directory}/{name}"
     if len(path.encode()) > 107:
-        raise ValueError(f"socket path {path!r} exceeds 107 bytes: choose a shorter directory")
+        raise ValueError(f"socket path {path!r} exceeds 107 bytes: use a shorter directory")
     return path
 
 
 def listen(directory: str, name: str, backlog: int) -> socket.socket:
-    """A listening socket in the group's directory. Raises ValueError as `socket_path` does."""
+    """Creates a listening socket in the group's directory. Raises ValueError as `socket_path`."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(socket_path(directory, name))
     listener.listen(backlog)
@@ -47,7 +46,7 @@ def listen(directory: str, name: str, backlog: int) -> socket.socket:
 def connect(directory: str, name: str) -> FrameStream:
     """Connects to a socket in the group's directory, waiting until a process listens there.
 
-    It waits without a limit, since the parent of this process starts the other one, too.
+    There is no timeout, since the parent of this process also starts the other one.
     """
     while True:
         connection = socket.socket(socket.AF_UNIX)
@@ -60,7 +59,7 @@ def connect(directory: str, name: str) -> FrameStream:
 
 
 def listen_on(host: str, backlog: int) -> socket.socket:
-    """A TCP socket that listens at a free port of an address."""
+    """Creates a TCP socket that listens on a free port of an address."""
     listener = socket.socket(_family(host))
     listener.bind((host, 0))
     listener.listen(backlog)
@@ -68,7 +67,7 @@ def listen_on(host: str, backlog: int) -> socket.socket:
 
 
 def connect_to(host: str, port: int) -> FrameStream:
-    """Connects over TCP to a process that listens already. Raises OSError."""
+    """Connects over TCP to a process that is already listening. Raises OSError."""
     connection = socket.socket(_family(host))
     try:
         connection.connect((host, port))
@@ -83,7 +82,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Has TCP send each frame at once, and notice the loss of the peer's node."""
+    """Configures TCP to send each frame immediately, and to detect the loss of the peer's node."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
@@ -114,11 +113,11 @@ class FrameStream:
             _keep_alive(connection)
 
     def fileno(self) -> int:
-        """Descriptor of the socket, for polling; -1 once it is closed."""
+        """File descriptor of the socket, for polling; -1 once it is closed."""
         return self._socket.fileno()
 
     def send(self, payload: bytes) -> None:
-        """Sends a frame without waiting; what the system does not take is left to `flush`."""
+        """Sends a frame without waiting; what the kernel does not accept is left to `flush`."""
         data = frame(payload)
         if self.unsent:
             self.unsent += data
@@ -132,11 +131,11 @@ class FrameStream:
         self.unsent += memoryview(data)[sent:]
 
     def send_all(self, payload: bytes) -> None:
-        """Sends a frame, waiting until the system has taken all of it. Raises OSError."""
+        """Sends a frame, waiting until the kernel has accepted all of it. Raises OSError."""
         self._socket.sendall(frame(payload))
 
     def flush(self) -> None:
-        """Sends more of what is left, without waiting."""
+        """Sends more unsent data, without waiting."""
         try:
             sent = self._socket.send(self.unsent, socket.MSG_DONTWAIT)
             del self.unsent[:sent]
@@ -146,17 +145,17 @@ class FrameStream:
             self.unsent.clear()
 
     def flush_all(self, timeout_s: float) -> None:
-        """Sends all that is left, for at most `timeout_s` seconds."""
+        """Sends all unsent data, for at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while self.unsent and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._socket], [], left)
             self.flush()
 
     def read(self, *, wait: bool = True) -> list[bytes]:
-        """Returns the frames that newly arrived data completes; with `wait`, waits for data.
+        """Returns the frames completed by newly arrived data; with `wait`, waits for data.
 
         Raises:
-            EOFError: the peer has closed its end, or what it sends are no frames.
+            EOFError: the peer has closed the connection, or sent invalid frames.
         """
         if wait:
             self._arrivals.poll()
@@ -171,5 +170,5 @@ class FrameStream:
             raise EOFError from error
 
     def close(self) -> None:
-        """Closes the socket. Safe to call twice."""
+        """Closes the socket. Idempotent."""
         self._socket.close()

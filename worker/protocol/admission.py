@@ -1,4 +1,4 @@
-"""Admission options: the rules by which a worker admits waiting requests; they may change."""
+"""Admission options: how a worker admits waiting requests; they can be changed at run time."""
 
 from __future__ import annotations
 
@@ -10,99 +10,98 @@ import msgspec
 SchedulePolicy = Literal["fcfs", "lpm"]
 AdmissionPolicyName = Literal["fifo", "pack"]
 
-MOST = 2**31 - 1
-"""Largest value of any count: no worker has more tokens, requests or steps, and a number of more
-than 64 bits could not be sent to one."""
-LEAST_SHARE = 1e-3
-"""Least share of a step's prompt tokens: about one token of a step of the usual thousand."""
+MAX_COUNT = 2**31 - 1
+"""Maximum of every count: no worker has more tokens, requests or steps, and numbers of more than 64
+bits cannot be sent."""
+MIN_SHARE = 1e-3
+"""Minimum of `max_prefill_share`: about one token of a typical step of a thousand."""
 
 IN_SCHEDULER_CONFIG = {"within": "--scheduler-config"}
-"""Metadata of options that have no flag of their own but are in a JSON object; see cluster.cli."""
+"""Metadata of options without a flag of their own, set in the JSON object of another flag; see
+cluster.cli."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionOptions:
-    """Rules of an admission round, which every step makes that has room for prompts.
+    """Options of admission, which runs in every step that has room for prefill.
 
-    They are options of the engine (`worker.config` inherits them), and each may change while it
-    runs (`AdmissionChange`).
+    They are part of the engine's options (`worker.config` inherits them), and each can be changed
+    at run time (`AdmissionChange`).
 
     Raises:
-        ValueError: a value is out of range; the message names the flag, or its field.
+        ValueError: a value is out of range; the message names the flag or the field.
     """
 
     schedule_policy: SchedulePolicy = "fcfs"
-    """Order of equally urgent waiting requests: fcfs, first come, first served; or lpm, longest
-    prefix match (most cached tokens) first, which is fcfs where more than 128 wait."""
+    """Order of waiting requests of equal urgency: fcfs (first come, first served), or lpm (longest
+    cached prefix first, which falls back to fcfs when more than 128 requests wait)."""
     prefill_admission_policy: AdmissionPolicyName = "fifo"
-    """Which waiting requests a step admits. fifo: from the head of the queue, while they fit; pack:
-    those with fewest uncached prompt tokens first."""
+    """Waiting requests that a step admits: fifo admits from the head of the queue while requests
+    fit, pack admits those with the fewest uncached prompt tokens first."""
     prefill_admission_lookahead: int = field(default=64, metadata=IN_SCHEDULER_CONFIG)
-    """Waiting requests that pack and lpm choose from."""
+    """Number of waiting requests that pack and lpm choose from."""
     prefill_force_fifo_every: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Under pack, one in so many admission rounds is fifo; 0 for none. In any case no request is
-    passed over for ever."""
+    """Every Nth admission round under pack is fifo; 0 for none. Starvation is always prevented."""
     prefill_max_tokens: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Most prompt tokens of one step; 0 for all that --max-num-batched-tokens leaves."""
+    """Maximum prompt tokens per step; 0 for no limit other than --max-num-batched-tokens."""
     prefill_max_ms: int = field(default=75, metadata=IN_SCHEDULER_CONFIG)
-    """Most milliseconds by which prompts make a step longer in which other requests decode, as
-    predicted from recent steps. With decodes that take 25 ms, tokens are then at most 100 ms apart,
-    the limit of MLPerf Inference's server scenario for an 8B model. Prompts get a sixteenth of
-    --max-num-batched-tokens in any case. 0 for no limit."""
+    """Maximum predicted milliseconds that prefill adds to a step with decodes; 0 for no limit. With
+    decodes that take 25 ms, the default keeps inter-token latency within 100 ms, the limit of
+    MLPerf Inference's server scenario for an 8B model; prefill gets at least 1/16 of
+    --max-num-batched-tokens."""
     prefill_max_batch_size: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Most requests admitted in one step; 0 for any number."""
+    """Maximum requests admitted per step; 0 for no limit."""
     max_prefill_share: float = field(default=0.5, metadata=IN_SCHEDULER_CONFIG)
-    """Share of a step's prompt tokens that one prompt may take while others wait; 1 for all."""
+    """Fraction of a step's prompt tokens for one prompt while others wait; 1 for no limit."""
     prefill_first_steps: int = field(default=0, metadata=IN_SCHEDULER_CONFIG)
-    """Most steps in a row without decodes that are no more urgent than the prompts, while these
-    fill such a step by themselves: first tokens come sooner, others later. 0 keeps all decodes in
-    every step."""
+    """Maximum consecutive prefill-only steps while prefills of at least equal urgency fill the
+    token budget. Lowers TTFT, raises inter-token latency; 0 always includes decodes."""
     urgent_first_steps: int = field(default=4, metadata=IN_SCHEDULER_CONFIG)
-    """Most steps in a row without decodes that a prompt outranks by `preempt_priority_gap`, where
-    these would take an eighth or more of the step's tokens or of its predicted time. 0 keeps all
-    decodes in every step."""
+    """Maximum consecutive steps without decodes that a prompt outranks by `preempt_priority_gap`,
+    if these would take 1/8 or more of the step's tokens or predicted time. 0 always includes
+    decodes."""
 
     def __post_init__(self) -> None:
         for option in fields(AdmissionOptions):
             name, value = option.name, getattr(self, option.name)
             if not isinstance(option.default, int):
                 continue
-            least = 1 if name == "prefill_admission_lookahead" else 0
-            if not least <= value <= MOST:
-                problem = f"must be in [{least}, {MOST}], got {value}"
+            minimum = 1 if name == "prefill_admission_lookahead" else 0
+            if not minimum <= value <= MAX_COUNT:
+                problem = f"must be in [{minimum}, {MAX_COUNT}], got {value}"
                 raise ValueError(f"{option_name(self, name)} {problem}")
-        if not LEAST_SHARE <= self.max_prefill_share <= 1.0:
-            problem = f"must be in [{LEAST_SHARE}, 1], got {self.max_prefill_share}"
+        if not MIN_SHARE <= self.max_prefill_share <= 1.0:
+            problem = f"must be in [{MIN_SHARE}, 1], got {self.max_prefill_share}"
             raise ValueError(f"{option_name(self, 'max_prefill_share')} {problem}")
 
 
 class AdmissionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Change of some admission options; those not given stay as they are.
+    """Change of some admission options; the others keep their values.
 
     Raises:
         ValueError: an option is unknown, or a value has the wrong type or is out of range.
     """
 
     given: dict[str, int | float | str] = {}
-    """New values by name of the option."""
+    """New values by option name."""
 
     def __post_init__(self) -> None:
         names = [option.name for option in fields(AdmissionOptions)]
         if unknown := [name for name in self.given if name not in names]:
-            raise ValueError(f"there is no option {unknown[0]}; known: {', '.join(names)}")
+            raise ValueError(f"unknown option {unknown[0]!r}: must be one of {', '.join(names)}")
         self.applied_to(AdmissionOptions())
 
     def applied_to(self, options: AdmissionOptions) -> AdmissionOptions:
-        """The options with this change."""
+        """Options with this change applied."""
         return msgspec.convert({**asdict(options), **self.given}, AdmissionOptions)
 
     def then(self, later: AdmissionChange) -> AdmissionChange:
-        """This change and a later one, merged."""
+        """Merges a later change into this one."""
         return AdmissionChange({**self.given, **later.given})
 
 
 def option_name(options: Any, name: str) -> str:
-    """Name of an option for users: its flag, or its key in the JSON object of another flag.
+    """User-visible name of an option: its flag, or its key in the JSON object of another flag.
 
     Args:
         options: a dataclass of options, or an instance.

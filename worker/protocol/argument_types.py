@@ -1,4 +1,4 @@
-"""Types of the arguments of a function, by which texts between tags are read and written."""
+"""Types of a function's arguments, for parsing and generating tagged tool calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Schemas = Mapping[str, Any]
 
 _ALL = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _MAX_DEPTH = 16
-"""References and alternatives that are followed."""
+"""Maximum depth of references and alternatives."""
 
 
 def argument_types(parameters: Mapping[str, Any]) -> Schemas:
-    """Schemas of the arguments by name, reduced to `type` and `enum`.
+    """Reduces the schema of each argument to `type` and `enum`.
 
-    References and alternatives are resolved: each schema has the types of all values that may be
-    valid, or these values.
+    References and alternatives are resolved: a schema gets all types that may be valid, or the
+    allowed values.
 
     Args:
         parameters: JSON schema of the function's arguments.
@@ -43,7 +43,7 @@ def _reduced(root: Mapping[str, Any], schema: Any) -> dict[str, Any]:
 
 
 def _target(root: Mapping[str, Any], schema: Any) -> Any:
-    """What a schema refers to, by a pointer; None if it refers to nothing."""
+    """Target of a schema's `$ref`; None without one."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -57,8 +57,8 @@ def _target(root: Mapping[str, Any], schema: Any) -> Any:
 def _types(root: Mapping[str, Any], schema: Any, depth: int) -> frozenset[str]:
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return _ALL
-    own = schema.get("type")
-    listed = [own] if isinstance(own, str) else own
+    given = schema.get("type")
+    listed = [given] if isinstance(given, str) else given
     types = _ALL
     if isinstance(listed, list):
         types = frozenset(name for name in listed if isinstance(name, str))

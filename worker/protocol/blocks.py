@@ -1,16 +1,15 @@
-"""Block hashes of full pages of tokens, chained: equal hashes mean (almost surely) equal prefixes.
+"""Chained block hashes of full pages of tokens: equal hashes mean (almost surely) equal prefixes.
 
-Gateway and worker compute the same hashes, so that a gateway knows which worker holds a prompt.
-Hashes only route; before a worker reuses a page it compares the token ids themselves.
+Gateway and worker compute the same hashes, so a gateway can tell which worker has a prompt cached.
+Hashes are for routing only; before a worker reuses a page, it compares the token ids.
 
     digest of a page    e = mix(Σ token[j]·key[j])
     hash of page i      h[i] = h[i-1]·M + e[i]          h[-1] is the root, or the parent
 
-all modulo 2⁶⁴. The first line is multilinear hashing (Carter & Wegman 1979), mixed thoroughly. The
-second, unlike a chain of digests, needs no loop: M has an inverse, so
-h[i] = Mⁱ·(M·h[-1] + Σ e[j]·M⁻ʲ), which is one running sum over all pages of a prompt. A
-client can construct two prompts of a thousand pages that collide; they are then routed as if one
-were cached where the other is, and nothing else happens.
+all modulo 2⁶⁴. The first line is multilinear hashing (Carter & Wegman 1979) with a final mix. The
+second, unlike a chain of digests, needs no loop: M is invertible, so h[i] = Mⁱ·(M·h[-1] + Σ
+e[j]·M⁻ʲ), a running sum over all pages of a prompt. A client can construct two prompts of a
+thousand pages that collide; this only affects how they are routed.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ TOKEN_BYTES = 4
 _UINT32 = np.dtype("<u4")
 
 _FEW = 4
-"""Pages up to which plain integers are faster than arrays."""
+"""Number of pages up to which plain integers are faster than arrays."""
 _M64 = 2**64 - 1
 _CHAIN = 0xD1342543DE82EF95
 _CHAIN_INVERSE = pow(_CHAIN, -1, 2**64)
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
-# The same for arrays, and arrays themselves: numpy converts any other number with each use.
+# The same as arrays: numpy would convert any other number on each use.
 _GAMMA64, _MIX_A64, _MIX_B64, _30, _27, _31 = (
     np.array(value, np.uint64) for value in (_GAMMA, _MIX_A, _MIX_B, 30, 27, 31)
 )
@@ -48,18 +47,18 @@ _GAMMA64, _MIX_A64, _MIX_B64, _30, _27, _31 = (
 
 @lru_cache(maxsize=1024)
 def root_hash(block_hash_salt: str, cache_salt: str = "") -> int:
-    """Hash at the start of a chain, unsigned 64-bit: one per checkpoint and cache salt."""
+    """Hash at the start of a chain (unsigned 64-bit), one per checkpoint and cache salt."""
     salt = block_hash_salt.encode()
-    # The length keeps ("ab", "c") and ("a", "bc") apart.
+    # The length distinguishes ("ab", "c") from ("a", "bc").
     data = len(salt).to_bytes(4, "little") + salt + cache_salt.encode()
     digest: Any = xxh3_64_intdigest(data)
     return int(digest)
 
 
 def cache_scope(cache_salt: str = "", adapter: str = "", tenant: str = "") -> str:
-    """One cache salt of all that separates prefix caches: a client's salt, adapter and tenant.
+    """Combines everything that separates prefix caches (salt, adapter, tenant) into one cache salt.
 
-    Different triples give different scopes, whatever a client puts into its salt.
+    Different triples give different scopes, whatever salt a client sends.
     """
     if not (adapter or tenant or cache_salt.startswith("\0")):
         return cache_salt
@@ -67,10 +66,10 @@ def cache_scope(cache_salt: str = "", adapter: str = "", tenant: str = "") -> st
 
 
 def block_hashes(token_ids: TokenBuffer, page_size: int, parent: int) -> list[int]:
-    """Unsigned 64-bit hashes of the full pages of `token_ids`.
+    """Unsigned 64-bit hashes of the full pages in `token_ids`.
 
-    `parent` is `root_hash(...)` at the start of a chain, or the hash of the page before the first
-    to extend one.
+    `parent` is `root_hash(...)` at the start of a chain, or the hash of the preceding page to
+    extend a chain.
 
     Raises:
         ValueError: the buffer's items are not 4 bytes wide (or single bytes).

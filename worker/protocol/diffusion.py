@@ -1,4 +1,4 @@
-"""Block diffusion: names of algorithms and optimizations, a request's parameters, totals."""
+"""Block diffusion: algorithm and optimization names, request parameters, totals."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ DllmFeature = Literal[
     "skip_unread",
 ]
 
-_MOST = {"threshold": 1, "edit_threshold": 1, "max_post_edit_steps": 1024, "penalty": 100}
-"""Largest value of each number in DiffusionParams; the least is 0."""
+_MAXIMA = {"threshold": 1, "edit_threshold": 1, "max_post_edit_steps": 1024, "penalty": 100}
+"""Maximum of each number in DiffusionParams; the minimum is 0."""
 
 
 class DiffusionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Parameters of block diffusion for one request; None takes the server's value.
+    """Block-diffusion parameters of one request; None uses the server's default.
 
     Raises:
         ValueError: a value is out of range; the message names the field and the range.
     """
 
     algorithm: DllmAlgorithm | None = None
-    """Decoding algorithm: how a round chooses the positions that it decides."""
+    """Decoding algorithm: how a round selects the positions to decode."""
     threshold: float | None = None
-    """Probability of its token above which a position is decided; in any case the likeliest one
-    is."""
+    """Confidence threshold: positions whose token is more likely than this are decoded; the most
+    likely position always is."""
     edit_threshold: float | None = None
-    """Probability above which another token replaces a decided one (JointThreshold)."""
+    """Probability above which a decoded token is replaced by another (JointThreshold)."""
     max_post_edit_steps: int | None = None
-    """Most rounds of replacement once a block has no undecided position (JointThreshold)."""
+    """Maximum rounds of edits after a block is fully decoded (JointThreshold)."""
     penalty: float | None = None
-    """Subtracted from the logit of the token that stands just before a position
-    (JointThreshold)."""
+    """Subtracted from the logit of the token just before a position (JointThreshold)."""
     stream_drafts: bool = False
-    """Whether a stream carries the running block after every round."""
+    """Whether a stream includes the running block after every round."""
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
+        for name, maximum in _MAXIMA.items():
             value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= most:
-                raise ValueError(f"diffusion.{name} must be in [0, {most}], got {value}")
+            if value is not None and not 0.0 <= value <= maximum:
+                raise ValueError(f"diffusion.{name} must be in [0, {maximum}], got {value}")
 
 
 class BlockTotals(msgspec.Struct, array_like=True):
@@ -57,8 +56,8 @@ class BlockTotals(msgspec.Struct, array_like=True):
     num_forwards: int = 0
     """Forward passes."""
     num_rounds: int = 0
-    """Passes that decided positions of a block, summed over blocks."""
+    """Forward passes that decoded positions of a block, summed over blocks."""
     num_passes: int = 0
-    """All passes over running blocks, summed over blocks."""
+    """Forward passes over running blocks, summed over blocks."""
     num_tokens: int = 0
-    """Tokens that finished blocks added to their requests."""
+    """Tokens of finished blocks."""

@@ -1,7 +1,7 @@
-"""Frames on stream sockets, and the messages in them between a gateway and a frontend of its node.
+"""Frames on stream sockets, and the messages between a gateway and a frontend on the same node.
 
-A frame is a length (uint32, little-endian) and a payload of as many bytes: msgpack of one message,
-never pickle. All processes of a worker group and its gateways cut their streams with this code.
+A frame is a length (uint32, little-endian) followed by a payload of that many bytes: one message in
+msgpack, never pickled. Shared by all processes of a worker group and its gateways.
 
 gateway ──Attach, then Call (SubmitBatch)──────────────────────────────> front
 gateway <──Item (WorkerItem), Reply (SubmitReply), CallFailure (text)── front
@@ -14,22 +14,22 @@ from struct import Struct
 import msgspec
 
 MAX_PAYLOAD_BYTES = 256 * 2**20
-"""Longest payload; a longer one shows that the stream is broken."""
+"""Maximum payload length; a larger value means that the stream is corrupt."""
 
 _HEADER = Struct("<I")
 
 
 class Attach(msgspec.Struct, tag="attach", array_like=True, frozen=True):
-    """First frame of a gateway's connection: names the gateway."""
+    """First frame of a gateway's connection; identifies the gateway."""
 
     gateway_id: str
 
 
 class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
-    """A gateway's call of `submit`."""
+    """Call of `submit` by a gateway."""
 
     number: int
-    """Number of the call, which its answer has as well."""
+    """Number of the call, repeated in its answer."""
     payload: bytes
     """Msgpack of a SubmitBatch."""
 
@@ -50,7 +50,7 @@ class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
 
 
 class CallFailure(msgspec.Struct, tag="failure", array_like=True, frozen=True):
-    """Answer to a call that the frontend could not take."""
+    """Answer to a call that failed in the frontend."""
 
     number: int
     error: str
@@ -61,40 +61,40 @@ ToGateway = Item | Reply | CallFailure
 
 
 class SocketOffer(msgspec.Struct):
-    """First item of an attach call over Serve: the socket that has the worker's items."""
+    """First item of an attach call over Serve: the socket that carries the worker's items."""
 
     path: str | None
-    """Path of the socket, for a gateway on the worker's node. The call then stays open without a
-    further item, since Serve ends a draining worker once no call to it is open. None where the call
-    itself carries the items."""
+    """Path of the socket, for a gateway on the worker's node; None if the call itself carries the
+    items. With a socket, the call stays open without further items: Serve ends a draining worker
+    once it has no open calls."""
 
 
-def pulse_key(worker_id: str) -> bytes:
-    """Key, in Ray's key-value store, of the signs of life of a worker whose event loop is late."""
+def heartbeat_key(worker_id: str) -> bytes:
+    """Key in Ray's key-value store of the heartbeats of a worker whose event loop is blocked."""
     return f"pulse/{worker_id}".encode()
 
 
 def frame(payload: bytes) -> bytes:
-    """The frame of a payload: its length and itself."""
+    """Frame of a payload: its length, then the payload."""
     return _HEADER.pack(len(payload)) + payload
 
 
 class FrameReader:
-    """Cuts what a socket delivers into frames."""
+    """Splits data from a socket into frames."""
 
     __slots__ = ("_missing", "_rest")
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        """Beginning of a frame that is not complete."""
+        """Start of an incomplete frame."""
         self._missing = 0
-        """Bytes that the frame, or its header, lacks: pieces of a long frame are not looked at."""
+        """Bytes missing from the current frame or header; incomplete frames are not parsed."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads of all frames that `data` completes.
+        """Payloads of all frames that `data` completes.
 
         Raises:
-            ConnectionError: this is not a stream of frames.
+            ConnectionError: a frame is too long, so the stream is corrupt.
         """
         if self._rest:
             self._rest += data
@@ -108,7 +108,7 @@ class FrameReader:
         while end - start >= _HEADER.size:
             (length,) = _HEADER.unpack_from(data, start)
             if length > MAX_PAYLOAD_BYTES:
-                raise ConnectionError(f"a frame of {length} bytes")
+                raise ConnectionError(f"corrupt stream: frame of {length} bytes")
             needed = _HEADER.size + length
             if end - start < needed:
                 break

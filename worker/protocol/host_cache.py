@@ -1,4 +1,4 @@
-"""Host-memory tier of a worker's prefix cache: its policy and totals."""
+"""Host-memory tier of a worker's prefix cache: policy and totals."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Literal
 import msgspec
 
 HostCachePolicy = Literal["auto", "always"]
-"""Policy of copying pages back from host memory: where that is quicker than computing them (auto),
-or always."""
+"""When to copy pages back from host memory: if that is faster than recomputing them (auto), or
+always."""
 
 
 class HostCacheTotals(msgspec.Struct, array_like=True):
     """Totals of the host-memory tier since the epoch began.
 
-    A page is in one of the two tiers at a time, and is stored once whenever it leaves the device.
+    A page is in one of the two tiers at a time, and is stored each time it leaves the device.
     """
 
     num_pages: int = 0
-    """Pages that the tier has room for."""
+    """Capacity of the tier in pages."""
     num_used: int = 0
-    """Pages in the tier at present."""
+    """Pages currently in the tier."""
     num_stored: int = 0
     """Pages copied from the device."""
     num_loaded: int = 0
-    """Pages copied back, for a request that needed them."""
+    """Pages copied back to the device for requests."""
     num_evicted: int = 0
-    """Pages that left the tier without having been needed again."""
+    """Pages evicted from the tier without having been reused."""
     num_recomputed: int = 0
-    """Pages computed again though the tier had them: that was quicker, or a request drew the same
-    tokens as another."""
+    """Pages recomputed although the tier had them: because that was faster, or because a request
+    sampled the same tokens as another."""
     num_resumed_tokens: int = 0
-    """Tokens that preempted requests had computed, counted when they are admitted again."""
+    """Computed tokens of preempted requests, counted at their readmission."""
     num_resumed_cached_tokens: int = 0
-    """Tokens of `num_resumed_tokens` that were found on the device."""
+    """Tokens of `num_resumed_tokens` that were still on the device."""
     num_resumed_loaded_tokens: int = 0
-    """Tokens of preempted requests that were copied back when they were admitted again."""
+    """Tokens of `num_resumed_tokens` that were copied back from the host."""
     load_s: float = 0.0
-    """Seconds of the copies back to the device."""
+    """Seconds spent on copies back to the device."""

@@ -1,4 +1,4 @@
-"""Models by name: a folder of this machine, or a repository of the Hugging Face Hub."""
+"""Resolves model names: a local folder, or a repository of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def at_revision(model: str, revision: str) -> str:
-    """Name with revision by which a model's files are loaded: ORGANIZATION/NAME@REVISION.
+    """Model name with revision: ORGANIZATION/NAME@REVISION.
 
-    It is one string, so that the revision is not lost where the name is handed on.
+    One string, so that the revision is always passed on together with the name.
     """
     return f"{model}@{revision}" if revision else model
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that `model` names; None where it is a repository's name.
+    """Local folder that `model` names; None if it is a repository name.
 
     Raises:
-        Unavailable: the name can only be that of a folder, and there is none.
-        ValueError: a revision of a folder is asked for.
+        Unavailable: the name can only be a folder's, and the folder does not exist.
+        ValueError: a revision is given for a folder.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -33,28 +33,28 @@ def local_folder(model: str) -> Path | None:
     model, _, revision = model.partition("@")
     if revision and Path(model).expanduser().is_dir():
         raise ValueError(
-            f"{model} is a folder here, which has no revision {revision}: leave --revision out"
+            f"{model} is a local folder, which has no revision {revision}: remove --revision"
         )
     if _can_only_be_folder(model):
         raise Unavailable(
-            f"the model folder {model} does not exist: give a checkpoint folder or a Hub repository"
+            f"model folder {model} does not exist: use a checkpoint folder or a Hub repository"
         )
     return None
 
 
 def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ()) -> Path:
-    """Folder with a snapshot of a repository's files in the Hub's cache, downloaded if need be.
+    """Snapshot of a repository's files in the local Hub cache, downloaded if necessary.
 
-    The environment's HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN apply.
+    Respects HF_HUB_OFFLINE, HF_HOME, HF_ENDPOINT and HF_TOKEN.
 
     Args:
         repository: ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION.
-        files: patterns of the names of files to download.
-        ignored: patterns of files that are left out nevertheless.
+        files: name patterns of the files to download.
+        ignored: name patterns of files to exclude.
 
     Raises:
-        Unavailable: the Hub cannot be reached or is busy, and the cache has no whole snapshot.
-        ValueError: the Hub refuses the repository, or has none of that name.
+        Unavailable: the Hub is unreachable or busy, and the cache has no complete snapshot.
+        ValueError: the Hub denies access to the repository or does not have it.
     """
     from huggingface_hub import snapshot_download  # slow to import, needed for Hub names only
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -70,33 +70,35 @@ def download(repository: str, files: Sequence[str], ignored: Sequence[str] = ())
             )
         )
     except LocalEntryNotFoundError as error:
-        # The library has read the cache because of another error, which says more.
+        # The library fell back to the cache because of another error, which is the more
+        # informative one.
         kind = Unavailable if hub_may_heal(error.__cause__ or error) else ValueError
         raise kind(
-            f"{repository} is neither a folder here nor in the Hub's cache, and the Hub cannot be "
-            f"reached (is HF_HUB_OFFLINE set?): download it first or give a folder: "
+            f"{repository} is neither a local folder nor in the Hub cache, and the Hub cannot be "
+            f"reached (is HF_HUB_OFFLINE set?): download it first or use a local folder: "
             f"{_in_one_line(error.__cause__ or error)}"
         ) from error
     except Exception as error:
         kind = Unavailable if hub_may_heal(error) else ValueError
         raise kind(
-            f"{repository} is no folder here and the Hub does not give it: {_in_one_line(error)}"
+            f"{repository} is not a local folder and cannot be downloaded from the Hub: "
+            f"{_in_one_line(error)}"
         ) from error
 
 
 def commit_of(model: str) -> str:
-    """Commit that the Hub, or else its local cache, has for a name; empty for a folder.
+    """Commit hash of a model on the Hub, or in its local cache; empty for a folder.
 
     Raises:
-        Unavailable: the commit cannot be known now.
-        ValueError: the Hub refuses the repository, or a revision of a folder is asked for.
+        Unavailable: the commit cannot be determined now.
+        ValueError: the Hub denies access to the repository, or a revision is given for a folder.
     """
     name, _, revision = model.partition("@")
     if not revision and _can_only_be_folder(name):
-        return ""  # which may come later
+        return ""  # which may be created later
     if local_folder(model) is not None:
         return ""
-    # A snapshot's folder in the cache has its commit's name.
+    # In the cache, a snapshot's folder is named after its commit.
     return revision if _COMMIT.fullmatch(revision) else download(model, ["config.json"]).name
 
 
@@ -105,12 +107,12 @@ def _can_only_be_folder(model: str) -> bool:
 
 
 def hub_may_heal(error: BaseException) -> bool:
-    """Whether a download that failed may succeed later.
+    """Whether a failed download may succeed later.
 
-    Statuses from 400 on are about the request (no such repository, gated, no valid token), but for
-    three that ask to try again.
+    Client errors (4xx) are permanent (no such repository, gated, invalid token), except for 408,
+    425 and 429.
     """
-    import httpx2  # what huggingface_hub speaks HTTP with
+    import httpx2  # the HTTP client of huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

@@ -1,5 +1,4 @@
-"""Limits of an engine: requests that it can never serve, refused where the client can be
-answered."""
+"""Limits of an engine, for the early rejection of requests that can never run."""
 
 from __future__ import annotations
 
@@ -14,30 +13,29 @@ from worker.protocol.sampling import MAX_BAD_WORDS_TOKENS, MAX_LOGIT_BIASES, Sam
 
 
 class Problem(NamedTuple):
-    """Reason for which a request can never run."""
+    """Reason why a request can never run."""
 
     param: str
-    """Field at fault: one of SamplingParams, or `prompt`."""
+    """Invalid field: one of SamplingParams, or `prompt`."""
     message: str
-    """Message for the client, with the numbers."""
+    """Message for the client, including the numbers."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The part of EngineInfo that decides which requests can run; equal for workers that are
-    alike."""
+    """Part of EngineInfo that decides which requests can run; equal for identical workers."""
 
     max_model_len: int
     max_total_tokens: int
-    """Longest request, in tokens, that the KV cache holds."""
+    """Longest request in tokens that fits the KV cache."""
     vocab_size: int
     block_size: int
     """Tokens per block of block diffusion; 1 for an autoregressive model."""
     dllm_algorithm: str
-    """Decoding algorithm for requests that name none; empty for an autoregressive model."""
+    """Default decoding algorithm; empty for an autoregressive model."""
 
     @classmethod
     def of(cls, info: EngineInfo) -> Limits:
-        """The limits of a worker's engine."""
+        """Limits of a worker's engine."""
         return cls(
             info.max_model_len,
             info.max_total_tokens,
@@ -48,33 +46,33 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of prompt and completion together."""
+        """Maximum tokens of prompt and completion together."""
         return min(self.max_model_len, self.max_total_tokens)
 
 
 def refuse(
     submit: Submit, info: EngineInfo, known: dict[int, Problem | None] | None = None
 ) -> Rejection | None:
-    """Rejection with the numbers if `submit` can never run on an engine like `info`, else None.
+    """Rejection, with the numbers, if `submit` can never run on an engine like `info`, else None.
 
-    This check protects ranks from clients: a token id that is not in the embedding would end one.
-    `max_tokens` beyond what the prompt leaves is no reason: generation then ends with finish reason
-    "length" at the model's maximum.
+    This protects ranks from invalid requests: a token id outside of the embedding would crash a
+    rank. A `max_tokens` that exceeds the context is accepted: generation then ends with finish
+    reason "length" at the model's maximum.
 
     Args:
         submit: one request.
         info: the engine.
-        known: problems of sampling parameters, by `id()` of these, which the submits of a batch
-            share; it is extended.
+        known: problems by `id()` of the sampling parameters, which the submits of a batch share;
+            extended by this call.
     """
     limits = Limits.of(info)
     num_tokens, odd_bytes = divmod(len(submit.prompt), TOKEN_BYTES)
     problem: Problem | None = None
     if odd_bytes:
-        message = f"the prompt has {len(submit.prompt)} bytes, which are no int32 token ids"
+        message = f"invalid prompt of {len(submit.prompt)} bytes: must be int32 token ids"
         problem = Problem("prompt", message)
     elif num_tokens and not 0 <= submit.num_resumed < num_tokens:
-        message = f"num_resumed is {submit.num_resumed}, but the prompt has {num_tokens} tokens"
+        message = f"num_resumed must be in [0, {num_tokens}), got {submit.num_resumed}"
         problem = Problem("prompt", message)
     problem = (
         problem
@@ -95,32 +93,31 @@ def refuse(
 
 
 def prompt_problem(limits: Limits, num_tokens: int) -> Problem | None:
-    """Problem of a prompt that is too long, or empty; else None."""
+    """Problem of a prompt that is empty or too long, else None."""
     if num_tokens == 0:
         return Problem("prompt", "the prompt is empty: send at least one token")
     if num_tokens < limits.max_tokens:
         return None
     return Problem(
         "prompt",
-        f"the prompt has {num_tokens} tokens, but this model takes at most "
+        f"the prompt has {num_tokens} tokens, but this model accepts at most "
         f"{limits.max_tokens - 1} (maximum model length {limits.max_model_len}, KV cache "
         f"{limits.max_total_tokens} tokens, one token to generate): shorten the prompt",
     )
 
 
 def token_problem(limits: Limits, token_id: int) -> Problem | None:
-    """Problem of a prompt whose largest token id, as unsigned, is beyond the embedding; else
-    None."""
+    """Problem of a prompt whose largest token id (unsigned) exceeds the vocabulary, or None."""
     if token_id < limits.vocab_size:
         return None
     shown = token_id - 2**32 if token_id >= 2**31 else token_id
     return Problem(
-        "prompt", f"token id {shown} is outside of the vocabulary of {limits.vocab_size} tokens"
+        "prompt", f"token id {shown} is out of range: the vocabulary has {limits.vocab_size} tokens"
     )
 
 
 def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> Problem | None:
-    """Problem of a `min_tokens` beyond what can follow a prompt of `num_tokens`; else None."""
+    """Problem of a `min_tokens` that does not fit after a prompt of `num_tokens`, else None."""
     num_left = limits.max_tokens - num_tokens
     if sampling.min_tokens <= num_left:
         return None
@@ -132,20 +129,22 @@ def room_problem(limits: Limits, sampling: SamplingParams, num_tokens: int) -> P
 
 
 def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter that names a token which the model does not have, or that does
-    not suit the kind of model, or of which there is too much; None without any."""
+    """Problem of the first sampling parameter that has an unknown token id, exceeds a maximum or is
+    unsupported for the kind of model; None without any."""
     num_tokens = sum(map(len, sampling.bad_words_token_ids))
-    for name, amount, number, most in (
+    for name, unit, count, limit in (
         ("logit_bias", "tokens", len(sampling.logit_bias or ()), MAX_LOGIT_BIASES),
         (
-            *("bad_words", "tokens (each word without and with a space before it)"),
-            *(num_tokens, MAX_BAD_WORDS_TOKENS),
+            "bad_words",
+            "tokens (each word without and with a space before it)",
+            num_tokens,
+            MAX_BAD_WORDS_TOKENS,
         ),
     ):
-        if number > most:
+        if count > limit:
             return Problem(
                 name,
-                f"Requested {name} of {number} {amount}, which is greater than max allowed: {most}",
+                f"Requested {name} of {count} {unit}, which is greater than max allowed: {limit}",
             )
     for name, token_ids in (
         ("logit_bias", sampling.logit_bias or ()),
@@ -156,14 +155,14 @@ def sampling_problem(limits: Limits, sampling: SamplingParams) -> Problem | None
         if (token_id := max(token_ids, default=0)) >= limits.vocab_size:
             return Problem(
                 name,
-                f"{name} names token {token_id}, which is outside of the vocabulary of "
+                f"{name} has token id {token_id}, which is out of range: the vocabulary has "
                 f"{limits.vocab_size} tokens",
             )
     return _unsuited(limits, sampling)
 
 
 def largest_token(prompt: bytes) -> int:
-    """Largest token id of a prompt as unsigned: negative ones are beyond every vocabulary."""
+    """Largest token id of a prompt as unsigned, so that negative ids exceed every vocabulary."""
     return int(np.frombuffer(prompt, dtype="<u4").max(initial=0))
 
 
@@ -176,11 +175,11 @@ def _parameters(
 
 
 def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
-    """Problem of the first parameter that does not suit the kind of model; None without any."""
+    """Problem of the first parameter unsupported for the kind of model, or None."""
     if limits.block_size == 1:
         if sampling.diffusion is None:
             return None
-        message = "diffusion is for block-diffusion models, this one is autoregressive"
+        message = "diffusion requires a block-diffusion model, but this model is autoregressive"
         return Problem("diffusion", message)
     problems = {
         "frequency_penalty": sampling.frequency_penalty != 0.0,
@@ -197,15 +196,15 @@ def _unsuited(limits: Limits, sampling: SamplingParams) -> Problem | None:
         if is_asked_for:
             return Problem(
                 name,
-                f"{name} is not available for this model, which decides its tokens block by block "
-                "in no fixed order: leave it out",
+                f"{name} is not supported for block-diffusion models, which generate the tokens of "
+                "a block in no fixed order: remove it",
             )
-    own = sampling.diffusion.algorithm if sampling.diffusion is not None else None
-    algorithm = own or limits.dllm_algorithm
+    requested = sampling.diffusion.algorithm if sampling.diffusion is not None else None
+    algorithm = requested or limits.dllm_algorithm
     if sampling.structured_outputs is not None and algorithm == "JointThreshold":
         return Problem(
             "structured_outputs",
-            "structured_outputs needs an algorithm that leaves decided tokens as they are, "
-            'JointThreshold replaces them: ask for "diffusion": {"algorithm": "LowConfidence"}',
+            "structured_outputs is not supported with JointThreshold, which replaces decoded "
+            'tokens: use "diffusion": {"algorithm": "LowConfidence"}',
         )
     return None

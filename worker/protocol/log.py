@@ -1,4 +1,4 @@
-"""Logging of all processes: a line per record, as text or JSON, with the request id."""
+"""Logging for all processes: one line per record, as text or JSON, with the request id."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LogFormat = Literal["text", "json"]
 
 FILE_VARIABLE = "RAYFLEET_LOG_FILE"
 """Environment variable with the file that all processes append their log lines to, such as
-/proc/1/fd/1, the standard output of a container; each process's standard error unless set."""
+/proc/1/fd/1 (standard output of a container). Default: standard error of each process."""
 FIELDS = ("request_id", "worker_id", "model")
-"""Attributes that `extra=` may give a record."""
+"""Record attributes that can be set with `extra=`."""
 
 
 def setup_logging(
     level: str = "INFO", log_format: LogFormat = "text", process: str = "rayfleet"
 ) -> None:
-    """Sends all records of this process to FILE_VARIABLE's file, or to its standard error.
+    """Sends all records of this process to FILE_VARIABLE's file, or to standard error.
 
-    `process` names the process in every line.
+    `process` identifies the process in every line.
     """
     stream, problem = _stream()
     handler = logging.StreamHandler(stream)
@@ -38,10 +38,10 @@ def setup_logging(
 
 
 def _stream() -> tuple[TextIO, str | None]:
-    """The stream of this process's log lines, and why it is not the one that was asked for.
+    """Stream for log lines, and a problem if it is not the configured one.
 
-    HAZARD: in its replicas Ray Serve replaces `sys.stderr` by a stream that wraps each line into a
-    record of its own, of level INFO. So this is the process's original standard error.
+    HAZARD: in replicas, Ray Serve replaces `sys.stderr` by a stream that wraps each line in a
+    record of level INFO, hence the original standard error.
     """
     problem = None
     if path := os.environ.get(FILE_VARIABLE):
@@ -53,13 +53,13 @@ def _stream() -> tuple[TextIO, str | None]:
 
 
 def log_as(process: str) -> None:
-    """Sets up this process's logs as `rayfleet serve` was asked to; its children inherit that."""
+    """Sets up logging as configured by `rayfleet serve`; child processes inherit that."""
     log_format: LogFormat = "json" if os.environ.get("RAYFLEET_LOG_FORMAT") == "json" else "text"
     setup_logging(os.environ.get("RAYFLEET_LOG_LEVEL", "INFO"), log_format, process)
 
 
 class TextFormatter(logging.Formatter):
-    """Text lines: `2026-01-31T12:00:00.000Z INFO gateway router.gateway: message
+    """Formats text: `2026-01-31T12:00:00.000Z INFO gateway router.gateway: message
     request_id=...`."""
 
     def __init__(self, process: str) -> None:
@@ -67,7 +67,7 @@ class TextFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record; a traceback follows in lines of its own."""
+        """Line of a record, followed by the lines of its traceback."""
         line = (
             f"{_timestamp(record)} {record.levelname} {self._process} {record.name}: "
             f"{record.getMessage()}"
@@ -80,14 +80,14 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """JSON lines: one object per record."""
+    """Formats JSON: one object per record."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record, with its traceback as a field."""
+        """Line of a record, with its traceback as a field."""
         entry: dict[str, str] = {
             "time": _timestamp(record),
             "level": record.levelname,

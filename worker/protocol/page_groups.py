@@ -1,4 +1,4 @@
-"""Page groups: groups of a model's layers with pages of their own, and what a request takes."""
+"""Page groups: groups of layers with separate pages, and the number of pages a request needs."""
 
 from __future__ import annotations
 
@@ -7,56 +7,55 @@ from typing import Final
 import msgspec
 
 UNBOUNDED = 1 << 40
-"""Length in tokens of a request whose layers all see a window: its pages do not grow with it."""
-LEAST_SNAPSHOTS = 4
-"""Least number of snapshots, with which a request that has the cache for itself can keep what it
-has computed last: those that a step loads, and those that two steps store."""
+"""Maximum length in tokens if all layers use sliding windows, since pages then do not grow with the
+length."""
+MIN_SNAPSHOTS = 4
+"""Minimum number of snapshots, with which a single request can still cache its latest state: those
+that a step loads, and those that two steps store."""
 
 
 class PageGroups(msgspec.Struct, array_like=True, frozen=True):
-    """Groups of equally many layers, each with pages of its own for every request.
+    """Groups with equal numbers of layers; each has its own pages for every request.
 
         page of a group    page_size tokens, in each of its layers
         block of a request page_size positions: a page in every group
 
-    All pages are equally large, so any of them may belong to any group. Full groups keep a page of
-    each block; window groups give those back that no later position sees.
+    All pages have the same size, so any page can belong to any group. Full-attention groups keep a
+    page for each block; window groups free those that no later position attends to.
     """
 
     num_full: int = 1
-    """Number of full groups, whose layers attend to all earlier positions."""
+    """Number of full-attention groups."""
     num_window: int = 0
-    """Number of window groups, whose layers see a sliding window; they come after the full ones."""
+    """Number of sliding-window groups; they come after the full-attention groups."""
     window: int = 0
-    """Most positions that a window group sees, the query's own included; 0 without such groups."""
+    """Window size in positions, including the query's; 0 without such groups."""
     snapshot_pages: int = 0
-    """Pages that take as much memory as a state of linear attention: there is a snapshot of the
-    state for every so many pages of a prefix. 0 where layers keep no state, or without prefix
-    caching."""
+    """Pages with the size of one linear-attention state: one state snapshot is kept per this many
+    pages of a prefix. 0 for layers without states, or without prefix caching."""
 
     @property
     def num_groups(self) -> int:
-        """Number of groups, which is that of the pages of a block."""
+        """Number of groups, which is the number of pages per block."""
         return self.num_full + self.num_window
 
     def num_snapshots(self, num_pages: int) -> int:
-        """Number of snapshots beside `num_pages` pages, which take as much memory; 0 without
-        states."""
+        """Number of snapshots that use as much memory as `num_pages` pages; 0 without states."""
         if not self.snapshot_pages:
             return 0
-        return max(LEAST_SNAPSHOTS, num_pages // self.snapshot_pages)
+        return max(MIN_SNAPSHOTS, num_pages // self.snapshot_pages)
 
     def first_block(self, position: int, page_size: int) -> int:
-        """Index of the first block whose window pages queries at `position` or later read."""
+        """Index of the first block whose window pages are needed by queries from `position` on."""
         return max(0, position + 1 - self.window) // page_size
 
-    def most_window_blocks(self, page_size: int, step_tokens: int) -> int:
-        """Most blocks whose window pages a request needs at a time: those of the window and of a
-        step of `step_tokens`, wherever in a page they begin."""
+    def max_window_blocks(self, page_size: int, step_tokens: int) -> int:
+        """Maximum number of window pages per group that a request needs at a time: the window and
+        one step of `step_tokens`, at any alignment."""
         return -(-(self.window - 1) // page_size) + -(-step_tokens // page_size) + 1
 
     def num_pages(self, num_tokens: int, page_size: int, step_tokens: int) -> int:
-        """Most pages that a request takes at a time.
+        """Maximum number of pages that a request needs at a time.
 
         Args:
             num_tokens: length of the request.
@@ -66,26 +65,26 @@ class PageGroups(msgspec.Struct, array_like=True, frozen=True):
         num_blocks = -(-num_tokens // page_size)
         if not self.num_window:
             return self.num_full * num_blocks
-        window_blocks = min(num_blocks, self.most_window_blocks(page_size, step_tokens))
+        window_blocks = min(num_blocks, self.max_window_blocks(page_size, step_tokens))
         return self.num_full * num_blocks + self.num_window * window_blocks
 
     def max_tokens(self, num_pages: int, page_size: int, step_tokens: int) -> int:
-        """Length in tokens of the longest request that fits; UNBOUNDED where any does.
+        """Length in tokens of the longest request that fits; UNBOUNDED if any does.
 
         Args:
-            num_pages: pages that requests can use.
+            num_pages: pages available to requests.
             page_size: tokens per page.
             step_tokens: token budget of one step.
         """
         num_blocks = num_pages // self.num_groups
         if self.num_window:
-            most = self.most_window_blocks(page_size, step_tokens)
-            if num_blocks >= most:
+            max_blocks = self.max_window_blocks(page_size, step_tokens)
+            if num_blocks >= max_blocks:
                 if not self.num_full:
                     return UNBOUNDED
-                num_blocks = (num_pages - self.num_window * most) // self.num_full
+                num_blocks = (num_pages - self.num_window * max_blocks) // self.num_full
         return num_blocks * page_size
 
 
 ONE_GROUP: Final = PageGroups()
-"""Groups of a model whose layers all attend to all positions: one full group."""
+"""Groups of a model in which all layers use full attention."""

@@ -1,4 +1,4 @@
-"""Queue limits: how much may wait at a worker, and the 429 for what may not."""
+"""Limits of a worker's queue, and the 429 for requests that exceed them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from worker.protocol.messages import Rejection
 
 
 class QueueLimits(NamedTuple):
-    """Bounds of a worker's queue.
+    """Limits of a worker's queue.
 
-    A frontend checks them against the load that was reported last, the scheduler against the queue.
+    A frontend checks them against the last reported load, the scheduler against the queue.
     """
 
     max_requests: int
-    """Most requests that may wait; 0 for any number."""
+    """Maximum number of waiting requests; 0 for no limit."""
     max_tokens: int
-    """Most tokens of all waiting requests together; 0 for any number. A single request may have
-    more."""
+    """Maximum number of tokens of all waiting requests; 0 for no limit. A single request may exceed
+    it."""
 
     def has_room(
         self, num_waiting: int, num_tokens: int, *, num_free_slots: int, num_new_tokens: int = 1
     ) -> bool:
-        """Whether one more request may wait.
+        """Whether another request may wait.
 
-        Requests for which there is a free slot do not count as waiting: they are in the queue only
-        until the next step.
+        Requests with a free slot do not count as waiting: they only stay in the queue until the
+        next step.
 
         Args:
             num_waiting: requests in the queue.
-            num_tokens: tokens of these.
-            num_free_slots: requests that could run at once.
+            num_tokens: tokens of the waiting requests.
+            num_free_slots: number of requests that can start running immediately.
             num_new_tokens: tokens of the new request, at least 1.
         """
         if num_waiting < num_free_slots:
@@ -45,21 +45,21 @@ class QueueLimits(NamedTuple):
 def queue_full(
     request_id: str, attempt: int, *, num_waiting: int, num_tokens: int, retry_after_s: int
 ) -> Rejection:
-    """The 429 for a request that may not wait.
+    """The 429 for a request that exceeds the limits.
 
     Args:
         request_id: id of the request.
-        attempt: its attempt.
+        attempt: attempt of the request.
         num_waiting: requests in the queue.
-        num_tokens: tokens of these.
-        retry_after_s: seconds in which the queue should have drained.
+        num_tokens: tokens of the waiting requests.
+        retry_after_s: estimated seconds until the queue has drained.
     """
     return Rejection(
         request_id=request_id,
         attempt=attempt,
         message=(
-            f"{num_waiting} requests with {num_tokens} tokens wait at this worker already, none of "
-            "them less urgent: try again later"
+            f"the worker's queue is full ({num_waiting} requests, {num_tokens} tokens), and no "
+            "queued request is less urgent: retry later"
         ),
         status=429,
         retry_after_s=max(retry_after_s, 1),

@@ -1,8 +1,8 @@
-"""Retries of starts that fail: which are tried again, and when.
+"""Retries of failed starts: which errors are retried, and when.
 
-Serve gives up a deployment for good once its replicas have failed to start a few times. So a
-failure that may heal is waited for inside the replica's constructor, for which Serve waits without
-a limit; one that cannot is raised at once.
+Serve gives up on a deployment after a few failed starts of its replicas. So transient failures are
+retried in the replica's constructor, which has no timeout in Serve; permanent ones are raised
+immediately.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FIRST_DELAY_S = 1.0
 DELAY_FACTOR = 1.6
 MAX_DELAY_S = 120.0
 JITTER = 0.2
-"""Back-off between tries, as gRPC's for connections (its doc/connection-backoff.md): first delay,
-growth per try, longest delay, and the part by which each varies at random, so that the replicas of
-a fleet do not all ask a Hub that has just come back at once."""
+"""Exponential backoff between attempts, as gRPC's for connections (its doc/connection-backoff.md):
+first delay, factor, maximum delay, and jitter, which spreads the retries of a fleet's replicas when
+the Hub is reachable again."""
 MAX_REASON_CHARS = 300
-"""Longest reason in one line; the log has all of it."""
+"""Maximum length of a reason in one line; the log has the full text."""
 
 HOPELESS = (
     ValueError,
@@ -41,21 +41,21 @@ HOPELESS = (
     NotImplementedError,
     PermissionError,
 )
-"""Exceptions of a wrong configuration, a wrong checkpoint or a bug, which come with every try. All
-others come from disks, networks, devices and processes, RuntimeError too: Gloo, NCCL and CUDA raise
-it."""
+"""Exceptions of an invalid configuration, a corrupt checkpoint or a bug, which would be raised
+again by each attempt. All others come from disks, networks, devices and processes, including
+RuntimeError, which Gloo, NCCL and CUDA raise."""
 
 
 class Unavailable(ValueError):
-    """Files of a model are missing, perhaps only for now: a mount, a copy under way, the Hub."""
+    """Model files are unavailable, perhaps temporarily: a mount, a running copy, the Hub."""
 
 
 class RemoteFailure(RuntimeError):
-    """A failure in another process.
+    """Failure of another process.
 
     Args:
-        message: message that ends with the root cause.
-        heals: whether another try may succeed, as that process has judged by `may_heal`.
+        message: error message; its last line is the root cause.
+        heals: whether a retry may succeed, according to `may_heal` in that process.
     """
 
     def __init__(self, message: str, *, heals: bool = True) -> None:
@@ -64,32 +64,32 @@ class RemoteFailure(RuntimeError):
 
 
 class StartDelay(msgspec.Struct, frozen=True, kw_only=True):
-    """A start that has failed and will be tried again."""
+    """Failed start that will be retried."""
 
     reason: str
-    """Reason of the last failure, in one line."""
+    """Reason of the last failure in one line."""
     attempts: int
-    """Tries that have failed."""
+    """Number of failed attempts."""
     next_try: float
-    """Beginning of the next try, in Unix time."""
+    """Time of the next attempt, Unix time."""
 
 
 StartReport = Callable[[StartDelay | None], None]
-"""Is called with each delay, and with None once a delayed start has succeeded or failed."""
+"""Callback for each delay, and with None once a delayed start has succeeded or failed."""
 
 
 def may_heal(error: BaseException) -> bool:
-    """Whether a try that raised `error` may succeed when it is repeated unchanged."""
+    """Whether a retry may succeed after `error`."""
     if isinstance(error, RemoteFailure):
         return error.heals
     return isinstance(error, Unavailable) or not isinstance(error, HOPELESS)
 
 
 def delays(rng: Callable[[], float] = random.random) -> Iterator[float]:
-    """Seconds to wait before the second try, the third, and so on without end.
+    """Seconds to wait before the second attempt, the third, and so on, without end.
 
     Args:
-        rng: draws uniformly from [0, 1).
+        rng: returns uniform random numbers in [0, 1).
     """
     delay_s = FIRST_DELAY_S
     while True:
@@ -106,18 +106,19 @@ async def until_started(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     rng: Callable[[], float] = random.random,
 ) -> T:
-    """Calls `attempt` until it succeeds; returns what it returns then.
+    """Calls `attempt` until it succeeds; returns its result.
 
     Args:
-        attempt: makes one try from the beginning.
-        retry_s: seconds from now within which another try may begin; 0 for one try, inf for ever.
-        report: is called with each delay.
+        attempt: makes one complete attempt.
+        retry_s: seconds from now during which retries may begin; 0 for a single attempt, inf for no
+            limit.
+        report: called with each delay.
         clock: returns seconds.
         sleep: waits for a number of seconds.
-        rng: draws uniformly from [0, 1).
+        rng: returns uniform random numbers in [0, 1).
 
     Raises:
-        Exception: what an attempt raised that cannot heal, or the last one.
+        Exception: the error of an attempt that is permanent, or of the last attempt.
     """
     began = clock()
     attempts = 0
@@ -131,7 +132,7 @@ async def until_started(
                 if not may_heal(error) or clock() + delay_s - began > retry_s:
                     raise
                 logger.warning(
-                    "start failed %d time(s), next try in %.1f s: %s", attempts, delay_s, error
+                    "start failed %d time(s), retrying in %.1f s: %s", attempts, delay_s, error
                 )
                 reason, now = last_line(error), time.time()
                 report(StartDelay(reason=reason, attempts=attempts, next_try=now + delay_s))
@@ -144,7 +145,7 @@ async def until_started(
 
 
 def last_line(error: BaseException) -> str:
-    """Failure in one line, the last of its message: ours end with the root cause."""
+    """Error in one line: the last line of its message, which has the root cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = lines[-1] if lines else type(error).__name__
     return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."

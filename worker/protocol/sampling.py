@@ -1,4 +1,4 @@
-"""Sampling parameters of one request, as they travel from the gateway to the worker."""
+"""Sampling parameters of one request, sent from the gateway to the worker."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from worker.protocol.text.tokenizer import Tokenizer
 
 MAX_TOKEN_ID = _INT32_MAX = 2**31 - 1
-"""Largest value that counts or names tokens: ranks keep such values in columns of int32."""
+"""Maximum of counts and token ids: ranks store them as int32."""
 
 MAX_LOGPROBS = 20
-"""Most alternatives reported per token. As many are always looked up, so that the choice among
-equally likely ones is the same whatever other requests ask for."""
+"""Maximum number of alternatives reported per token. This many are always computed, so that the
+choice among equally likely tokens does not depend on other requests."""
 MAX_LOGIT_BIASES = 1024
-"""Maximum number of biased tokens of a request: ranks reserve memory for them in every slot, 8
-bytes each. OpenAI's clients send up to 300."""
+"""Maximum number of biased tokens per request: ranks reserve 8 bytes for each in every slot.
+OpenAI's clients send up to 300."""
 MAX_BAD_WORDS_TOKENS = 4096
-"""Maximum number of tokens of all bad words of a request together, for which ranks reserve 6 bytes
-each in every slot. 256 words of 8 tokens have as many, since a word counts at the start of a text
-and after a space."""
+"""Maximum number of tokens of all bad words of a request: ranks reserve 6 bytes for each in every
+slot. Enough for 256 words of 8 tokens, since a word counts both at the start of a text and after a
+space."""
 MAX_LOGIT_BIAS = 100.0
-"""Bound to which biases are clamped."""
+"""Magnitude to which biases are clamped."""
 
 
 class InvalidParameter(ValueError):
-    """A sampling parameter that is out of range.
+    """A sampling parameter is out of range.
 
     Args:
         param: name of the field of SamplingParams.
@@ -41,7 +41,7 @@ class InvalidParameter(ValueError):
     """
 
     def __init__(self, param: str, message: str) -> None:
-        super().__init__(param, message)  # both: exceptions are pickled as their arguments
+        super().__init__(param, message)  # both, since exceptions are pickled as their arguments
         self.param = param
         self.message = message
 
@@ -52,29 +52,29 @@ class InvalidParameter(ValueError):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request. Names and defaults follow vLLM.
 
-    Stop strings are matched on text by the process that detokenizes (the gateway, or `LLM`);
-    the worker applies everything else, on tokens.
+    Stop strings are matched on text by the process that detokenizes (the gateway, or `LLM`); the
+    worker applies everything else, on tokens.
 
     Raises:
         InvalidParameter: a value is out of range; the message names the field and the range.
     """
 
     n: int = 1
-    """Number of completions of the prompt; each becomes a request of its own."""
+    """Number of completions of the prompt; each becomes a separate request."""
     temperature: float = 1.0
-    """Temperature, by which logits are divided before the draw; 0 is greedy."""
+    """Temperature, which divides logits before sampling; 0 is greedy."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
+    """Sample from the smallest set of tokens whose probability reaches this; 1 disables it."""
     top_k: int = 0
-    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    """Sample from the k most likely tokens; 0 or -1 disables it."""
     min_p: float = 0.0
-    """Drop tokens less likely than this times the likeliest; 0 drops none."""
+    """Drop tokens less likely than this fraction of the most likely one; 0 disables it."""
     seed: int | None = None
-    """Key of the request's random draws; None has the gateway (or `LLM`) choose one at random."""
+    """Random seed of the request; None has the gateway (or `LLM`) choose one at random."""
     max_tokens: int | None = 16
-    """Most tokens to generate; None means up to the model's maximum length."""
+    """Maximum tokens to generate; None for up to the model's maximum length."""
     min_tokens: int = 0
-    """Least tokens to generate: before, end tokens and stop tokens are not drawn."""
+    """Minimum tokens to generate: end and stop tokens are not sampled before."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit for each time that it was generated."""
     presence_penalty: float = 0.0
@@ -84,33 +84,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] | None = None
     """Biases added to logits, by token; clamped to [-100, 100]."""
     bad_words: tuple[str, ...] = ()
-    """Texts whose last token is not drawn where it would complete them."""
+    """Texts that are never completed: their last token is not sampled if it would complete them."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """`bad_words` as tokens, filled in by `with_bad_words`."""
+    """`bad_words` as tokens, set by `with_bad_words`."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Tokens that may be drawn; None allows all."""
+    """Tokens that may be sampled; None allows all."""
     logprobs: int | None = None
-    """Number of likeliest tokens to report beside each generated one, with log-probabilities; None
-    reports none. They are the model's own, before temperature, penalties and all else."""
+    """Number of most likely tokens to report with each generated token, with log-probabilities;
+    None disables it. They are the model's, before temperature, penalties and all else."""
     prompt_logprobs: int | None = None
-    """Number of likeliest tokens to report for each prompt token but the first; None reports
-    none."""
+    """Number of most likely tokens to report per prompt token but the first; None disables it."""
     stop: tuple[str, ...] = ()
-    """Stop strings, which end the request where they appear in the text."""
+    """Stop strings, which end the request when they appear in the text."""
     stop_token_ids: tuple[int, ...] = ()
-    """Stop tokens, which end the request as the model's own end tokens do."""
+    """Stop tokens, which end the request like the model's end tokens."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string that ended it."""
     ignore_eos: bool = False
-    """Whether to go on after an end token (benchmarks)."""
+    """Whether to continue after an end token (for benchmarks)."""
     skip_special_tokens: bool = True
-    """Whether special tokens are left out of the text."""
+    """Whether special tokens are omitted from the text."""
     structured_outputs: StructuredOutputsParams | None = None
-    """Structured output: the form that the text must have; None for free text."""
+    """Structured output: format of the text; None for free text."""
     thought: ThoughtTokens | None = None
-    """Tokens around reasoning that may precede the structured output; None for no reasoning."""
+    """Tokens around reasoning that may precede structured output; None without reasoning."""
     diffusion: DiffusionParams | None = None
-    """Parameters of block diffusion; None takes the server's."""
+    """Parameters of block diffusion; None uses the server's."""
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -120,10 +119,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
 
     def amended(self, **changes: object) -> SamplingParams:
-        """Copy with other values, which are not checked.
+        """Copy with other values, which are not validated.
 
-        `msgspec.structs.replace` would check all fields again: they may hold a whole vocabulary,
-        and a request has many completions.
+        `msgspec.structs.replace` would validate all fields again, which may be as large as the
+        vocabulary, for each of a request's many completions.
         """
         amended = copy.copy(self)
         for name, value in changes.items():
@@ -132,7 +131,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def num_entries(self) -> int:
-        """Number of texts and tokens in it, which every completion has to keep track of."""
+        """Number of texts and token ids that every completion has to keep track of."""
         return (
             len(self.stop)
             + len(self.stop_token_ids)
@@ -144,7 +143,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def has_penalties(self) -> bool:
-        """Whether any penalty applies, so that draws depend on earlier tokens."""
+        """Whether any penalty applies, so that sampling depends on earlier tokens."""
         return (
             self.frequency_penalty != 0.0
             or self.presence_penalty != 0.0
@@ -152,7 +151,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
 
     def _normalize(self) -> None:
-        """Makes tuples of what callers in Python may write as stop="a" or stop=["a", "b"]."""
+        """Converts shorthands such as stop="a" or stop=["a", "b"] to tuples."""
         changed: dict[str, object] = {"stop_token_ids": tuple(self.stop_token_ids)}
         for name in ("stop", "bad_words"):
             words: Iterable[str] | str = getattr(self, name)
@@ -190,11 +189,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter(
                 "allowed_token_ids",
-                "allowed_token_ids must not be empty: leave it out to allow all",
+                "allowed_token_ids must not be empty: omit it to allow all",
             )
         _check_tokens("allowed_token_ids", self.allowed_token_ids or ())
         if not all(self.bad_words) or not all(self.bad_words_token_ids):
-            raise InvalidParameter("bad_words", "bad_words must not hold empty texts")
+            raise InvalidParameter("bad_words", "bad_words must not contain empty strings")
         for token_ids in self.bad_words_token_ids:
             _check_tokens("bad_words_token_ids", token_ids)
 
@@ -211,14 +210,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_tokens("stop_token_ids", self.stop_token_ids)
 
 
-def _check_range(name: str, value: float | None, least: float, most: float) -> None:
-    if value is not None and not least <= value <= most:
+def _check_range(name: str, value: float | None, minimum: float, maximum: float) -> None:
+    if value is not None and not minimum <= value <= maximum:
         raise InvalidParameter(
-            name, f"{name} must be in [{_say(least)}, {_say(most)}], got {value}"
+            name, f"{name} must be in [{_format(minimum)}, {_format(maximum)}], got {value}"
         )
 
 
-def _say(bound: float) -> str:
+def _format(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
 
 
@@ -241,10 +240,10 @@ def _clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Sampling parameters with `bad_words` spelled in tokens, as the worker needs them.
+    """Sampling parameters with `bad_words` converted to tokens, as the worker needs them.
 
-    A word counts at the start of a text and, where that only changes its first token, behind a
-    space too, as with vLLM.
+    As in vLLM, a word counts at the start of a text and, if that only changes its first token,
+    after a space too.
 
     Raises:
         ValueError: a word has no tokens.
@@ -256,7 +255,7 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingPa
         text = word.lstrip() or word
         plain = tokenizer.encode(text, add_special_tokens=False)
         if not plain:
-            raise ValueError(f"bad_words holds {word!r}, which has no tokens")
+            raise ValueError(f"bad_words contains {word!r}, which has no tokens")
         found.append(tuple(plain))
         spaced = tokenizer.encode(" " + text, add_special_tokens=False)
         if len(spaced) == len(plain) and spaced[0] != plain[0]:

@@ -1,4 +1,4 @@
-"""Service-level objectives of one request, and whether they were met."""
+"""Service-level objectives of a request, and whether they were met."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 import msgspec
 
 SloClass = Literal["interactive", "server", "relaxed", "none"]
-"""Class of an SLO, for metrics. interactive and server are within the limits of MLPerf Inference's
-scenarios of these names for an 8B model, relaxed is any other SLO, none is no SLO."""
+"""Class of an SLO in metrics. interactive and server are within the limits of MLPerf Inference's
+scenarios of these names for an 8B model; relaxed is any other SLO, none is no SLO."""
 INTERACTIVE_MS = (500.0, 30.0)
-"""Largest (TTFT, TPOT) in milliseconds of class interactive."""
+"""Maximum (TTFT, TPOT) in milliseconds of class interactive."""
 SERVER_MS = (2000.0, 100.0)
-"""Largest (TTFT, TPOT) in milliseconds of class server."""
+"""Maximum (TTFT, TPOT) in milliseconds of class server."""
 
 
 class Slo(
@@ -25,27 +25,27 @@ class Slo(
     """
 
     ttft_ms: float | None = None
-    """Time to first token, from the arrival at the gateway."""
+    """Time to first token, from arrival at the gateway."""
     tpot_ms: float | None = None
-    """Time per output token: mean of the tokens after the first."""
+    """Time per output token: mean over the tokens after the first."""
     e2e_ms: float | None = None
-    """End-to-end latency: time from the arrival to the last token."""
+    """End-to-end latency: time from arrival to the last token."""
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
             value = getattr(self, name)
-            # Not "value <= 0": a NaN is refused too.
+            # Not "value <= 0", so that NaN is rejected too.
             if value is not None and not 0.0 < value < 1e12:
-                raise ValueError(f"slo.{name} must be above 0, got {value}")
+                raise ValueError(f"slo.{name} must be greater than 0, got {value}")
 
     @property
     def is_empty(self) -> bool:
-        """Whether no time is asked for."""
+        """Whether no objective is set."""
         return self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None
 
 
 class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of an SLO: whether it was met, and measured times, None without tokens to measure."""
+    """Whether an SLO was met, and the measured times (None without tokens to measure)."""
 
     met: bool
     ttft_ms: float | None
@@ -54,21 +54,21 @@ class SloOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slo_class(slo: Slo | None) -> SloClass:
-    """The most demanding class to which any of the SLO's times belongs."""
+    """Strictest class that any of the SLO's times belongs to."""
     if slo is None or slo.is_empty:
         return "none"
-    asked = (slo.ttft_ms, slo.tpot_ms)
-    if _any_within(asked, INTERACTIVE_MS):
+    targets = (slo.ttft_ms, slo.tpot_ms)
+    if _any_within(targets, INTERACTIVE_MS):
         return "interactive"
-    return "server" if _any_within(asked, SERVER_MS) else "relaxed"
+    return "server" if _any_within(targets, SERVER_MS) else "relaxed"
 
 
 def outcome(
     slo: Slo, *, arrived_s: float, first_token_s: float, last_token_s: float, num_tokens: int
 ) -> SloOutcome:
-    """Compares the times of a completion that has ended, on one clock, with its SLO.
+    """Compares the times of a finished completion, all on one clock, with its SLO.
 
-    A completion without any token meets no objective.
+    A completion without tokens meets no objective.
     """
     if not num_tokens:
         return SloOutcome(met=slo.is_empty, ttft_ms=None, tpot_ms=None, e2e_ms=None)
@@ -76,13 +76,13 @@ def outcome(
     last = (last_token_s - arrived_s) * 1e3
     per_token = (last - first) / (num_tokens - 1) if num_tokens > 1 else None
     met = all(
-        wanted is None or found is None or found <= wanted
-        for wanted, found in ((slo.ttft_ms, first), (slo.tpot_ms, per_token), (slo.e2e_ms, last))
+        target is None or measured is None or measured <= target
+        for target, measured in ((slo.ttft_ms, first), (slo.tpot_ms, per_token), (slo.e2e_ms, last))
     )
     return SloOutcome(met=met, ttft_ms=first, tpot_ms=per_token, e2e_ms=last)
 
 
-def _any_within(asked: tuple[float | None, ...], limits: tuple[float, ...]) -> bool:
+def _any_within(targets: tuple[float | None, ...], limits: tuple[float, ...]) -> bool:
     return any(
-        value is not None and value <= limit for value, limit in zip(asked, limits, strict=True)
+        value is not None and value <= limit for value, limit in zip(targets, limits, strict=True)
     )

@@ -1,13 +1,13 @@
-"""Step-time model: a linear model of an engine step's seconds, fitted to those measured.
+"""Step-time model: a linear model of an engine step's duration, fitted to measurements.
 
     seconds = constant + a·prefill + b·attended + c·rows + d·context
               + e·drafting rows + f·drafts + g·first drafting rows + h·scored
 
-where prefill is the number of prompt tokens, attended that of pairs of such a token and a position
-that it attends to, rows that of decoding requests, context that of positions that these attend to,
-drafts that of drafts verified, first drafting rows are those whose proposer meets their request for
-the first time, and scored is the number of prompt tokens whose log-probabilities take logits
-(`StepShape`). No coefficient is below zero.
+where prefill is the number of prompt tokens, attended the number of (prompt token, attended
+position) pairs, rows the number of decoding requests, context the sum of positions that these
+attend to, drafts the number of verified draft tokens, first drafting rows the number of requests
+whose proposer runs for the first time, and scored the number of prompt tokens whose
+log-probabilities are computed (`StepShape`). Coefficients are non-negative.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import numpy as np
 from worker.protocol.messages import StepShape
 
 _SCALES = np.array((1.0, 1e3, 1e6, 1e1, 1e5, 1e1, 1e1, 1.0, 1e3))
-"""Typical sizes of the terms, by which they are divided: the fit works on numbers near one."""
+"""Typical sizes of the terms, which normalize them for the fit."""
 _PRIOR_S = np.array((2e-3, 1e-1, 2e-2, 5e-4, 1e-3, 2e-4, 5e-4, 1e-4, 1e-1))
-"""Prior: seconds for a term of its typical size. A drafting row costs as the search for a first
-guess, a draft as a row, a scored token as any of a prompt."""
+"""Prior: seconds per term of typical size. A drafting row costs as much as the search for a first
+draft token, a draft token as much as a row, a scored token as much as a prompt token."""
 _FORGETTING = 0.995
-"""Weight that an observation keeps with each later one like it: about 200 count."""
+"""Weight that an observation keeps after each later similar one, so that about 200 count."""
 _FORGOTTEN_EVERY = 2 * len(_SCALES)
-"""Observations from one forgetting to the next: twice the number of terms, to show all that
-varies."""
+"""Number of observations between two forgetting steps: twice the number of terms, to cover
+everything that varies."""
 _EXCITED = 0.05
-"""Least part of the steps' time, root mean square, that a combination of terms must make up for
-observations to tell of it: like steps differ by some hundredths. Long prompts are planned alike
-with anything from 0.01 to 0.2."""
+"""Minimum contribution (fraction of the steps' time, root mean square) of a combination of terms
+for observations to be informative about it: similar steps differ by a few percent. Plans for long
+prompts are the same for values of 0.01 to 0.2."""
 _PRIOR_WEIGHT = 1e-3
-"""Weight of the prior, where an observation has 1."""
+"""Weight of the prior relative to one observation."""
 _SHORTEST_S = 1e-4
-"""Least seconds of an observation, by which its errors are divided."""
+"""Minimum duration of an observation in seconds, since its errors are divided by it."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Coefficients of the step-time model, in seconds per unit."""
+    """Coefficients of the step-time model in seconds per unit."""
 
     constant: float
     """Seconds per step."""
@@ -53,16 +53,16 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     context_token: float
     """Seconds per position that a decoding request attends to."""
     draft_row: float = 0.0
-    """Seconds per decoding request that drafts, to search for or compute the first guess."""
+    """Seconds per drafting request, to search for or compute the first draft token."""
     draft_token: float = 0.0
-    """Seconds per draft, to make and verify it."""
+    """Seconds per draft token, to generate and verify it."""
     draft_start: float = 0.0
-    """Seconds per request that drafts for the first time, for its proposer to read its tokens."""
+    """Seconds per request that drafts for the first time, whose proposer processes its tokens."""
     scored_token: float = 0.0
-    """Seconds per prompt token whose log-probabilities are computed, beside `prefill_token`."""
+    """Additional seconds per prompt token whose log-probabilities are computed."""
 
     def step(self, shape: StepShape) -> float:
-        """Seconds of one step."""
+        """Predicted seconds of a step."""
         return (
             self.prefill_token * shape.prefill_tokens
             + self.attended * shape.prefill_attended
@@ -71,7 +71,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def decodes(self, shape: StepShape) -> float:
-        """Seconds of a step without its prompts."""
+        """Predicted seconds of a step without its prefill."""
         return (
             self.decode(shape.decode_rows, shape.decode_context)
             + self.draft_row * shape.draft_rows
@@ -80,21 +80,20 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prefill(self, num_tokens: float, num_cached: float = 0.0) -> float:
-        """Seconds to compute `num_tokens` of a prompt after `num_cached` that are there already,
-        without the constant of the steps that take them."""
+        """Predicted seconds to prefill `num_tokens` after `num_cached`, without the constant."""
         attended = num_tokens * (num_cached + 0.5 * num_tokens)
         return self.prefill_token * num_tokens + self.attended * attended
 
     def decode(self, num_rows: float, context: float) -> float:
-        """Seconds of a step in which `num_rows` requests decode over `context` positions in all."""
+        """Predicted seconds of a step with `num_rows` decodes over `context` positions in total."""
         return self.constant + self.decode_row * num_rows + self.context_token * context
 
 
 class StepTimeModel:
-    """Fit of StepCosts: least squares on relative errors, with forgetting, and no negative ones.
+    """Fits StepCosts by non-negative least squares on relative errors, with forgetting.
 
-    The normal equations are updated with each observation; `costs` solves for the coefficients, by
-    coordinate descent from the last ones.
+    The normal equations are updated with each observation; `costs` solves for the coefficients by
+    coordinate descent, starting from the previous solution.
     """
 
     def __init__(self) -> None:
@@ -108,7 +107,7 @@ class StepTimeModel:
 
     @property
     def costs(self) -> StepCosts:
-        """The coefficients that fit the observations so far."""
+        """Coefficients fitted to the observations so far."""
         if self._stale:
             self._solve()
             self._stale = False
@@ -116,10 +115,10 @@ class StepTimeModel:
         return StepCosts(**dict(zip(names, (self._solution / _SCALES).tolist(), strict=True)))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Takes one step's duration."""
-        # Errors are relative, so that a step that was held up counts next to nothing.
+        """Adds the duration of one step."""
+        # Errors are relative, so that a step that was delayed has little weight.
         terms = np.array(msgspec.structs.astuple(shape), float)
-        terms[0] = 1.0  # instead of the step's number: the constant
+        terms[0] = 1.0  # constant term in place of the step's number
         terms /= _SCALES * max(seconds, _SHORTEST_S)
         self._gram += np.outer(terms, terms)
         self._moment += terms * (seconds / max(seconds, _SHORTEST_S))
@@ -130,14 +129,14 @@ class StepTimeModel:
         self._stale = True
 
     def _forget(self) -> None:
-        """Forgets a part of the information in the directions of recent observations only.
+        """Forgets part of the information, in the directions of recent observations only.
 
-        Were all of it forgotten alike, an hour of short steps would forget what long prompts take.
-        So the gram matrix is forgotten in the subspace that recent observations excite (SIFt-RLS,
-        Lai and Bernstein 2024), and the moment with it, which moves no coefficient. The subspace
-        has the combinations of terms that make up some of the steps' time, by the present
-        coefficients; a term that costs nothing so far counts by its prior, or what is known of it
-        would never be forgotten.
+        With uniform forgetting, an hour of short steps would erase the cost of long prompts. So the
+        gram matrix is discounted only in the subspace excited by recent observations (SIFt-RLS, Lai
+        and Bernstein 2024), and the moment with it, which leaves the coefficients unchanged. The
+        subspace consists of the combinations of terms that contribute to the steps' time under the
+        current coefficients; a term whose coefficient is zero counts with its prior, since it would
+        never be forgotten otherwise.
         """
         scale = np.where(np.array(self._solution) > 0.0, self._solution, _PRIOR_S)
         _, values, directions = np.linalg.svd(self._recent * scale, full_matrices=False)
@@ -148,12 +147,12 @@ class StepTimeModel:
         forgotten = 1.0 - _FORGETTING**_FORGOTTEN_EVERY
         self._moment -= forgotten * (self._moment @ basis) @ weights
         gram = self._gram - forgotten * along @ weights
-        self._gram = 0.5 * (gram + gram.T)  # rounding apart, it is; else that would grow
+        self._gram = 0.5 * (gram + gram.T)  # symmetrize, or rounding errors would grow
 
     def _solve(self, sweeps: int = 30) -> None:
-        """Minimises the weighted squares plus the prior's, with no coefficient below zero."""
+        """Minimizes the weighted squares and the prior's with non-negative coefficients."""
         solution, prior = self._solution, _PRIOR_S.tolist()
-        # Relative to the prior, as the observations are to their durations.
+        # Relative to the prior, as observations are relative to their durations.
         ridge = _PRIOR_WEIGHT / _PRIOR_S**2
         gram = (self._gram + np.diag(ridge)).tolist()
         target = (self._moment + ridge * _PRIOR_S).tolist()

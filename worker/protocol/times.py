@@ -1,4 +1,4 @@
-"""Times of the parts of requests and steps."""
+"""Latencies of requests and phases of steps."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ import msgspec
 
 
 class FirstTokenTimes(msgspec.Struct, array_like=True, frozen=True):
-    """Parts of a request's time at its worker until its first token, in seconds."""
+    """Parts of a request's time to first token at its worker, in seconds."""
 
     queue_s: float
-    """Time until the request was first admitted."""
+    """Queueing time until the request was first admitted."""
     prefill_s: float
-    """Time from then to the first token, interruptions included."""
+    """Time from admission to the first token, including interruptions."""
 
 
 class StepTimes(msgspec.Struct, array_like=True):
     """Time of a worker's steps by phase, in seconds summed up since the epoch began.
 
-    Coordinator: schedule, broadcast, collect, process, deliver. Rank 0 (on CUDA its device):
-    prepare, forward, sample, bubble. Each of the two adds up to the time the worker was busy.
+    Coordinator: schedule, broadcast, collect, process, deliver. Rank 0 (on CUDA: its device):
+        prepare, forward, sample, bubble. Each of the two groups adds up to the worker's busy time.
     """
 
     num_steps: int = 0
     schedule: float = 0.0
     """Scheduling: deciding the Plan."""
     broadcast: float = 0.0
-    """Encoding the Plan and sending it to the ranks; on CUDA also launching it on rank 0's
-    device."""
+    """Encoding and sending the Plan to the ranks; on CUDA also launching it on rank 0's device."""
     prepare: float = 0.0
     """Updating tables and staging input tensors."""
     forward: float = 0.0
     """Forward pass of the model."""
     sample: float = 0.0
-    """Logits, draws, and copying tokens to the host, with the wait for masks."""
+    """Logits, sampling, and copying tokens to the host, including the wait for grammar masks."""
     collect: float = 0.0
     """Waiting for results."""
     process: float = 0.0
     """Applying results and making reports."""
     deliver: float = 0.0
-    """Sending reports and taking requests, between two steps of the engine."""
+    """Sending reports and receiving requests between two steps."""
     bubble: float = 0.0
     """Idle time of rank 0 between two steps while there was work."""

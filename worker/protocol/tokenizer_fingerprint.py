@@ -1,7 +1,7 @@
-"""Tokenizer fingerprint: whether a gateway and a worker render, tokenize and hash prompts alike.
+"""Tokenizer fingerprint: verifies that gateway and worker render, tokenize and hash prompts alike.
 
-Where they do not, nothing fails, but prompts are routed as if no worker had them cached. So a
-worker sends digests of a probe chat, and a gateway that gets others from it refuses the worker.
+A mismatch causes no errors, but prompts would be routed as if no worker had them cached. So a
+worker sends digests of a probe chat, and a gateway with different ones rejects the worker.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _SCOPE = "tokenizer fingerprint"
 
 
 def fingerprint(tokenizer: Tokenizer, page_size: int, block_hash_salt: str) -> TokenizerFingerprint:
-    """Digests of the probe chat as this process renders, tokenizes and hashes it."""
+    """Digests of the probe chat as rendered, tokenized and hashed by this process."""
     text = _TEXT * 4
     if tokenizer.chat_template is not None:
         try:
-            # A template may write today's date, which may differ between gateway and worker.
+            # A template may include today's date, which may differ between gateway and worker.
             text = tokenizer.render_chat(_MESSAGES, strftime_now=str)
         except ValueError:
             text += "(the template refuses the probe)"
@@ -46,11 +46,11 @@ def difference(mine: TokenizerFingerprint, theirs: TokenizerFingerprint) -> str 
     """First difference between a gateway and a worker, with a remedy; None if they agree."""
     remedy = "serve the same checkpoint and release on both sides"
     if mine.text != theirs.text:
-        return f"its chat template writes the same chat differently: {remedy}"
+        return f"its chat template renders the same chat differently: {remedy}"
     if mine.tokens != theirs.tokens:
         return (
-            f"its tokenizer makes {theirs.num_tokens} tokens of a chat that has {mine.num_tokens} "
-            f"here, or others: {remedy}"
+            f"its tokenizer encodes a chat as {theirs.num_tokens} tokens, which differ from the "
+            f"{mine.num_tokens} tokens here: {remedy}"
         )
     if mine.blocks != theirs.blocks:
         return f"it hashes the same tokens differently: {remedy}"

@@ -1,8 +1,8 @@
-"""Tracing: OpenTelemetry spans with W3C context. The library is imported only where it is on.
+"""Tracing: OpenTelemetry spans with W3C context. The library is imported only if enabled.
 
-It is turned on by an endpoint in our own configuration, or by OpenTelemetry's standard variable
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (or OTEL_EXPORTER_OTLP_ENDPOINT). OTEL_TRACES_SAMPLER and its
-argument choose which traces are kept.
+Enabled by an endpoint in the configuration, or by OpenTelemetry's standard variables
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT. OTEL_TRACES_SAMPLER and
+OTEL_TRACES_SAMPLER_ARG configure which traces are sampled.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 def create_tracing(process: str, endpoint: str = "") -> Tracing | None:
-    """Tracing of a process; None where it is not turned on.
+    """Creates the tracing of a process; None if disabled.
 
     Args:
         process: name of the process.
-        endpoint: URL that takes spans (OTLP over HTTP); empty leaves it to the environment.
+        endpoint: URL to export spans to (OTLP over HTTP); empty to use the environment's.
 
     Raises:
-        ValueError: tracing is turned on, but its packages are missing.
+        ValueError: tracing is enabled, but its packages are missing.
     """
     if not endpoint and not any(os.environ.get(name) for name in ENDPOINTS):
         return None
@@ -38,17 +38,17 @@ def create_tracing(process: str, endpoint: str = "") -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ValueError(
-            f"traces are asked for, but {error.name} is missing: pip install 'rayfleet[tracing]'"
+            f"tracing needs {error.name}, which is not installed: pip install 'rayfleet[tracing]'"
         ) from error
     return Tracing(process, BatchSpanProcessor(OTLPSpanExporter(endpoint or None)))
 
 
 class Tracing:
-    """Makes spans of one process.
+    """Creates spans for one process.
 
     Args:
         process: name of the process.
-        processor: takes the spans that have ended.
+        processor: exports finished spans.
     """
 
     def __init__(self, process: str, processor: SpanProcessor) -> None:
@@ -68,14 +68,14 @@ class Tracing:
     def start(
         self, name: str, parent: str, *, start_ns: int, server: bool, attributes: Attributes
     ) -> Span | None:
-        """Begins a span; None where its trace is not kept.
+        """Starts a span; None if its trace is not sampled.
 
         Args:
             name: name of the span.
-            parent: W3C traceparent; anything else begins a new trace.
-            start_ns: beginning, Unix time in nanoseconds.
-            server: whether the span answers another process.
-            attributes: attributes that are known already.
+            parent: W3C traceparent; any other text starts a new trace.
+            start_ns: start time, Unix time in nanoseconds.
+            server: whether the span is the server side of a call from another process.
+            attributes: attributes known at the start.
         """
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -90,7 +90,7 @@ class Tracing:
         return span if span.is_recording() else None
 
     def close(self) -> None:
-        """Sends the spans that have not been sent."""
+        """Exports all remaining spans."""
         self._provider.shutdown()
 
 

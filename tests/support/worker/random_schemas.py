@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.worker.vocabularies import EOS, TOKENS, allowed
-from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.matcher_state import MatcherState
 
 NAMES = ("a", "b", "c", "ab", "x y", 'q"', "é", "\\")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -128,7 +128,7 @@ _SNIPPETS = tuple(
 
 
 def walk(
-    follower: GrammarFollower,
+    state: MatcherState,
     draw: random.Random,
     limit: int = 300,
     closing: Sequence[bytes] = (),
@@ -144,8 +144,8 @@ def walk(
     """
     drawn = b""
     snippets = (*_SNIPPETS, *closing)
-    while len(drawn) < limit and not follower.is_complete:
-        choices = allowed(follower)
+    while len(drawn) < limit and not state.is_complete:
+        choices = allowed(state)
         if EOS in choices and draw.random() < 0.4:
             return drawn
         choices -= {EOS}
@@ -154,12 +154,12 @@ def walk(
         if draw.random() < 0.3:
             is_closing = closing and len(drawn) > limit // 2
             for byte in draw.choice(closing if is_closing else snippets):
-                if follower.is_complete or byte not in allowed(follower):
+                if state.is_complete or byte not in allowed(state):
                     break
-                assert follower.advance(byte) is None
+                assert state.advance(byte) is None
                 drawn += bytes((byte,))
             continue
         token_id = draw.choice(sorted(choices))
-        assert follower.advance(token_id) is None
+        assert state.advance(token_id) is None
         drawn += TOKENS[token_id]
-    return drawn if follower.is_complete else None
+    return drawn if state.is_complete else None

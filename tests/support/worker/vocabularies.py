@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from worker.core.grammar.base import GrammarBackend
-from worker.core.grammar.follower import GrammarFollower
 from worker.core.grammar.guidance_backend import GuidanceBackend
+from worker.core.grammar.matcher_state import MatcherState
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
@@ -24,12 +24,12 @@ def make_backend(name: str) -> GrammarBackend:
     return XGrammarBackend.of_tokens(TOKENS, [EOS])
 
 
-def follow(
+def make_state(
     backend: GrammarBackend, output: bytes = b"", *, sampling: Any = None, **params: Any
-) -> GrammarFollower:
+) -> MatcherState:
     """A request that has drawn `output` already."""
     loaded = backend.load(backend.compile(StructuredOutputsParams(**params)))
-    return GrammarFollower(
+    return MatcherState(
         loaded(),
         sampling or SamplingParams(),
         eos_token_ids=[EOS],
@@ -38,8 +38,8 @@ def follow(
     )
 
 
-def allowed(follower: GrammarFollower) -> set[int]:
+def allowed(state: MatcherState) -> set[int]:
     """Token ids whose bit is set."""
-    octets = np.frombuffer(follower.mask, dtype=np.uint8)
+    octets = np.frombuffer(state.mask, dtype=np.uint8)
     bits = np.unpackbits(octets, bitorder="little", count=VOCAB_SIZE)
     return set(np.nonzero(bits)[0].tolist())

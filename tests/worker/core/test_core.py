@@ -17,7 +17,7 @@ from worker.protocol.messages import Abort
     ("depth", "start"),
     [
         (0, ["launch 1", "result 1", "launch 2", "result 2"]),
-        # Step 1 computes the prompt: nothing is queued behind it.
+        # Step 1 computes the prompt: nothing is queued after it.
         (1, ["launch 1", "result 1", "launch 2", "launch 3", "result 2", "result 3"]),
     ],
 )
@@ -35,7 +35,7 @@ def test_a_request_joins_the_step_after_the_prompt_it_arrived_in() -> None:
         core.step()
     assert executor.journal == ["launch 1", "result 1", "launch 2", "launch 3", "result 2"]
     core.add(submit("b", num_prompt=6, max_tokens=9))
-    core.step()  # step 4 has b's prompt, and is queued behind a step that has none
+    core.step()  # step 4 has b's prompt, and is queued after a step without one
     assert executor.journal[-2:] == ["launch 4", "result 3"]
     core.add(submit("c", num_prompt=7, max_tokens=9))
     executor.journal.clear()
@@ -52,10 +52,10 @@ def test_a_request_joins_the_step_after_the_prompt_it_arrived_in() -> None:
 
 @pytest.mark.parametrize(("share", "max_tokens"), [(0.15, 20), (0.32, 10), (0.59, 5)])
 @pytest.mark.parametrize("overlaps_prompts", [True, False])
-def test_a_device_of_its_own_never_waits_for_prompts(
+def test_a_separate_device_never_waits_for_prompts(
     share: float, max_tokens: int, overlaps_prompts: bool
 ) -> None:
-    """So many of the steps have a prompt, beside some three requests that decode."""
+    """Number of steps with a prompt, beside about three decoding requests."""
     core, executor = make_core(1, overlaps_prompts=overlaps_prompts)
     num_added = 0
     while len(executor.plans) < 300:

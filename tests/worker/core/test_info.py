@@ -1,4 +1,4 @@
-"""What an engine says of itself."""
+"""EngineInfo: limits, salt and end tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = {
 
 
 def test_block_hashes_are_of_a_type_of_cache(tmp_path: Path) -> None:
-    """A cache in another type holds other keys and values of the same tokens."""
+    """A cache of another type has other keys and values for the same tokens."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     config = EngineConfig(model=str(tmp_path), load_format="dummy")
 
@@ -32,7 +32,7 @@ def test_block_hashes_are_of_a_type_of_cache(tmp_path: Path) -> None:
     assert salt("bfloat16") == salt("bfloat16") != salt("float32")
 
 
-def test_limits_are_the_devices_where_none_are_given(tmp_path: Path) -> None:
+def test_limits_default_to_the_devices(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     hello = Hello(0, 9, 256, 100, max_num_seqs=256, max_num_batched_tokens=2048)
 

@@ -20,15 +20,15 @@ pytestmark = pytest.mark.slow
 def test_a_killed_peer_is_named(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     write_checkpoint("qwen3", tmp_path)
-    # Of a forked rank its server tells how it ended, a moment after the kernel has.
+    # The exit of a forked rank is reported by its server, a moment after the kernel.
     with Engine(str(tmp_path), tensor_parallel_size=2, kv_cache_tokens=1024, forks=False) as engine:
         (peer,) = engine.peer_pids
         os.kill(peer, signal.SIGKILL)
-        with pytest.raises(RankFailure, match="was ended by SIGKILL"):
+        with pytest.raises(RankFailure, match="was killed by SIGKILL"):
             engine.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=8))
 
 
-def test_a_peer_that_fails_before_it_joins_is_not_waited_for(
+def test_a_peer_that_fails_early_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint("qwen3", tmp_path)

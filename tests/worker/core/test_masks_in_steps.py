@@ -1,4 +1,4 @@
-"""Plans with draws under a grammar: when their masks follow, and what becomes of ended rows."""
+"""Plans with masked rows: when their masks follow, and ended rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ONES = b"\xff\xff\xff"
 
 
 class CountingGrammar:
-    """Its mask says how many tokens it has taken; complete after `length` of them; refuses the
-    token that makes them `refuse_at`."""
+    """Its mask is the number of its tokens; complete after `length` of them; rejects token number
+    `refuse_at`."""
 
     def __init__(self, length: int = 99, refuse_at: int = -1, slow_from: int = 99) -> None:
         self.taken: list[int] = []
@@ -57,7 +57,7 @@ def add(
 ) -> None:
     one = submit(request_id, max_tokens=max_tokens)
     one.grammar = "key"
-    core.scheduler.add(one)  # what it waits for is played here
+    core.scheduler.add(one)  # its grammar is simulated here
     core.guide(request_id, 0, grammar)
 
 
@@ -65,7 +65,7 @@ def add(
     ("depth", "start"),
     [
         (0, ["launch 1", "masks 1", "result 1", "launch 2", "masks 2", "result 2"]),
-        # Step 1 computes the prompt: nothing is queued behind it.
+        # Step 1 computes the prompt: nothing is queued after it.
         (1, ["launch 1", "masks 1", "result 1", "launch 2", "masks 2", "launch 3", "result 2"]),
     ],
 )
@@ -104,12 +104,12 @@ def test_the_end_of_the_grammar_ends_the_request(depth: int) -> None:
             reasons[delta.request_id] = delta.finish_reason, delta.stop_reason
         core.scheduler.check_invariants()
     assert reasons == {"a": ("stop", None), "plain": ("length", None)}
-    assert len(grammar.taken) == 2, "the draw of the row behind its end is dropped"
+    assert len(grammar.taken) == 2, "the token of the row after its end is dropped"
     assert len(executor.masks) == sum(bool(plan.masked) for plan in executor.plans) == 2 + depth
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_refused_token_ends_the_request_with_an_error(depth: int) -> None:
+def test_a_rejected_token_ends_the_request_with_an_error(depth: int) -> None:
     core, _ = make_core(depth)
     add(core, "a", CountingGrammar(refuse_at=2), max_tokens=9)
     add(core, "b", GrammarProblem("no such grammar", 500))
@@ -123,7 +123,7 @@ def test_a_refused_token_ends_the_request_with_an_error(depth: int) -> None:
         "a": ("error", "refused", 400),
         "b": ("error", "no such grammar", None),
         "plain": ("length", None, None),
-    }, "only what the client can change is told as its own error"
+    }, "only problems that the client can fix are reported as 400"
 
 
 def test_a_request_waits_for_its_grammar_without_holding_others() -> None:
@@ -147,7 +147,7 @@ def test_a_request_waits_for_its_grammar_without_holding_others() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_grammar_that_is_complete_at_once_draws_nothing(depth: int) -> None:
+def test_with_a_complete_grammar_nothing_is_sampled(depth: int) -> None:
     core, executor = make_core(depth)
     add(core, "a", CountingGrammar(length=0))
     assert run(core) == {"a": []}
@@ -164,7 +164,7 @@ def test_a_grammar_that_is_complete_at_once_draws_nothing(depth: int) -> None:
     ],
     ids=["length", "stop", "error"],
 )
-def test_nobody_waits_for_a_slow_grammar(
+def test_no_request_waits_for_a_slow_grammar(
     depth: int, grammar: CountingGrammar, tokens: int, reason: str
 ) -> None:
     core, executor = make_core(depth)

@@ -1,7 +1,7 @@
-"""A scheduler that is told the same again decides the same again, in an engine's real run.
+"""A replay of a scheduler's recorded calls, from a real engine run, gives the same decisions.
 
-Times of steps are measured, drafts gated by them, grammars followed at their own pace, pages copied
-from host memory where that was quicker, deadlines near or far.
+Step times are measured, drafts gated by them, grammars advance at their own pace, pages are copied
+from host memory if that is faster, and deadlines are near or far.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO, MODELS
 from tests.support.worker.recorded import Recording
-from worker.core.grammar import follower
+from worker.core.grammar import matcher_state
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.messages import Abort
@@ -33,7 +33,7 @@ SLOS = (None, Slo(ttft_ms=60.0, tpot_ms=15.0), Slo(e2e_ms=400.0))
 
 
 def drive(engine: Engine, num_requests: int, **sampling: object) -> None:
-    """Requests of all kinds arrive as steps go on; some are aborted, rules are changed."""
+    """Requests of all kinds arrive while steps run; some are aborted, options are changed."""
     tokenizer = load_tokenizer(engine.config.model)
     core = engine.core
     outputs: dict[str, Outcome] = {}
@@ -73,7 +73,7 @@ def test_a_recorded_run_replays_to_the_same_plans(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(follower, "SLOW_S", 1e-4)  # some tokens are slow, as chance will have it
+    monkeypatch.setattr(matcher_state, "SLOW_S", 1e-4)  # some tokens are slow
     recording = Recording()
     with Engine(
         str(DEMO),
@@ -88,7 +88,7 @@ def test_a_recorded_run_replays_to_the_same_plans(
         scheduler = engine.core.scheduler
         recording.attach(scheduler)
         drive(engine, 28)
-        assert not engine.core._guided, "matchers are let go of"
+        assert not engine.core._guided, "matchers are released"
     assert recording.readings
     assert recording.replay(scheduler) > 40
 

@@ -41,7 +41,9 @@ def make_request(
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(RequestState, RequestState)))
-def test_only_moves_of_the_table_are_possible(before: RequestState, after: RequestState) -> None:
+def test_only_transitions_of_the_table_are_possible(
+    before: RequestState, after: RequestState
+) -> None:
     request = make_request()
     request.state = before
     if (before.name, after.name) in LEGAL:
@@ -93,7 +95,7 @@ def test_completions_of_a_request_share_their_end_tokens() -> None:
     assert first.end_token_ids == {2, *stops}
 
 
-def test_nothing_is_pending_where_the_tokens_being_drawn_reach_the_limit() -> None:
+def test_nothing_is_pending_if_tokens_in_flight_reach_the_limit() -> None:
     request = make_request(5, sampling=SamplingParams(max_tokens=2))
     assert request.num_pending == 5
     request.num_computed, request.num_placeholders = 5, 1

@@ -1,4 +1,4 @@
-"""The step timeline, with a clock that the test sets."""
+"""Step timeline with a simulated clock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_phases_add_up() -> None:
     assert [record.bubble for record in timeline.records] == [0.0, 9.5]
 
 
-def test_idle_time_is_no_bubble() -> None:
+def test_idle_time_is_not_a_bubble() -> None:
     clock = Clock()
     timeline = Timeline(clock)
     drive(timeline, clock, 1, 0.0, idle=True)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.checkpoints.dense import VOCAB_SIZE
 from tests.support.engines.engine_driver import Engine, Outcome
-from worker.core.grammar import follower
+from worker.core.grammar import matcher_state
 from worker.protocol.messages import Submit
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
@@ -92,7 +92,7 @@ def test_its_grammar_continues_where_it_was(
 ) -> None:
     """Be its masks made within the steps or, where they take too long, beside them."""
     if is_slow:
-        monkeypatch.setattr(follower, "SLOW_S", -1.0)
+        monkeypatch.setattr(matcher_state, "SLOW_S", -1.0)
     model = "deploy/models/demo"
     prompt = load_tokenizer(model).encode("Tell me")
     params = sampling(

@@ -1,4 +1,4 @@
-"""A frontend between an engine and gateways that tests play: real sockets, real messages."""
+"""A frontend with simulated engine and gateways: real sockets, real messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.front.server import WorkerFrontend
 
 @pytest.fixture
 async def front() -> AsyncIterator[WorkerFrontend]:
-    # A played engine reports when its test wants it to: its silence says nothing.
+    # The simulated engine reports when a test needs it: its silence is not an error.
     front = WorkerFrontend("w0", "/tmp", step_timeout_s=0.0)
     yield front
     front.close()
@@ -20,7 +20,7 @@ async def front() -> AsyncIterator[WorkerFrontend]:
 
 @pytest.fixture
 async def engine(front: WorkerFrontend) -> AsyncIterator[Engine]:
-    """Ready, and known to `front`."""
+    """A ready engine, connected to `front`."""
     engine = Engine(front.open())
     await engine.ready()
     await front.wait_ready()

@@ -1,4 +1,4 @@
-"""A gateway's link to a front over the real socket; processes that are killed on either side."""
+"""A gateway's link to a frontend over a real socket; processes are killed on either side."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ asyncio.run(main())
 
 
 class Gateway(WorkerLink):
-    """A link that keeps its items until they are taken."""
+    """A link that keeps its items until they are read."""
 
     def __init__(self, on_item: object = None) -> None:
         self.items: asyncio.Queue[bytes] = asyncio.Queue()
@@ -92,7 +92,7 @@ async def attach(server: AttachServer, gateway_id: str = "g0") -> Gateway:
 
 
 async def news(link: Gateway) -> WorkerItem:
-    """The next item that is no heartbeat."""
+    """Next item that is not a heartbeat."""
     async with asyncio.timeout(120):
         while True:
             item = decode_item(await link.items.get())
@@ -110,7 +110,7 @@ async def ended(link: WorkerLink) -> str:
         return await link.wait_ended()
 
 
-async def test_the_socket_lies_in_a_private_directory(server: AttachServer) -> None:
+async def test_the_socket_is_in_a_private_directory(server: AttachServer) -> None:
     assert server.path is not None
     directory = os.path.dirname(server.path)
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
@@ -201,10 +201,10 @@ async def test_a_lost_engine_is_reported_and_the_link_stays(
     assert "closed the connection" in await ended(link)
 
 
-async def test_a_gateway_that_does_not_read_is_let_go(
+async def test_a_gateway_that_does_not_read_is_disconnected(
     server: AttachServer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has not read piles up merged, to a limit: buffers do not grow with it."""
+    """Unread items are merged, up to a limit: buffers do not grow."""
     assert server.path is not None
     monkeypatch.setattr(front_module, "MAX_PENDING_EVENTS", 5)
     probe = await attach(server, "probe")
@@ -221,8 +221,8 @@ async def test_a_gateway_that_does_not_read_is_let_go(
     probe.close()
 
 
-def test_a_request_comes_and_goes_on_the_loop_that_replicas_run() -> None:
-    """Ray's replicas run uvloop, whose transports are typed differently and write later."""
+def test_a_request_is_served_on_uvloop() -> None:
+    """Ray's replicas run uvloop, whose transports have other types and write later."""
 
     async def scenario() -> None:
         front = WorkerFrontend("w0")
@@ -248,7 +248,7 @@ def test_a_request_comes_and_goes_on_the_loop_that_replicas_run() -> None:
     uvloop.run(asyncio.wait_for(scenario(), 120))
 
 
-async def test_an_item_that_cannot_be_taken_ends_the_link(
+async def test_an_item_that_cannot_be_handled_ends_the_link(
     server: AttachServer, engine: Engine
 ) -> None:
     assert server.path is not None
@@ -260,7 +260,9 @@ async def test_an_item_that_cannot_be_taken_ends_the_link(
     assert "item 3 came in place of 2" in await ended(link)
 
 
-async def test_a_peer_of_another_protocol_is_refused(server: AttachServer, engine: Engine) -> None:
+async def test_a_peer_with_another_protocol_is_rejected(
+    server: AttachServer, engine: Engine
+) -> None:
     assert server.path is not None
     link = await attach(server)
     reader, writer = await asyncio.open_unix_connection(server.path)
@@ -294,7 +296,7 @@ async def test_a_killed_worker_is_noticed(tmp_path: Path) -> None:
         assert re.search("closed the connection|reset", await ended(link))
         with pytest.raises(ConnectionError):
             await send(link, submit("b"))
-        await asyncio.wait([call])  # answered just before, or lost
+        await asyncio.wait([call])  # answered just before, or failed
 
 
 def _start(code: str, argument: str) -> subprocess.Popen[bytes]:

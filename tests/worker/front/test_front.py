@@ -1,4 +1,4 @@
-"""The front against an engine that is played by the test: real sockets, real messages."""
+"""The frontend with an engine simulated by the test: real sockets, real messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_directory_is_private_and_its_sockets_have_short_names(front: Work
     assert not os.path.exists(directory)
 
 
-async def test_snapshot_says_loading_then_ready(front: WorkerFrontend) -> None:
+async def test_the_snapshot_is_loading_then_ready(front: WorkerFrontend) -> None:
     engine = Engine(front.open())
     gateway = Gateway(front, "g0")
     first = await gateway.next()
@@ -67,12 +67,12 @@ async def test_snapshot_says_loading_then_ready(front: WorkerFrontend) -> None:
     second = await gateway.news()
     assert isinstance(second, AttachSnapshot)
     assert second.info is not None
-    assert second.info.startup.keys() == {"launch"}, "this engine tells of no phase"
+    assert second.info.startup.keys() == {"launch"}, "this engine reports no phases"
     assert msgspec.structs.replace(second.info, startup={}) == INFO
     engine.close()
 
 
-async def test_a_batch_goes_to_the_inbox_less_what_can_never_fit(
+async def test_a_batch_is_forwarded_without_invalid_submits(
     front: WorkerFrontend, engine: Engine
 ) -> None:
     gateway = Gateway(front, "g0")
@@ -115,7 +115,7 @@ async def test_grammars_are_compiled_once_and_only_their_requests_wait(
     [grammar] = first.grammars
     assert first.vocabulary is not None
     assert first.submits[0].grammar == again.submits[0].grammar == grammar.key
-    assert first.submits[0].sampling.structured_outputs is None, "it is not spelled out twice"
+    assert first.submits[0].sampling.structured_outputs is None, "the grammar is not sent twice"
     assert (again.grammars, again.vocabulary) == ([], None)
     front.engine_lost("rank 0 died")
     engine.close()
@@ -124,7 +124,7 @@ async def test_grammars_are_compiled_once_and_only_their_requests_wait(
     await front.wait_ready()
     await send(front, structured("next", regex="a{3}"))
     batch = await engine.batch()
-    assert batch.grammars == [grammar], "the next engine knows nothing yet"
+    assert batch.grammars == [grammar], "the next engine has no grammars yet"
     assert batch.vocabulary is not None
     engine.close()
 
@@ -154,15 +154,15 @@ async def test_replies_number_the_submits_of_all_gateways_and_of_one_epoch(
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"prompt": np.array([1, 32], "<i4").tobytes()}, "token id 32 is outside"),
-        ({"prompt": np.array([1, -7], "<i4").tobytes()}, "token id -7 is outside"),
+        ({"prompt": np.array([1, 32], "<i4").tobytes()}, "token id 32 is out of range"),
+        ({"prompt": np.array([1, -7], "<i4").tobytes()}, "token id -7 is out of range"),
         ({"prompt": bytes(7)}, "7 bytes"),
         ({"prompt": b""}, "empty"),
-        ({"num_resumed": 4}, "num_resumed is 4"),
-        ({"num_resumed": -1}, "num_resumed is -1"),
+        ({"num_resumed": 4}, "num_resumed must be in [0, 4), got 4"),
+        ({"num_resumed": -1}, "num_resumed must be in [0, 4), got -1"),
     ],
 )
-async def test_what_would_end_a_rank_never_reaches_it(
+async def test_submits_that_would_crash_a_rank_are_rejected(
     front: WorkerFrontend, engine: Engine, fields: dict[str, object], problem: str
 ) -> None:
     gateway = Gateway(front, "g0")
@@ -195,7 +195,7 @@ async def test_min_tokens_counts_what_another_worker_generated(
 async def test_a_gateway_that_does_not_read_costs_bounded_memory(
     front: WorkerFrontend, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is let go; when it reads again, it attaches anew and gets the cache as it stands."""
+    """It is disconnected; when it reads again, it reattaches and gets the current cache."""
     monkeypatch.setattr(front_module, "MAX_PENDING_EVENTS", 5)
     stalled, probe = Gateway(front, "stalled"), Gateway(front, "probe")
     await stalled.next()
@@ -280,7 +280,7 @@ async def test_log_probabilities_of_steps_that_pile_up_stay_one_per_token(
 
 
 @pytest.mark.parametrize("drafts", [[[7, -1], [7, 8]], [[7, 8], None], [None, [9, -1]]])
-async def test_of_blocks_that_pile_up_the_last_state_is_kept(
+async def test_merged_blocks_keep_the_last_state(
     front: WorkerFrontend, engine: Engine, drafts: list[list[int] | None]
 ) -> None:
     gateway, probe = Gateway(front, "g0"), Gateway(front, "probe")
@@ -357,7 +357,7 @@ async def test_attaching_again_ends_the_earlier_stream_only(
     assert isinstance(await later.news(), WorkerUpdate)
 
 
-async def test_a_lost_engine_voids_its_epoch(front: WorkerFrontend, engine: Engine) -> None:
+async def test_a_failed_engine_ends_its_epoch(front: WorkerFrontend, engine: Engine) -> None:
     gateway = Gateway(front, "g0")
     await gateway.next()
     await engine.step(events=[BlockStored([1, 2], None)])
@@ -377,7 +377,7 @@ async def test_a_lost_engine_voids_its_epoch(front: WorkerFrontend, engine: Engi
     again.close()
 
 
-async def test_rules_of_admission_reach_rank_0_and_the_next_one(
+async def test_admission_options_reach_rank_0_and_its_successor(
     front: WorkerFrontend, engine: Engine
 ) -> None:
     change = AdmissionChange({"prefill_admission_policy": "pack"})
@@ -393,7 +393,7 @@ async def test_rules_of_admission_reach_rank_0_and_the_next_one(
     again.close()
 
 
-async def test_a_flood_between_two_reports_is_turned_away_beyond_slots_and_queue(
+async def test_a_burst_between_two_reports_is_rejected_beyond_slots_and_queue(
     front: WorkerFrontend,
 ) -> None:
     engine = Engine(front.open())
@@ -416,7 +416,7 @@ async def test_a_gap_in_the_reports_breaks_the_engine(
     engine.seq += 1
     await engine.step()
     reason = await asyncio.wait_for(front.wait_broken(), 120)
-    assert reason == "engine report 3 came where 2 was due"
+    assert reason == "got engine report 3, expected 2"
 
 
 def test_mirror_gives_chains_parents_first() -> None:
@@ -430,7 +430,7 @@ def test_mirror_gives_chains_parents_first() -> None:
     ]
 
 
-async def test_other_gateways_are_notified_of_submits_before_rank_0_takes_them(
+async def test_other_gateways_see_submits_before_rank_0_receives_them(
     front: WorkerFrontend, engine: Engine
 ) -> None:
     one, two = Gateway(front, "one"), Gateway(front, "two")
@@ -453,7 +453,7 @@ async def test_other_gateways_are_notified_of_submits_before_rank_0_takes_them(
     load = item.load
     assert (load.num_reserved, load.reserved_prefill_tokens) == (2, 24 + 16)
     assert load.num_submits_reserved == reply.last_ordinal == 2
-    # Who attaches now sees them as well.
+    # A gateway that attaches now gets them too.
     three = Gateway(front, "three")
     snapshot = await three.next()
     assert isinstance(snapshot, AttachSnapshot)
@@ -501,10 +501,11 @@ async def test_the_start_is_reported_phase_by_phase_and_adds_up(tmp_path: Path) 
     front.close()
 
 
-async def test_what_completions_share_is_looked_through_once_and_stays_shared(
+async def test_shared_parameters_are_validated_once_and_stay_shared(
     front: WorkerFrontend, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of copies of large parameters kept a front silent until it was given up."""
+    """Regression test: thousands of copies of large parameters blocked a frontend until its
+    gateways gave up."""
     looked: list[object] = []
     watched: list[tuple[object, str]] = [
         (limits, "sampling_problem"),
@@ -522,8 +523,8 @@ async def test_what_completions_share_is_looked_through_once_and_stays_shared(
     payload = encode(share_sampling(SubmitBatch(submits=submits)))
     looked.clear()
     reply = decode_reply(await front.submit(payload))
-    assert len(looked) == 2, "as it was decoded, and held against the engine"
-    assert [r.request_id for r in reply.rejections] == ["0"], "which has no prompt"
+    assert len(looked) == 2, "once to decode, once to validate"
+    assert [r.request_id for r in reply.rejections] == ["0"], "it has no prompt"
     batch = await engine.batch()
     assert [s.seed for s in batch.submits] == list(range(1, 512))
     assert {id(s.sampling) for s in batch.submits} == {id(batch.submits[0].sampling)}
@@ -532,7 +533,7 @@ async def test_what_completions_share_is_looked_through_once_and_stays_shared(
 
 
 async def test_a_repeated_submit_is_accepted_once(front: WorkerFrontend, engine: Engine) -> None:
-    """It is neither handed over again nor rejected, since its request runs on."""
+    """It is neither sent again nor rejected, since its request is still running."""
     gateway = Gateway(front, "g0")
     await gateway.next()
     assert (await send(front, submit("r"), submit("r"))).last_ordinal == 1

@@ -1,4 +1,4 @@
-"""Ranks that are stopped while a step runs: the front gives them up, and another group serves."""
+"""Ranks that are stopped during a step: the frontend kills them, and another group takes over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_S = 600.0
 
 @asynccontextmanager
 async def ranks(front: WorkerFrontend, config: EngineConfig) -> AsyncIterator[EngineInfo]:
-    """All ranks of an epoch, as WorkerGroup starts them but without Ray, and forked."""
+    """All ranks of an epoch, started as by WorkerGroup but forked and without Ray."""
     directory = front.open()
     first = RANK_FORKER.start(serve_engine, config, directory)
     others = [ForkedRank(rank, config, directory) for rank in range(1, config.tensor_parallel_size)]
@@ -64,7 +64,7 @@ def payload(request_id: str) -> bytes:
         (2, "rank 1"),
     ],
 )
-async def test_a_stopped_process_is_given_up_and_ended(
+async def test_a_stopped_process_is_killed(
     tiny_chat_model: Path, num_ranks: int, name: str
 ) -> None:
     config = EngineConfig(
@@ -91,8 +91,8 @@ async def test_a_stopped_process_is_given_up_and_ended(
         front.engine_lost(reason)
         while not isinstance(item := await gateway.next(), WorkerDown):
             pass
-        assert "hangs" in item.reason
-        if name == "rank 0":  # what follows is the same for all
+        assert "engine hung" in item.reason
+        if name == "rank 0":  # the rest is the same for all
             async with ranks(front, config):
                 await front.submit(payload("served"))
                 await first_token(gateway, "served")
@@ -101,7 +101,7 @@ async def test_a_stopped_process_is_given_up_and_ended(
 
 
 def _living(info: EngineInfo) -> list[int]:
-    """Those that have not ended, whether or not their parents have collected them."""
+    """Processes that have not exited, whether or not their parents have reaped them."""
     living = []
     for pid in info.processes.values():
         try:

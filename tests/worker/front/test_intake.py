@@ -1,4 +1,4 @@
-"""Batches that are a lot of work: the front and rank 0 do other things in between."""
+"""Large batches do not block the frontend and rank 0."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from tests.support.worker.played_engine import Engine, Gateway, decode_reply, delta, submit
+from worker.front.event_loop_monitor import LATE_S, EventLoopMonitor
 from worker.front.intake import SLICE_BYTES, SLICE_ENTRIES, SLICE_SUBMITS, slices
-from worker.front.pulse import LATE_S, Pulse
 from worker.front.server import WorkerFrontend
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (
@@ -29,11 +29,11 @@ from worker.protocol.sampling import SamplingParams
 MANY = 2048
 """Completions that one request may ask for."""
 SOME = 256
-"""So many keep the loop busy for dozens of turns, too."""
+"""Enough to keep the loop busy for dozens of iterations."""
 
 
 def heavy(number: int) -> Submit:
-    """With parameters as large as clients may send them, seen from a vocabulary of 32 tokens."""
+    """A submit with maximum parameters for a vocabulary of 32 tokens."""
     one = submit(str(number))
     one.sampling = SamplingParams(
         seed=number,
@@ -59,7 +59,7 @@ def many(count: int, *, is_shared: bool = False) -> list[Submit]:
 
 @contextmanager
 def turns() -> Iterator[list[float]]:
-    """Moments at which the event loop came round."""
+    """Times of the event loop's iterations."""
     seen: list[float] = []
 
     async def turn() -> None:
@@ -73,10 +73,11 @@ def turns() -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-async def test_the_loop_goes_on_while_a_batch_is_taken_in(
+async def test_the_loop_is_not_blocked_by_a_large_batch(
     front: WorkerFrontend, engine: Engine, is_shared: bool
 ) -> None:
-    """One request with all parameters at their limits kept a front silent until it was given up."""
+    """Regression test: one request with all parameters at their limits blocked a frontend until its
+    gateways gave up."""
     gateway = Gateway(front, "g0")
     await gateway.next()
     count = MANY if is_shared else SOME
@@ -84,14 +85,14 @@ async def test_the_loop_goes_on_while_a_batch_is_taken_in(
     payload = payload_of(submits)
     with turns() as seen:
         reply = decode_reply(await front.submit(payload))
-        # All are decoded, then all are checked.
+        # All are decoded, then all are validated.
         assert len(seen) >= 2 * max(len(payload) // SLICE_BYTES, count // SLICE_SUBMITS - 1)
     assert (reply.last_ordinal, reply.rejections) == (count, [])
     taken: list[str] = []
     while len(taken) < count:
         batch = await engine.batch()
         different = {id(s.sampling): s.sampling.num_entries for s in batch.submits}
-        assert sum(different.values()) <= SLICE_ENTRIES, "rank 0 is to go on as well"
+        assert sum(different.values()) <= SLICE_ENTRIES, "rank 0 must not be blocked either"
         assert len(batch.submits) <= SLICE_SUBMITS
         assert len(different) == (1 if is_shared else len(batch.submits))
         taken += [s.request_id for s in batch.submits]
@@ -118,7 +119,7 @@ async def test_others_are_served_in_between(front: WorkerFrontend, engine: Engin
 
 
 @pytest.mark.parametrize("event", ["the engine is lost", "and another is there", "detached"])
-async def test_what_happens_meanwhile_counts(
+async def test_events_during_decoding_count(
     front: WorkerFrontend, engine: Engine, event: str
 ) -> None:
     gateway = Gateway(front, "g0")
@@ -163,37 +164,37 @@ def test_grammars_lead_and_aborts_follow() -> None:
     assert list(slices(SubmitBatch(aborts=batch.aborts))) == [SubmitBatch(aborts=batch.aborts)]
 
 
-async def test_a_busy_process_gives_signs_of_life() -> None:
+async def test_a_blocked_loop_sends_heartbeats() -> None:
     signs: list[bytes] = []
-    pulse = Pulse(signs.append)
-    front = WorkerFrontend("w0", "/tmp", pulse=pulse)
+    monitor = EventLoopMonitor(signs.append)
+    front = WorkerFrontend("w0", "/tmp", loop_monitor=monitor)
     front.open()
-    pulse.start()
+    monitor.start()
     deadline = time.monotonic() + 120
-    while len(signs) < 2:  # the loop does not turn, and this thread does not sleep
+    while len(signs) < 2:  # the loop is blocked, and this thread does not sleep
         assert time.monotonic() < deadline
     assert signs[0] != signs[1]
-    pulse.close()
+    monitor.close()
     front.close()
 
 
-def test_a_loop_that_turns_gives_none() -> None:
+def test_a_running_loop_sends_none() -> None:
     signs: list[bytes] = []
     now = 0.0
-    pulse = Pulse(signs.append, lambda: now)
+    monitor = EventLoopMonitor(signs.append, lambda: now)
     for _ in range(100):
         now += 0.2
-        pulse.check()
-        pulse.beat()
+        monitor.check()
+        monitor.beat()
     assert signs == []
     now += LATE_S + 0.1
-    pulse.check()
-    pulse.check()
+    monitor.check()
+    monitor.check()
     assert signs == [b"1", b"2"]
 
     def fail(value: bytes) -> None:
         raise ConnectionError("the store is gone")
 
-    broken = Pulse(fail, lambda: now)
+    broken = EventLoopMonitor(fail, lambda: now)
     now += 1.0
-    broken.check()  # nobody is notified, and nothing else happens
+    broken.check()  # the failure is only logged

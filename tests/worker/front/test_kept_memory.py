@@ -1,4 +1,4 @@
-"""What a front keeps of requests that have ended: nothing, however they ended."""
+"""Memory that a frontend keeps for requests that have ended: none, however they ended."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ BATCH = 16
 KINDS = ("whole", "streamed", "grammar", "cancelled", "left", "refused", "malformed")
 WARM_ROUNDS, ROUNDS = 10, 30
 MOST_BYTES = 16.0
-"""Kept per request. The least that an object takes is 16 bytes (CPython's `ALIGNMENT`), and whoever
-keeps an object keeps a reference of 8 bytes to it, too."""
+"""Bytes kept per request. The minimum size of an object is 16 bytes (CPython's `ALIGNMENT`), plus a
+reference of 8 bytes to it."""
 
 
 class InstantCompiler:
-    """Has compiled at once, in this process."""
+    """Compiles instantly, in this process."""
 
     vocabulary = Vocabulary([b"a"], [2], "")
 
@@ -59,15 +59,15 @@ class InstantCompiler:
         pass
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """The same for all, but for its key."""
+        """The same for all, except for its key."""
         return CompiledGrammar(grammar_key(params), "xgrammar", "compiled")
 
     def close(self) -> None:
-        """Has nothing to end."""
+        """Nothing to close."""
 
 
 class Played:
-    """Rank 0 and a gateway that send a front one round of requests after another."""
+    """Simulates rank 0 and a gateway that send rounds of requests to a frontend."""
 
     def __init__(self, engine: Engine, path: str) -> None:
         self._engine = engine
@@ -118,14 +118,14 @@ class Played:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Ends both."""
+        """Closes both."""
         if self._link is not None:
             self._link.close()
         self._engine.close()
 
     async def _attach(self) -> WorkerLink:
         self._link = await WorkerLink.open(self._path, "g0", self._on_item)
-        # Whoever submits before it is attached is refused.
+        # Submits before the attach are rejected.
         await self._link.call(encode(SubmitBatch()))
         return self._link
 
@@ -179,7 +179,7 @@ def traced_bytes() -> int:
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_a_request_stays_once_it_has_ended(kind: str) -> None:
+def test_no_memory_is_kept_for_ended_requests(kind: str) -> None:
     """By number of requests, not by hours: what one leaves behind shows after some hundred."""
 
     async def kept() -> float:
@@ -191,5 +191,5 @@ def test_nothing_of_a_request_stays_once_it_has_ended(kind: str) -> None:
                 await played.round(kind)
             return (traced_bytes() - before) / (ROUNDS * BATCH)
 
-    # The loop of Ray's replicas; asyncio's own keeps up to a hundred timers that were cancelled.
+    # The loop of Ray's replicas; asyncio's keeps up to a hundred cancelled timers.
     assert uvloop.run(asyncio.wait_for(kept(), 120)) < MOST_BYTES

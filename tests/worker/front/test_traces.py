@@ -1,4 +1,5 @@
-"""Spans of a worker: its front's below the gateway's, the engine's below the front's."""
+"""Spans of a worker: its frontend's are children of the gateway's, the engine's of the
+frontend's."""
 
 from __future__ import annotations
 
@@ -51,11 +52,13 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 def test_front_and_engine_are_children_of_the_gateway(
     exporter: InMemorySpanExporter, traces: WorkerTraces
 ) -> None:
-    traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01"), submit("untraced", "")], 1)
-    traces.reported([TokenDelta("r", 0, [5], times=FirstTokenTimes(0.25, 0.0))])
-    traces.reported([TokenDelta("r", 7, [5], "stop"), TokenDelta("untraced", 0, [5], "stop")])
-    assert not exporter.get_finished_spans(), "another attempt's end ended it"
-    traces.reported([TokenDelta("r", 0, [6, 7], "length")])
+    traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01"), submit("untraced", "")], 1)
+    traces.deltas_received([TokenDelta("r", 0, [5], times=FirstTokenTimes(0.25, 0.0))])
+    traces.deltas_received(
+        [TokenDelta("r", 7, [5], "stop"), TokenDelta("untraced", 0, [5], "stop")]
+    )
+    assert not exporter.get_finished_spans(), "the end of another attempt ended it"
+    traces.deltas_received([TokenDelta("r", 0, [6, 7], "length")])
     spans = by_name(exporter)
     front, engine = spans["worker"], spans["engine"]
     assert front.parent is not None
@@ -74,12 +77,12 @@ def test_front_and_engine_are_children_of_the_gateway(
 def test_a_lost_engine_ends_its_spans_as_errors(
     exporter: InMemorySpanExporter, traces: WorkerTraces
 ) -> None:
-    traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
-    traces.lost("rank 0 was killed")
+    traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
+    traces.engine_lost("rank 0 was killed")
     for span in by_name(exporter).values():
         assert span.status.status_code is StatusCode.ERROR
         assert span.status.description == "rank 0 was killed"
-    traces.reported([TokenDelta("r", 0, [6], "length")])
+    traces.deltas_received([TokenDelta("r", 0, [6], "length")])
     assert len(exporter.get_finished_spans()) == 2
 
 
@@ -87,10 +90,10 @@ def test_a_later_attempt_ends_the_earlier_ones_spans(
     exporter: InMemorySpanExporter, traces: WorkerTraces
 ) -> None:
     for attempt in range(2):
-        traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01", attempt)], 1)
+        traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01", attempt)], 1)
     ended = [s.attributes for s in exporter.get_finished_spans() if s.name == "worker"]
     assert [span["rayfleet.attempt"] for span in ended if span is not None] == [0]
-    traces.reported([TokenDelta("r", 1, [6], "length")])
+    traces.deltas_received([TokenDelta("r", 1, [6], "length")])
     assert len(exporter.get_finished_spans()) == 4
 
 
@@ -100,7 +103,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
         yield told
 
 
-def test_spans_go_where_the_environment_says(
+def test_spans_are_exported_as_the_environment_says(
     collector: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, bodies = collector
@@ -108,8 +111,8 @@ def test_spans_go_where_the_environment_says(
     tracing = create_tracing("worker w")
     assert tracing is not None
     traces = WorkerTraces(tracing, "w")
-    traces.handed([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
-    traces.reported([TokenDelta("r", 0, [6], "length")])
+    traces.submits_sent([submit("r", f"00-{TRACE}-{GATEWAY}-01")], 1)
+    traces.deltas_received([TokenDelta("r", 0, [6], "length")])
     traces.close()
     [body] = bodies
     [resource] = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -119,7 +122,7 @@ def test_spans_go_where_the_environment_says(
     assert {span.trace_id.hex() for s in resource.scope_spans for span in s.spans} == {TRACE}
 
 
-def test_spans_go_where_our_configuration_says_whatever_the_environment_has(
+def test_configuration_overrides_the_environment(
     collector: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Serve does not merge `ray_actor_options`: a variable set in them is easily lost."""
@@ -135,7 +138,7 @@ def test_spans_go_where_our_configuration_says_whatever_the_environment_has(
     assert len(bodies) == 1
 
 
-def test_where_nothing_is_traced_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tracing_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     code = (

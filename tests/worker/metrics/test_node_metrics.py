@@ -1,4 +1,4 @@
-"""One scrape of several processes: sockets, a port that is taken over, and no stale series."""
+"""One scrape of several processes: sockets, port takeover, and no stale series."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("n") / "metrics"
 
 
-async def test_any_process_answers_for_all_and_the_dead_leave_nothing(directory: Path) -> None:
+async def test_any_process_answers_for_all_without_exited_ones(directory: Path) -> None:
     async with process("a", directory) as a:
         async with process("b", directory) as b:
             for asked in (a, b):
@@ -74,7 +74,7 @@ async def test_any_process_answers_for_all_and_the_dead_leave_nothing(directory:
         assert len(list(directory.iterdir())) == 1
 
 
-async def test_a_process_that_hangs_is_left_out_and_counted(
+async def test_a_hung_process_is_omitted_and_counted(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.metrics.node.ANSWER_S", 0.1)

@@ -1,4 +1,4 @@
-"""What every process tells of itself."""
+"""Metrics of every process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_one_stall_counts_for_as_long_as_it_lasts() -> None:
     due = lag.probe(1.0, 1.0 + 29.5 * PERIOD_S)
     assert due == pytest.approx(1.0 + 30 * PERIOD_S)
     counts = dict(lag.histogram.cumulative())
-    assert counts["+Inf"] == 30, "whatever came in this time had to wait"
+    assert counts["+Inf"] == 30, "everything that arrived in this time had to wait"
     assert counts["+Inf"] - counts["5.0"] == 20
     assert lag.histogram.total == pytest.approx(30 * 15 * PERIOD_S)
 
@@ -37,7 +37,7 @@ async def test_a_blocked_event_loop_is_seen_in_a_scrape(tmp_path: Path) -> None:
     await metrics.open()
     try:
         await asyncio.sleep(0)
-        time.sleep(1.5 * PERIOD_S)  # what no coroutine should do
+        time.sleep(1.5 * PERIOD_S)  # a coroutine must not do this
         await asyncio.sleep(0.1 * PERIOD_S)
         body, _ = await metrics.gather()
     finally:

@@ -1,4 +1,4 @@
-"""What a rank tells of its device, from a thread of a process that has no event loop."""
+"""Device metrics of a rank, from a thread of a process without an event loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_rank_answers_beside_its_worker_for_as_long_as_it_lives(tmp_path
         metrics.close()
 
 
-def test_a_rank_that_nobody_owns_does_nothing() -> None:
+def test_a_rank_without_owner_does_nothing() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", RANK + "\nimport threading\nprint(threading.active_count())"],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What a worker counts, as Prometheus reads it."""
+"""Prometheus metrics of a worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def samples(info: EngineInfo | None, load: LoadSnapshot) -> dict[str, float]:
     """Values by name; all have the worker's labels."""
     view = WorkerView("demo", "w", 3, info, load, WorkerLatency())
     text = render(worker_metrics(view), TEXT).decode()
-    assert "vllm:" not in text, "unless asked for"
+    assert "vllm:" not in text, "unless enabled"
     found = {}
     for family in parse(text):
         assert family.documentation
@@ -73,7 +73,7 @@ def test_gauges_of_the_model_server_protocol_and_of_autoscaling() -> None:
     assert text.count("# TYPE vllm:") == 4
 
 
-def test_what_a_worker_does_not_do_counts_as_nothing() -> None:
+def test_disabled_features_count_zero() -> None:
     found = samples(None, LoadSnapshot())
     assert found["worker_ready"] == 0
     assert found["diffusion_tokens_total"] == 0
@@ -96,13 +96,14 @@ def report(seq: int, step_ms: float, shape: StepShape, *deltas: TokenDelta) -> S
     return StepReport(seq, {"g": list(deltas)}, [], load)
 
 
-def test_a_worker_reports_how_long_its_steps_and_first_tokens_take() -> None:
+def test_a_worker_reports_step_times_and_ttft() -> None:
     latency = WorkerLatency()
     first = TokenDelta("r", 0, [5], times=FirstTokenTimes(queue_s=0.5, prefill_s=0.25))
     later = TokenDelta("r", 0, [6])
-    latency.take(report(1, 40.0, StepShape(1, prefill_tokens=64, decode_rows=3), first, later))
-    latency.take(report(2, 40.0, StepShape(1, prefill_tokens=64, decode_rows=3)))  # no new step
-    latency.take(report(3, 12.0, StepShape(2, decode_rows=4), later))
+    prefill = StepShape(1, prefill_tokens=64, decode_rows=3)
+    latency.add_report(report(1, 40.0, prefill, first, later))
+    latency.add_report(report(2, 40.0, prefill))  # no new step
+    latency.add_report(report(3, 12.0, StepShape(2, decode_rows=4), later))
     view = WorkerView("demo", "w", 1, INFO, LoadSnapshot(), latency)
     text = render(worker_metrics(view), TEXT).decode()
     found = {
@@ -121,14 +122,14 @@ def test_a_worker_reports_how_long_its_steps_and_first_tokens_take() -> None:
 
 def test_a_rebuilt_rank_group_counts_no_step_before_its_first() -> None:
     latency = WorkerLatency()
-    latency.take(report(1, 12.0, StepShape(1, decode_rows=4)))
-    latency.take(report(1, 0.0, StepShape()))  # of the next epoch: a submit has come
+    latency.add_report(report(1, 12.0, StepShape(1, decode_rows=4)))
+    latency.add_report(report(1, 0.0, StepShape()))  # of the next epoch: a submit was received
     assert sum(latency.prefill_step.counts) == 0
-    latency.take(report(2, 12.0, StepShape(1, decode_rows=4)))
+    latency.add_report(report(2, 12.0, StepShape(1, decode_rows=4)))
     assert sum(latency.decode_step.counts) == 2
 
 
-def test_a_worker_reports_what_it_has_loaded_and_what_that_took() -> None:
+def test_a_worker_reports_its_engine_and_startup_time() -> None:
     info = msgspec.structs.replace(
         INFO,
         device="cuda",

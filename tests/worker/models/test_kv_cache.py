@@ -10,7 +10,7 @@ import torch
 
 from worker.config import EngineConfig
 from worker.models.layers.kv_cache import KVCacheSpec, StateSpec, group_layers
-from worker.protocol.page_groups import LEAST_SNAPSHOTS, UNBOUNDED, PageGroups
+from worker.protocol.page_groups import MIN_SNAPSHOTS, UNBOUNDED, PageGroups
 from worker.rank.kv_cache import allocate_kv_caches
 from worker.rank.preflight import check_windows
 
@@ -112,7 +112,7 @@ def test_a_state_takes_as_much_memory_as_some_pages() -> None:
     assert group_layers([FULL]).snapshot_pages(16) == 0
     groups = PageGroups(snapshot_pages=4)
     assert groups.num_snapshots(401) == 100
-    assert groups.num_snapshots(7) == LEAST_SNAPSHOTS
+    assert groups.num_snapshots(7) == MIN_SNAPSHOTS
     assert PageGroups().num_snapshots(400) == 0
 
 
@@ -124,7 +124,7 @@ def test_states_need_layers_that_see_everything(others: list[KVCacheSpec]) -> No
 
 def test_a_window_bounds_the_pages_of_a_request() -> None:
     groups = PageGroups(num_full=1, num_window=2, window=100)
-    most = groups.most_window_blocks(16, 64)
+    most = groups.max_window_blocks(16, 64)
     assert most == 7 + 4 + 1
     assert groups.num_pages(64, 16, 64) == 3 * 4
     assert groups.num_pages(16000, 16, 64) == 1000 + 2 * most

@@ -1,4 +1,4 @@
-"""The sockets between coordinator and ranks, over real streams."""
+"""Sockets between coordinator and ranks, with real streams."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_messages_arrive_at_every_rank_in_order(directory: str) -> None:
         assert [rank.receive() for _ in said] == said
 
 
-def test_the_coordinator_is_notified_by_all_ranks(directory: str) -> None:
+def test_the_coordinator_receives_messages_of_all_ranks(directory: str) -> None:
     coordinator, ranks = connected(directory, 2)
     said = [
         Hello(rank=0, num_pages=4, max_model_len=32, vocab_size=10),
@@ -80,7 +80,7 @@ def test_no_message_is_dropped_before_a_rank_is_there(directory: str) -> None:
     assert [rank.receive() for _ in range(5000)] == [Start(num_pages=n) for n in range(5000)]
 
 
-def test_a_rank_that_does_not_read_holds_nobody_up(directory: str) -> None:
+def test_a_rank_that_does_not_read_blocks_no_other(directory: str) -> None:
     coordinator, (busy, other) = connected(directory, 2)
     prompt = Admit(0, b"\x07" * (20 << 20), 0.0, 0, 1.0, 0.0, 0)
     plans = [PlanMessage(plan=Plan(seq, [prompt], [], [])) for seq in (1, 2)]
@@ -92,7 +92,7 @@ def test_a_rank_that_does_not_read_holds_nobody_up(directory: str) -> None:
         if [rank.receive() for _ in plans] == plans:
             rank.send(done)
 
-    # What the system did not take is sent while the coordinator waits for something else.
+    # Data that the kernel did not accept is sent while the coordinator waits for something else.
     for rank in (other, busy):
         reader = threading.Thread(target=obey, args=(rank,))
         reader.start()
@@ -100,7 +100,7 @@ def test_a_rank_that_does_not_read_holds_nobody_up(directory: str) -> None:
         reader.join()
 
 
-def test_the_end_of_a_rank_shows_after_its_last_word(directory: str) -> None:
+def test_the_exit_of_a_rank_shows_after_its_last_message(directory: str) -> None:
     coordinator, (rank,) = connected(directory, 1)
     rank.send(Failure(rank=0, error="last word"))
     rank.close()
@@ -118,6 +118,6 @@ def test_the_end_of_the_coordinator_ends_a_rank(directory: str) -> None:
         rank.receive()
 
 
-def test_a_path_too_long_for_a_unix_socket_is_refused() -> None:
+def test_a_path_too_long_for_a_unix_socket_is_rejected() -> None:
     with pytest.raises(ValueError, match="107 bytes"):
         socket_path("/tmp/" + "d" * 120, "ranks")

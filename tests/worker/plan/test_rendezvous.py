@@ -1,4 +1,5 @@
-"""Ranks that share no directory meet over the network: TCP on loopback, processes of their own."""
+"""Ranks without a shared directory connect over the network: TCP on loopback, in separate
+processes."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def host() -> Iterator[RendezvousHost]:
     host.close()
 
 
-def test_ranks_with_the_token_are_sent_the_plans(host: RendezvousHost, tmp_path: Path) -> None:
+def test_ranks_with_the_token_receive_plans(host: RendezvousHost, tmp_path: Path) -> None:
     assert published(str(tmp_path)) is None
     host.publish(str(tmp_path))
     rendezvous = published(str(tmp_path))
@@ -57,7 +58,7 @@ def test_ranks_with_the_token_are_sent_the_plans(host: RendezvousHost, tmp_path:
 
 
 @pytest.mark.parametrize("word", [b"", b"x" * 64, b"\0" * 5000])
-def test_unauthenticated_peers_are_let_go(host: RendezvousHost, word: bytes) -> None:
+def test_unauthenticated_peers_are_disconnected(host: RendezvousHost, word: bytes) -> None:
     rendezvous = host.rendezvous
     coordinator = CoordinatorChannel("", [1], host)
     peer = connect_to(rendezvous.host, rendezvous.port)
@@ -85,7 +86,7 @@ def test_the_interface_of_an_address_is_found() -> None:
 
 
 def start_elsewhere(rank: int, config: EngineConfig, directory: str) -> threading.Thread:
-    """Runs a rank as if on another node: of the group's directory it knows the rendezvous alone."""
+    """Runs a rank as if on another node, which only knows the rendezvous."""
     rendezvous = published(directory)
     assert rendezvous is not None
     context = multiprocessing.get_context("spawn")

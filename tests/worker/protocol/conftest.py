@@ -30,7 +30,7 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def sentencepiece() -> Tokenizer:
-    """Metaspace with byte fall-back, as Llama 2 and Mistral have it."""
+    """Metaspace with byte fallback, as in Llama 2 and Mistral."""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)

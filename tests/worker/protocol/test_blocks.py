@@ -54,7 +54,7 @@ def test_hashes_never_change_between_versions() -> None:
     ]
 
 
-def test_other_integer_widths_are_refused() -> None:
+def test_other_integer_widths_are_rejected() -> None:
     with pytest.raises(ValueError, match="int32"):
         block_hashes(np.zeros(4, np.int64), 2, 0)  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ def test_a_page_depends_on_every_token_and_its_place() -> None:
     random = np.random.default_rng(0)
     pages = random.integers(0, 50_000, (2000, 16), dtype=np.int32)
     pages[1000:] = pages[:1000]
-    for row, page in enumerate(pages[1000:]):  # one token more by one, or two swapped
+    for row, page in enumerate(pages[1000:]):  # one token incremented, or two swapped
         place = row % 15
         if row % 2:
             page[place] += 1
@@ -83,7 +83,7 @@ def test_a_page_depends_on_every_token_and_its_place() -> None:
     hashes = {block_hash_array(page.copy(), 16, 7).item(0) for page in pages}
     assert len(hashes) == len(pages)
     bits = np.array(sorted(hashes), np.uint64)
-    for place in range(64):  # the low ones decide the cell in a table, the high ones nothing less
+    for place in range(64):  # all bits matter for hash tables
         share = float(((bits >> np.uint64(place)) & np.uint64(1)).mean())
         assert 0.45 < share < 0.55
 
@@ -92,4 +92,4 @@ def test_a_page_depends_on_every_token_and_its_place() -> None:
 def test_scopes_differ_where_anything_differs(triples: list[tuple[str, str, str]]) -> None:
     scopes = {cache_scope(*triple) for triple in triples}
     assert len(scopes) == len(set(triples))
-    assert cache_scope("salt") == "salt"  # what a client sees without tenants and adapters
+    assert cache_scope("salt") == "salt"  # without tenants and adapters

@@ -1,4 +1,4 @@
-"""Incremental detokenization behind a prompt equals whole decoding, for every decoder of the
+"""Incremental detokenization after a prompt equals decoding as a whole, for every decoder of the
 library."""
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ DECODERS: dict[str, Any] = {
     "bytes, stripped": decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]),
     "bytes, replaced": decoders.Sequence([decoders.ByteLevel(), decoders.Replace("a", "  ")]),
 }
-"""A decoder of each kind, alone and in the sequences that checkpoints have. None strips the end of
-a whole text: the library panics if that is shorter than what it strips."""
+"""A decoder of each kind, alone and in sequences used by checkpoints. None strips the end of a
+whole text: the library panics if that is shorter than what it strips."""
 
 NAMES = (
     *("▁", "▁▁", "▁a", "a", "b", "ab", "▁b▁", "##a", "##b", "a</w>", "b</w>", ".", "'s", " ", "|"),
@@ -56,7 +56,7 @@ NAMES = (
 )
 SPECIAL = ("<s>", "</s>")
 CHARACTERS = ([b"\xe2", b"\x9c", b"\x93"], [b"\xf0", b"\x9f", b"\x99", b"\x82"])
-"""Bytes of characters, a token each."""
+"""Bytes of characters, one token each."""
 
 
 def tokenizer_of(decoder: Any) -> Tokenizer:
@@ -80,7 +80,8 @@ def test_no_decoder_of_the_library_is_left_out() -> None:
 
 
 def token_lists(tokenizer: Tokenizer, max_size: int) -> st.SearchStrategy[list[int]]:
-    """Any tokens, also ids that name none; among them characters, whole or cut, as byte tokens."""
+    """Any tokens, including ids without a token; among them whole or cut characters as byte
+    tokens."""
     size = tokenizer.vocab_size
     characters = [
         [token for byte in character if (token := tokenizer.token_id(f"<0x{byte.hex().upper()}>"))]
@@ -103,7 +104,7 @@ def completion_text(
 
 
 def certain(tokenizer: Tokenizer, token_ids: list[int], options: dict[str, bool]) -> str:
-    """Text that later tokens do not change: without an unfinished character."""
+    """Text that later tokens do not change, without an incomplete character."""
     context = tokenizer.context(token_ids, **options)
     rest = tokenizer.detokenizer(context=context, **options).flush()
     return tokenizer.decode(token_ids, **options).removesuffix(rest)

@@ -1,4 +1,4 @@
-"""Our rendering of metrics against prometheus_client's."""
+"""Our rendering of metrics, compared with prometheus_client's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames on a stream that is cut anywhere."""
+"""Frames on a stream that is split anywhere."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_a_frame_comes_with_the_piece_that_completes_it() -> None:
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1\r\n", (MAX_PAYLOAD_BYTES + 1).to_bytes(4, "little") + bytes(5)]
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
-    with pytest.raises(ConnectionError, match="a frame of"):
+def test_invalid_frames_are_rejected(data: bytes) -> None:
+    with pytest.raises(ConnectionError, match="corrupt stream: frame of"):
         FrameReader().feed(data)

@@ -58,7 +58,7 @@ def test_a_line_keeps_its_level_where_serve_has_replaced_stderr() -> None:
 
 
 def test_lines_go_to_the_standard_output_of_a_container() -> None:
-    """Its path in a container is /proc/1/fd/1."""
+    """In a container, its path is /proc/1/fd/1."""
     name = f"os.environ['{FILE_VARIABLE}'] = f'/proc/{{os.getpid()}}/fd/1'"
     done = run_logging(name)
     assert (entries(done.stdout), done.stderr) == ([("WARNING", "gateway", "lost it")], "")

@@ -1,4 +1,4 @@
-"""Which failures of a start are tried again, and when."""
+"""Which failures of a start are retried, and when."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def answer(status: int, kind: type[errors.HfHubHTTPError] = errors.HfHubHTTPErro
     ],
     ids=repr,
 )
-def test_types_tell_what_may_heal(error: Exception, heals: bool) -> None:
+def test_transient_errors_are_classified_by_type(error: Exception, heals: bool) -> None:
     assert may_heal(error) == heals
 
 
 @pytest.mark.slow  # it imports torch
-def test_failures_of_torch_may_heal_but_for_what_is_not_implemented() -> None:
+def test_failures_of_torch_are_transient_except_for_not_implemented() -> None:
     import torch
     import torch.distributed as dist
 
@@ -88,11 +88,11 @@ def test_failures_of_torch_may_heal_but_for_what_is_not_implemented() -> None:
     ],
     ids=repr,
 )
-def test_the_hubs_types_tell_what_may_heal(error: Exception, heals: bool) -> None:
+def test_transient_hub_errors_are_classified_by_type(error: Exception, heals: bool) -> None:
     assert hub_may_heal(error) == heals
 
 
-def test_a_judgement_survives_the_way_to_another_process() -> None:
+def test_the_classification_survives_pickling() -> None:
     failure = pickle.loads(pickle.dumps(RankFailure("rank 0 failed", heals=False)))
     assert (str(failure), failure.heals) == ("rank 0 failed", False)
 
@@ -106,7 +106,7 @@ def test_delays_grow_to_a_limit(draw: float, off: float) -> None:
 
 
 class World:
-    """A clock, and a start that fails for so long."""
+    """A clock, and a start that fails for a while."""
 
     def __init__(self, error: Exception, heals_at: float) -> None:
         self.now = 0.0
@@ -140,7 +140,7 @@ async def test_a_mount_that_comes_after_a_minute_is_found_soon() -> None:
     assert await world.run(math.inf) == "started"
     assert 60.0 <= world.now < 60.0 * 1.6
     *waited, last = world.reports
-    assert last is None, "nothing is waited for any more"
+    assert last is None, "no start is delayed any more"
     assert [report.attempts for report in waited if report] == [1, 2, 3, 4, 5, 6, 7, 8][
         : len(waited)
     ]
@@ -149,14 +149,14 @@ async def test_a_mount_that_comes_after_a_minute_is_found_soon() -> None:
     }
 
 
-async def test_there_is_no_end_to_what_may_heal_and_no_rush() -> None:
+async def test_transient_failures_are_retried_forever_with_delays() -> None:
     world = World(RuntimeError("NCCL"), 7 * 86400.0)
     assert await world.run(math.inf) == "started"
     assert len(world.tries) < 7 * 86400 / MAX_DELAY_S + 20
 
 
 @pytest.mark.parametrize("retry_s", [0.0, math.inf])
-async def test_what_cannot_heal_is_raised_at_once(retry_s: float) -> None:
+async def test_permanent_failures_are_raised_immediately(retry_s: float) -> None:
     world = World(ValueError("unsupported architecture"), math.inf)
     with pytest.raises(ValueError, match="unsupported architecture"):
         await world.run(retry_s)
@@ -164,7 +164,7 @@ async def test_what_cannot_heal_is_raised_at_once(retry_s: float) -> None:
 
 
 @pytest.mark.parametrize(("retry_s", "last_try"), [(0.0, 0.0), (10.0, 9.2)])
-async def test_tries_end_with_the_time_for_them(retry_s: float, last_try: float) -> None:
+async def test_retries_end_with_their_time(retry_s: float, last_try: float) -> None:
     world = World(Unavailable("no folder"), math.inf)
     with pytest.raises(Unavailable):
         await world.run(retry_s)

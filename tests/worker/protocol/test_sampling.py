@@ -1,4 +1,4 @@
-"""Ranges of sampling parameters, and that they survive the wire."""
+"""Ranges of sampling parameters, and their encoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.protocol.sampling import SamplingParams
         ({"logit_bias": {1: float("nan")}}, "logit_bias must be numbers"),
         ({"allowed_token_ids": []}, "allowed_token_ids must not be empty"),
         ({"allowed_token_ids": [2**31]}, "allowed_token_ids must be in [0, "),
-        ({"bad_words": [""]}, "bad_words must not hold empty texts"),
+        ({"bad_words": [""]}, "bad_words must not contain empty strings"),
         ({"min_tokens": 20}, "min_tokens (20) must not exceed max_tokens (16)"),
         ({"min_p": 1.5}, "min_p must be in [0, 1]"),
     ],
@@ -32,7 +32,7 @@ def test_values_out_of_range_are_named(fields: dict[str, object], problem: str) 
         SamplingParams(**fields)
 
 
-def test_what_python_callers_write_becomes_what_the_wire_has() -> None:
+def test_shorthands_of_python_callers_are_normalized() -> None:
     params = SamplingParams(
         bad_words="no", logit_bias={5: 1000, 6: -1000}, allowed_token_ids=[3, 1, 3], stop=["a"]
     )
@@ -44,5 +44,5 @@ def test_what_python_callers_write_becomes_what_the_wire_has() -> None:
     assert decoded == params
 
 
-def test_plain_parameters_take_no_room() -> None:
+def test_default_parameters_are_omitted_in_encoding() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(SamplingParams())) == {}

@@ -83,11 +83,11 @@ def test_costs_of_drafts_are_found_though_steps_are_held_up(draft_token: float) 
         )
         held_up = 3e-2 if seq % 50 == 49 else 0.0
         model.observe(shape, truth.step(shape) * draw.gauss(1.0, 0.02) + held_up)
-        costs = model.costs if seq % 16 == 0 else costs  # each time from the last ones
+        costs = model.costs if seq % 16 == 0 else costs  # each time starting from the last ones
     assert costs.draft_token == pytest.approx(draft_token, abs=1e-5)
     assert costs.draft_row == pytest.approx(2e-4, rel=0.2)
     assert costs.draft_start == pytest.approx(3e-4, rel=0.25)
-    assert costs.decode_row == pytest.approx(1e-4, rel=0.1), "that rows vary counts for no draft"
+    assert costs.decode_row == pytest.approx(1e-4, rel=0.1), "not attributed to drafts"
 
 
 def test_outliers_move_little_and_a_change_of_speed_moves_all() -> None:
@@ -123,10 +123,10 @@ def test_long_prompts_are_not_forgotten_over_short_steps() -> None:
         start = draw.randrange(3072)
         shape = StepShape(0, tokens, tokens * start + tokens * tokens // 2, 2, 2000)
         model.observe(shape, slower.step(shape) * draw.uniform(0.95, 1.05))
-    assert model.costs.step(long) == pytest.approx(slower.step(long), rel=0.1), "but learned anew"
+    assert model.costs.step(long) == pytest.approx(slower.step(long), rel=0.1), "but learned again"
 
 
-def test_what_was_never_seen_keeps_its_prior() -> None:
+def test_unobserved_terms_keep_their_prior() -> None:
     before = StepTimeModel().costs
     model = StepTimeModel()
     for seq in range(100):

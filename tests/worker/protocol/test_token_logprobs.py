@@ -1,4 +1,4 @@
-"""Log-probabilities of a token as they travel and wait: packed."""
+"""Packed log-probabilities of a token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = st.floats(max_value=0.0, allow_nan=False)
 
 
 @given(st.lists(st.tuples(IDS, VALUES), min_size=1, max_size=21), st.integers(1, 2**20))
-def test_what_was_packed_is_told(pairs: list[tuple[int, float]], rank: int) -> None:
+def test_packed_values_are_restored(pairs: list[tuple[int, float]], rank: int) -> None:
     token_ids, logprobs = [token for token, _ in pairs], [value for _, value in pairs]
     packed = TokenLogprobs.pack(token_ids, logprobs, rank)
     encoded = msgspec.msgpack.encode(packed)
@@ -35,7 +35,7 @@ def test_beyond_float32_is_minus_infinity() -> None:
     assert found.logprobs == [-math.inf, -math.inf]
 
 
-def test_what_waits_takes_what_gateways_reckon() -> None:
+def test_packed_logprobs_have_the_size_that_gateways_assume() -> None:
     encoded = msgspec.msgpack.encode(
         [TokenLogprobs.pack(range(token, token + 21), [-0.5] * 21, 7) for token in range(1000)]
     )

@@ -105,12 +105,12 @@ def test_template_in_the_configuration(folder: Path) -> None:
         assert load_tokenizer(str(folder)).render_chat([]) == "plain"
 
 
-def test_what_is_wrong_is_said(folder: Path, tmp_path: Path) -> None:
+def test_errors_are_descriptive(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
     with pytest.raises(ValueError, match="no system role"):
         load_tokenizer(str(folder)).render_chat(MESSAGES)
     (folder / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(ValueError, match="does not parse"):
+    with pytest.raises(ValueError, match="syntax error"):
         load_tokenizer(str(folder))
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
@@ -129,5 +129,5 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path) -> None:
 )
 def test_templates_stay_in_their_sandbox(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
-    with pytest.raises(ValueError, match="refused"):
+    with pytest.raises(ValueError, match="rejected"):
         load_tokenizer(str(folder)).render_chat(list(MESSAGES))

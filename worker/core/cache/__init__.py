@@ -1,1 +1,1 @@
-"""The KV cache's bookkeeping: pools of pages and slots, the prefix cache, leases on both."""
+"""KV cache management: page and slot pools, the prefix cache, and leases on both."""

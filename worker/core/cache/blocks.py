@@ -11,20 +11,21 @@ from worker.protocol.page_groups import PageGroups
 
 
 class BlockPool:
-    """Makes blocks of pages: one in each full group and, as long as a query may see it, one in each
-    window group. Leases and the prefix cache know blocks by numbers, which are never used again.
+    """Allocates blocks of pages: one page in each full-attention group and, while queries may
+    attend to it, one in each window group. Leases and the prefix cache refer to blocks by numbers,
+    which are never reused.
 
         take ──> used by leases ──end_use──> used by none ─┬─ cached: idle, until pages run out
                       ^                                    │              │
                       └───────────── use ──────────────────┼──────────────┤
                                                            └─ else ──> window pages are free
 
-    So the window pages of a block can be gone while its other pages are cached. A prefix that ends
-    within a window of such a block is no hit.
+    So the window pages of a block can be freed while its other pages stay cached. A prefix that
+    ends within a window of such a block is a cache miss.
 
     Args:
-        pages: the pool of all pages on the device.
-        groups: groups of the model's layers, with window groups among them.
+        pages: pool of all device pages.
+        groups: layer groups of the model, including window groups.
         page_size: tokens per page.
     """
 
@@ -34,35 +35,34 @@ class BlockPool:
         self._page_size = page_size
         self._next = 1
         self._full: dict[int, list[int]] = {}
-        """Pages in the full groups, by block."""
+        """Pages in full-attention groups, by block."""
         self._window: dict[int, list[int]] = {}
-        """Pages in the window groups, by block that still has them."""
+        """Pages in window groups, by block (only blocks that still have them)."""
         self._users: dict[int, int] = {}
-        """Number of leases that may read a block's window pages, by block; zeros are left out."""
+        """Number of leases that may read a block's window pages, by block; zeros are omitted."""
         self._cached: set[int] = set()
-        """Blocks of the prefix cache."""
+        """Blocks in the prefix cache."""
         self._behind: OrderedDict[int, None] = OrderedDict()
-        """Idle blocks that a lease's window has passed over, oldest first; they are reclaimed
+        """Idle blocks behind the window of the lease that used them, oldest first; reclaimed
         first."""
         self._ends: OrderedDict[int, None] = OrderedDict()
-        """Idle blocks within a window of the end of a lease: a request that continues there needs
-        them. They are reclaimed last."""
+        """Idle blocks within a window of the end of a lease, which a request that continues there
+        needs; reclaimed last."""
         self._fence: Fence[tuple[int, bool]] = Fence()
-        """Uses that end with a step: the block, and whether the lease ends within a window of
-        it."""
+        """Uses that end with a step: the block, and whether the lease ends within its window."""
 
     @property
     def num_idle_pages(self) -> int:
-        """Window pages of idle blocks, which `reclaim` can free."""
+        """Window pages of idle blocks that `reclaim` can free."""
         return self.groups.num_window * (len(self._behind) + len(self._ends))
 
     @property
     def num_fenced(self) -> int:
-        """Uses that wait for a step in flight."""
+        """Uses waiting for a step in flight."""
         return len(self._fence)
 
     def take(self, count: int) -> list[int]:
-        """New blocks, each used by one lease; the caller has checked that there are pages."""
+        """Allocates blocks for one lease; the caller has checked that enough pages are free."""
         blocks = list(range(self._next, self._next + count))
         self._next += count
         for block in blocks:
@@ -72,39 +72,39 @@ class BlockPool:
         return blocks
 
     def rows(self, blocks: Sequence[int], start: int, first: int) -> list[tuple[int, list[int]]]:
-        """Page-table entries of a request from one of its blocks on: for each group the index of
-        the first page, and the page ids.
+        """Page-table entries of a request from a given block on: for each group, the index of the
+        first page and the page ids.
 
         Args:
             blocks: blocks of the request.
-            start: index of the first block that is wanted.
+            start: index of the first block to include.
             first: index of the first block that has window pages.
         """
         num_full, num_window = self.groups.num_full, self.groups.num_window
-        own = [self._full[block] for block in blocks[start:]]
-        rows = [(start, [pages[group] for pages in own]) for group in range(num_full)]
+        full = [self._full[block] for block in blocks[start:]]
+        rows = [(start, [pages[group] for pages in full]) for group in range(num_full)]
         start = max(start, first)
         seen = [self._window[block] for block in blocks[start:]]
         return rows + [(start, [pages[group] for pages in seen]) for group in range(num_window)]
 
     def longest_hit(self, blocks: Sequence[int]) -> int:
-        """Length in blocks of the longest part of a prefix that a request can continue: the blocks
-        that it would see in window groups have their pages."""
+        """Length in blocks of the longest prefix that a request can continue, given that the blocks
+        in its window need their window pages."""
         count = index = len(blocks)
         while index > self.first_seen(count):
             index -= 1
             if blocks[index] not in self._window:
-                count = index  # and so is none that ends within a window of it
+                count = index  # prefixes that end within its window cannot be continued either
         return count
 
     def first_seen(self, num_blocks: int) -> int:
-        """Index of the first block whose window pages a request reads after `num_blocks` blocks."""
+        """Index of the first block whose window pages are needed after `num_blocks` blocks."""
         return min(
             num_blocks, self.groups.first_block(num_blocks * self._page_size, self._page_size)
         )
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Number of these blocks whose window pages are idle: no lease uses them."""
+        """Number of these blocks with idle window pages, which no lease uses."""
         return sum(block in self._behind or block in self._ends for block in blocks)
 
     def num_used_alone(self, blocks: Iterable[int]) -> int:
@@ -112,7 +112,7 @@ class BlockPool:
         return sum(self._users[block] == 1 for block in blocks)
 
     def use(self, blocks: Iterable[int]) -> None:
-        """Notes that one more lease may read the window pages of `blocks`."""
+        """Adds a user to the window pages of `blocks`."""
         for block in blocks:
             self._users[block] = self._users.get(block, 0) + 1
             self._behind.pop(block, None)
@@ -123,8 +123,8 @@ class BlockPool:
 
         Args:
             blocks: blocks whose window pages the lease used.
-            fence: the last step that may read them.
-            lease_ends: whether the lease itself ends, within a window of these blocks.
+            fence: last step that may read them.
+            lease_ends: whether the lease ends within a window of these blocks.
         """
         passed = self._fence.passed(fence)
         for block in blocks:
@@ -134,26 +134,26 @@ class BlockPool:
                 self._fence.hold((block, lease_ends), fence)
 
     def cache(self, blocks: Iterable[int]) -> None:
-        """Notes that `blocks` belong to the prefix cache now."""
+        """Marks `blocks` as part of the prefix cache."""
         self._cached.update(blocks)
 
-    def move_window(self, own: int, cached: int) -> bool:
-        """Gives a cached block that has lost its window pages those of a lease's own block with the
-        same tokens, and its users; returns whether it had lost them."""
-        if cached in self._window or own not in self._window:
+    def move_window(self, block: int, cached: int) -> bool:
+        """Moves the window pages and users of a lease's block to a cached block with the same
+        tokens whose window pages were freed; returns whether they had been."""
+        if cached in self._window or block not in self._window:
             return False
-        self._window[cached] = self._window.pop(own)
-        self._users[cached] = self._users.pop(own)
+        self._window[cached] = self._window.pop(block)
+        self._users[cached] = self._users.pop(block)
         return True
 
     def release(self, blocks: Iterable[int], fence: int) -> None:
-        """Ends blocks that are not cached: their full pages are free once step `fence` has
-        completed. Window pages come free as uses end."""
+        """Frees blocks that are not cached: the full-attention pages once step `fence` has
+        completed, the window pages as uses end."""
         for block in blocks:
             self._pages.release(self._full.pop(block), fence)
 
     def evict(self, blocks: Iterable[int]) -> None:
-        """Ends blocks that have left the prefix cache; no step in flight reads them."""
+        """Frees blocks evicted from the prefix cache; no step in flight reads them."""
         for block in blocks:
             self._cached.remove(block)
             self._pages.release(self._full.pop(block), 0)
@@ -161,8 +161,8 @@ class BlockPool:
                 self._free_window(block)
 
     def reclaim(self, count: int, *, ends: bool) -> None:
-        """Frees pages until `count` are free, as far as there are idle ones: of those that a window
-        has passed over, or of those at ends."""
+        """Frees idle window pages until `count` pages are free or none are left: those behind a
+        window, or with `ends` those at the end of a lease."""
         idle = self._ends if ends else self._behind
         while idle and self._pages.num_free < count:
             self._free_window(next(iter(idle)))
@@ -173,28 +173,32 @@ class BlockPool:
             self._end_use(block, lease_ends)
 
     def check_invariants(
-        self, cached: Sequence[int], own: Sequence[int], used: Sequence[int]
+        self, cached: Sequence[int], uncached: Sequence[int], used: Sequence[int]
     ) -> None:
-        """Asserts that no page is lost or has two owners.
+        """Asserts that each page has exactly one owner.
 
         Args:
-            cached: all blocks of the prefix cache.
-            own: all blocks that only a lease has.
-            used: blocks whose window pages leases use, one entry per lease.
+            cached: all blocks in the prefix cache.
+            uncached: all blocks that belong to a lease only.
+            used: blocks whose window pages are used by leases, one entry per lease.
         """
         assert self._cached == set(cached), "cached blocks miscounted"
-        assert len(cached) + len(own) == len(self._full), "a block is lost, or has two owners"
-        assert set(cached) | set(own) == set(self._full), "a block without an owner"
+        assert len(cached) + len(uncached) == len(self._full), (
+            "a block is leaked, or has two owners"
+        )
+        assert set(cached) | set(uncached) == set(self._full), "a block without an owner"
         users: dict[int, int] = {}
         for block in [*used, *(block for block, _ in self._fence)]:
             users[block] = users.get(block, 0) + 1
         assert users == self._users, "uses of window pages miscounted"
         idle = [*self._behind, *self._ends]
         assert len(set(idle)) == len(idle), "a block is idle twice"
-        assert set(idle) <= self._cached, "window pages of no use are kept"
-        assert sorted([*idle, *users]) == sorted(self._window), "window pages without use or line"
+        assert set(idle) <= self._cached, "useless window pages are kept"
+        assert sorted([*idle, *users]) == sorted(self._window), "window pages neither used nor idle"
         both = (self._full, self._window)
-        self._pages.check_invariants(page for one in both for ids in one.values() for page in ids)
+        self._pages.check_invariants(
+            page for tables in both for ids in tables.values() for page in ids
+        )
 
     def _end_use(self, block: int, lease_ends: bool) -> None:
         self._users[block] -= 1

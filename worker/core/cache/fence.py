@@ -1,4 +1,4 @@
-"""Fence: holds items back until the last step that touched them has completed."""
+"""Fence: defers items until the last step that uses them has completed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 class Fence(Generic[T]):
-    """Holds items back until the step each of them names has completed.
+    """Holds items back until the step given for each has completed.
 
         step 7 launched ── release(page, fence 7) ── step 7 completed ── page usable again
 
-    Steps complete in the order of their sequence numbers, which start at 1; fence 0 means that
-    no step touched the item.
+    Steps complete in the order of their sequence numbers, which start at 1; fence 0 means that no
+    step uses the item.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,12 @@ class Fence(Generic[T]):
         return seq <= self._completed
 
     def hold(self, item: T, seq: int) -> None:
-        """Keeps `item` until step `seq`, which has not completed yet."""
-        assert seq > self._completed, f"step {seq} has completed: nothing to wait for"
+        """Holds `item` until step `seq`, which has not completed yet."""
+        assert seq > self._completed, f"step {seq} has already completed"
         self._held.append((seq, item))
 
     def complete(self, seq: int) -> list[T]:
-        """Notes that all steps up to `seq` have completed; returns the items that they held."""
+        """Marks all steps up to `seq` as completed; returns the items held for them."""
         assert seq > self._completed, f"step {seq} completed after step {self._completed}"
         self._completed = seq
         if not self._held:

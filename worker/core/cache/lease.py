@@ -1,4 +1,4 @@
-"""Match: result of a look-up in the prefix cache. Lease: what a running request holds of it."""
+"""Match: result of a prefix cache lookup. Lease: slot and pages of a running request."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from worker.core.cache.snapshots import PendingSnapshot
 
 
 class Match(NamedTuple):
-    """The longest cached prefix of some tokens."""
+    """Longest cached prefix of a token sequence."""
 
     node: Node | None
-    """Last node of the part on the device; None if nothing there matched."""
+    """Last node of the part on the device; None if nothing on the device matched."""
     pages: list[int]
-    """Pages of the part on the device (blocks, where layers see a window)."""
+    """Pages of the part on the device (blocks for models with sliding windows)."""
     num_unlocked: int
-    """Pages of all groups of layers that no lease has locked: to lock them makes them
-    unevictable."""
+    """Pages, over all layer groups, without a lock of any lease; locking makes them unevictable."""
     host_node: Node | None = None
     """Last node of the match if it ends in host memory, else None."""
     num_host: int = 0
-    """Pages in host memory, which follow those on the device."""
+    """Pages in host memory, following those on the device."""
     borders: tuple[int, ...] = ()
-    """Positions at which a request that continues here should snapshot its state, where layers keep
-    one: the end of the cached pages (the match ends at the last snapshot before) and of the full
-    pages of the tokens looked up."""
+    """For layers with states: positions at which a request that continues here should snapshot its
+    state. These are the end of the cached pages (the match ends at the last snapshot before) and
+    the end of the full pages of the tokens looked up."""
 
     @property
     def num_pages(self) -> int:
@@ -36,32 +35,32 @@ class Match(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
-    """A slot, the pages of the slot's page-table row, and a lock on the cached ones.
+    """A slot, the pages in the slot's page-table row, and a lock on the cached ones.
 
-        pages   │ cached: the tree's, or duplicates of it │ not cached: the request's own │
-                0 ───────────────────────────── num_cached_pages ───────────────────── len(pages)
+        pages   │ cached: the tree's, or duplicates │ not cached: the request's own │
+                0 ───────────────────── num_cached_pages ─────────────────── len(pages)
 
-    A request keeps reading the pages its page-table row names. Where the tree had the same tokens
-    already when it wanted to cache a page of its own, that page is a duplicate: it stays the
-    request's until the lease is released, because the row on the device still names it.
+    A request keeps reading the pages in its page-table row. If the tree already has the same tokens
+    when a page is to be cached, that page is a duplicate: it stays with the lease until its
+    release, because the row on the device still refers to it.
 
-    Where layers see a window, "page" is a block (see BlockPool).
+    For models with sliding windows, "page" means block (see BlockPool).
     """
 
     slot: int
     pages: list[int]
     node: Node | None
-    """Last node of the cached prefix, locked; None where the lease stays out of the cache."""
+    """Last node of the cached prefix, locked; None if the lease does not use the cache."""
     num_cached_pages: int
     first_seen: int = 0
-    """Index of the first page that layers with a window may still read."""
+    """Index of the first page that window layers may still read."""
     duplicates: list[int] = field(default_factory=list)
-    """The request's own pages that are cached under other numbers."""
+    """Pages of the request that are also cached as other pages."""
     borders: tuple[int, ...] = ()
-    """Positions at which the state is to be snapshot, where layers keep one (`Match.borders`)."""
+    """For layers with states: positions to snapshot the state at (`Match.borders`)."""
     snapshots: list[PendingSnapshot] = field(default_factory=list)
-    """Snapshots that steps in flight store."""
+    """Snapshots being stored by steps in flight."""
     rolling_page: int = 0
-    """Cached page whose snapshot a later one of this lease replaces; 0 for none."""
+    """Cached page whose snapshot is replaced by a later one of this lease; 0 for none."""
     fence: int = 0
-    """Last launched step that touches the slot and the pages."""
+    """Last launched step that uses the slot and the pages."""

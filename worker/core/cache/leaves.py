@@ -1,4 +1,4 @@
-"""Leaves of the radix tree in the order of eviction: the lowest rank first."""
+"""Leaves of the radix tree in eviction order: lowest rank first."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from worker.core.cache.node import Node
 class Leaves:
     """Candidates for eviction.
 
-    Entries go stale as their nodes change; such are skipped when they surface, and swept when they
-    outnumber the nodes.
+    Entries become stale when their nodes change; they are skipped when popped, and removed when
+    they outnumber the nodes.
 
     Args:
-        may_go: whether a node can be evicted now.
+        can_evict: whether a node can be evicted now.
     """
 
-    def __init__(self, may_go: Callable[[Node], bool]) -> None:
-        self._may_go = may_go
+    def __init__(self, can_evict: Callable[[Node], bool]) -> None:
+        self._can_evict = can_evict
         self._heap: list[tuple[float, int, Node]] = []
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class Leaves:
         heappush(self._heap, (node.rank, node.serial, node))
 
     def pop(self) -> Node | None:
-        """Takes out the leaf of the lowest rank that can be evicted; None if there is none."""
+        """Removes and returns the evictable leaf with the lowest rank; None if there is none."""
         while self._heap:
             entry = heappop(self._heap)
             if self._is_live(entry):
@@ -41,9 +41,9 @@ class Leaves:
         return None
 
     def serials(self) -> Iterator[int]:
-        """Serial numbers of all candidates, stale entries included."""
+        """Serial numbers of all candidates, including stale entries."""
         return (serial for _, serial, _ in self._heap)
 
     def _is_live(self, entry: tuple[float, int, Node]) -> bool:
         rank, _, node = entry
-        return node.rank == rank and node.parent is not None and self._may_go(node)
+        return node.rank == rank and node.parent is not None and self._can_evict(node)

@@ -1,4 +1,4 @@
-"""The KV cache as the scheduler sees it: leases of pages and slots over a shared prefix cache."""
+"""KV cache interface of the scheduler: leases of pages and slots, with a shared prefix cache."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 
 class CacheManager:
-    """Sole owner of pages and slots.
+    """Owns all pages and slots.
 
-    Each page is free, fenced (waits for a step in flight), cached (the tree's) or owned by one
-    lease; each slot is free, fenced or a lease's; each host slot free, fenced or the tree's.
+    Each page is free, fenced (waiting for a step in flight), cached (in the tree) or owned by one
+    lease; each slot is free, fenced or owned by a lease; each host slot is free, fenced or in the
+    tree.
 
-    Where layers see a window, what leases and the tree have are blocks (see BlockPool), each of a
-    page in every group of layers. Pages of window groups are given back once a lease's window has
-    passed over them: they stay cached until others need them, or are free. Numbers of pages are of
-    all groups together; elsewhere a block is a page.
+    For models with sliding windows, leases and the tree use blocks (see BlockPool), which have a
+    page in every group of layers. Pages of window groups are given back once they are behind a
+    lease's window: they stay cached until others need them, or are freed. Numbers of pages include
+    all groups; otherwise, a block is a page.
 
-    Where layers keep a state of each request (linear attention), it lies in the request's slot. A
-    cached prefix can be continued where it has a snapshot of the state (see SnapshotPool).
+    For layers with a state per request (linear attention), the state is in the request's slot. A
+    cached prefix can be continued at snapshots of the state (see SnapshotPool).
 
     Args:
-        num_pages: pages on the device; page 0 is the dummy and never handed out.
+        num_pages: pages on the device; page 0 is the dummy page and never allocated.
         page_size: tokens per page.
-        num_slots: rows of the device's tables.
-        block_hash_salt: mixed into block hashes.
+        num_slots: rows of the device tables.
+        block_hash_salt: salt of block hashes.
         enable_prefix_caching: whether computed pages are kept for later requests.
-        num_host_pages: slots in host memory for pages that are evicted; 0 for no such tier.
-        groups: groups of the model's layers, which have pages of their own.
+        num_host_pages: slots in host memory for evicted pages; 0 disables the tier.
+        groups: layer groups with separate pages.
         step_tokens: token budget of one step.
     """
 
@@ -59,7 +60,7 @@ class CacheManager:
         self._step_tokens = step_tokens
         self._pages = FencedPool(1, num_pages - 1)
         self._blocks = BlockPool(self._pages, groups, page_size) if groups.num_window else None
-        """None where all layers attend to all positions: a block is a page."""
+        """None if all layers use full attention: a block is a page."""
         self._slots = FencedPool(0, num_slots)
         num_snapshots = groups.num_snapshots(num_pages - 1) if enable_prefix_caching else 0
         self.keeps_states = num_snapshots > 0
@@ -69,25 +70,25 @@ class CacheManager:
         """Number of blocks on the device."""
         assert not num_snapshots or self._blocks is None, "states and windows in one model"
         self._snapshots = SnapshotPool(num_snapshots) if num_snapshots else None
-        """None where no layer keeps a state."""
+        """None if no layer has states."""
         self.host = HostPool(num_host_pages) if num_host_pages else None
-        """The tier in host memory; None without one."""
+        """Host-memory tier; None if disabled."""
         self._tree = RadixTree(page_size, block_hash_salt, num_pages - 1, self.host)
         self._enabled = enable_prefix_caching
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that `open` can use now."""
+        """Number of slots available to `open`."""
         return self._slots.num_free
 
     @property
     def has_windows(self) -> bool:
-        """Whether `advance` has anything to do."""
+        """Whether `advance` applies."""
         return self._blocks is not None
 
     @property
     def num_available(self) -> int:
-        """Pages that are free, or cached and evictable."""
+        """Number of pages that are free, or cached and evictable."""
         num_pages = self._pages.num_free + self._groups.num_full * self._tree.num_evictable
         return num_pages if self._blocks is None else num_pages + self._blocks.num_idle_pages
 
@@ -98,16 +99,16 @@ class CacheManager:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether pages will come free when a step in flight completes."""
+        """Whether a step in flight will free pages when it completes."""
         num_fenced = self._pages.num_fenced + self._tree.num_fenced
         return bool(num_fenced if self._blocks is None else num_fenced + self._blocks.num_fenced)
 
     def is_idle(self, lease: Lease) -> bool:
-        """Whether no step in flight touches a lease, so that a release takes effect at once."""
+        """Whether no step in flight uses a lease, so that a release takes effect at once."""
         return self._slots.passed(lease.fence)
 
     def num_held_alone(self, lease: Lease) -> int:
-        """Pages that would be available if this lease alone were released."""
+        """Number of pages that would become available by releasing this lease."""
         cached = self._tree.num_held_alone(lease.node) if lease.node is not None else 0
         num_pages = self._groups.num_full * (len(self._own_pages(lease)) + cached)
         if self._blocks is None:
@@ -123,7 +124,7 @@ class CacheManager:
         return self._num_to_take(num_tokens, num_cached, num_cached - first_seen)
 
     def num_still_needed(self, num_tokens: int, lease: Lease) -> int:
-        """Pages that a lease needs to grow to `num_tokens`, beyond those that it has."""
+        """Number of pages that a lease needs to grow to `num_tokens`, beyond those that it has."""
         num_blocks = len(lease.pages)
         return self._num_to_take(num_tokens, num_blocks, num_blocks - lease.first_seen)
 
@@ -133,7 +134,7 @@ class CacheManager:
         return bool(self._tree.events)
 
     def match(self, token_ids: array[int], cache_salt: str, *, num_left: int = 1) -> Match:
-        """The longest cached prefix that leaves `num_left` tokens to compute. Holds nothing."""
+        """Longest cached prefix that leaves `num_left` tokens to compute. Locks nothing."""
         if not self._enabled:
             return Match(None, [], 0)
         max_pages = (len(token_ids) - num_left) // self._page_size
@@ -158,11 +159,11 @@ class CacheManager:
     def open(self, match: Match, cache_salt: str, *, shared: bool = True) -> Lease:
         """Takes a free slot and locks a match made just before; returns the lease.
 
-        Pages of the match that are in host memory get device pages, into which the next Plan loads
-        them. The caller has checked `num_free_slots` and `num_available`.
+        Pages of the match in host memory get device pages, which the next Plan loads. The caller
+        has checked `num_free_slots` and `num_available`.
 
-        Unless `shared`, the lease's pages stay out of the prefix cache. A request that computes
-        again what is cached would otherwise hold its own pages and lock the cached ones as well.
+        Unless `shared`, the lease does not use the prefix cache. Otherwise a request that
+        recomputes cached tokens would need its own pages and also lock the cached ones.
         """
         end = match.host_node or match.node
         node = self._tree.lock(end, cache_salt) if self._enabled and shared else None
@@ -201,44 +202,43 @@ class CacheManager:
         return pages
 
     def evict(self, count: int) -> None:
-        """Frees `count` cached pages, as far as there are evictable ones; no layer sees a
-        window."""
-        # Nothing in flight reads an evictable page: locks end only behind their fence.
+        """Frees up to `count` evictable cached pages, for models without sliding windows."""
+        # No step in flight reads an evictable page: locks end only after their fence.
         pages = self._tree.evict(count)
         if self._snapshots is not None:
             self._snapshots.forget(pages)
         self._pages.release(pages, fence=0)
 
     def page_rows(self, lease: Lease, start: int = 0) -> list[tuple[int, list[int]]]:
-        """Page-table entries of a lease from index `start` on: for each group of layers the index
-        of the first page, and the page ids."""
+        """Page-table entries of a lease from index `start` on: for each group of layers, the index
+        of the first page and the page ids."""
         if self._blocks is None:
             return [(start, lease.pages[start:])]
         return self._blocks.rows(lease.pages, start, lease.first_seen)
 
     def advance(self, lease: Lease, position: int) -> None:
-        """Gives back the pages of window groups that no query from `position` on sees.
+        """Gives back pages of window groups that no query from `position` on attends to.
 
         All steps that compute earlier positions have completed, and their pages are committed.
         """
-        assert self._blocks is not None, "no layer sees a window"
+        assert self._blocks is not None, "no layer has a sliding window"
         first = self._first_seen_from(position, lease)
         if first > lease.first_seen:
-            # HAZARD(fence): the pages are masked for steps in flight, but their tables name them.
+            # HAZARD(fence): steps in flight mask these pages, but their tables still refer to them.
             passed = lease.pages[lease.first_seen : first]
             self._blocks.end_use(passed, lease.fence, lease_ends=False)
             lease.first_seen = first
 
     def will_advance(self, lease: Lease, position: int) -> bool:
-        """Whether `advance` would give anything back, once `position` is reached."""
+        """Whether `advance` would give pages back once `position` is reached."""
         return self._blocks is not None and (
             self._first_seen_from(position, lease) > lease.first_seen
         )
 
     def commit(self, lease: Lease, token_ids: array[int], num_computed: int) -> None:
-        """Puts the full pages of the first `num_computed` positions into the prefix cache.
+        """Adds the full pages of the first `num_computed` positions to the prefix cache.
 
-        The steps of all these positions have completed, so that no page is read too early.
+        The steps of all these positions have completed, so no page is read too early.
         """
         end = num_computed // self._page_size
         start = lease.num_cached_pages
@@ -254,14 +254,17 @@ class CacheManager:
         if self._blocks is not None:
             self._blocks.cache(lease.pages[start + len(duplicates) : end])
             if duplicates:
-                # What had lost its window pages takes over the lease's, which names it from now on.
+                # Cached blocks without window pages take over the lease's, and the lease uses them
+                # from now on.
                 cached = self._tree.last_pages(lease.node, end - start)
-                for index, (own, other) in enumerate(zip(duplicates, cached, strict=False), start):
-                    if self._blocks.move_window(own, other):
+                for index, (duplicate, other) in enumerate(
+                    zip(duplicates, cached, strict=False), start
+                ):
+                    if self._blocks.move_window(duplicate, other):
                         lease.pages[index] = other
 
     def release(self, lease: Lease) -> None:
-        """Ends a lease; what it held is usable again once step `lease.fence` has completed."""
+        """Ends a lease; its slot and pages are reusable once step `lease.fence` has completed."""
         if self._blocks is None:
             self._pages.release(self._own_pages(lease), lease.fence)
         else:
@@ -271,14 +274,14 @@ class CacheManager:
         if self._snapshots is not None:
             self._snapshots.cancel(lease.slot)
             self._snapshots.keep(lease.rolling_page)
-            pending = [one.snapshot for one in lease.snapshots]
+            pending = [pending.snapshot for pending in lease.snapshots]
             self._snapshots.release(pending, lease.fence)
         self._slots.release([lease.slot], lease.fence)
         if lease.node is not None:
             self._tree.unlock(lease.node, lease.fence)
 
     def complete(self, seq: int) -> None:
-        """Notes that step `seq` has completed."""
+        """Marks step `seq` as completed."""
         self._pages.complete(seq)
         self._slots.complete(seq)
         self._tree.complete(seq)
@@ -290,35 +293,35 @@ class CacheManager:
             self.host.complete(seq)
 
     def take_copies(self, seq: int) -> tuple[PageCopies | None, PageCopies | None]:
-        """Stores and loads that Plan `seq` makes, in this order and before its rows; None for none.
+        """Stores and loads for Plan `seq`, to be run in this order before its rows; None for none.
 
-        Every Plan takes them.
+        Called for every Plan.
         """
         return (None, None) if self.host is None else self.host.take_copies(seq)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
-        """Snapshots that Plan `seq` copies into slots' states, before its rows.
+        """Snapshots that Plan `seq` copies into the states of slots, before its rows.
 
-        Every Plan takes them.
+        Called for every Plan.
         """
         return [] if self._snapshots is None else self._snapshots.take_loads(seq)
 
     def take_snapshots(self, lease: Lease, start: int, end: int) -> list[PendingSnapshot]:
-        """Takes snapshots for a step to store: states of a lease whose positions [start, end) it
-        computes. `lease.fence` is that step.
+        """Takes snapshots for the step `lease.fence`, which computes positions [start, end) of a
+        lease and stores its state at some of them.
 
-        Snapshots at the lease's borders, and at regular distances that bound what is computed again
-        after any prefix, are kept; the one of the last full page is replaced by the next.
+        Snapshots at the lease's borders are kept, as are those at regular distances, which bound
+        the recomputation after any prefix; the one of the last full page is replaced by the next.
         """
-        assert self._snapshots is not None, "no layer keeps a state"
+        assert self._snapshots is not None, "no layer has states"
         if lease.node is None:
             return []
         size = self._page_size
         stride = self._groups.snapshot_pages * size
         kept = {*range(start - start % stride + stride, end + 1, stride), *lease.borders}
-        wanted = sorted({end - end % size, *kept}, reverse=True)
+        positions = sorted({end - end % size, *kept}, reverse=True)
         pending: list[PendingSnapshot] = []
-        for position in wanted:
+        for position in positions:
             if start < position <= end and (snapshot := self._snapshots.take()) is not None:
                 pending.append(PendingSnapshot(position, snapshot, position in kept))
         lease.snapshots += pending
@@ -330,7 +333,7 @@ class CacheManager:
         return events
 
     def check_invariants(self, leases: Iterable[Lease]) -> None:
-        """Asserts that `leases` are all there are, and that nothing is lost or owned twice."""
+        """Asserts that `leases` are all leases, and that pages and slots have exactly one owner."""
         leases = list(leases)
         nodes = list(self._tree.nodes())
         cached = [page for node in nodes if not node.on_host for page in node.pages]
@@ -342,45 +345,45 @@ class CacheManager:
             self._blocks.check_invariants(cached, owned, used)
         self._slots.check_invariants(lease.slot for lease in leases)
         if self._snapshots is not None:
-            pending = [one.snapshot for lease in leases for one in lease.snapshots]
+            pending = [snapshot.snapshot for lease in leases for snapshot in lease.snapshots]
             self._snapshots.check_invariants(pending, cached)
         if self.host is not None:
             self.host.check_invariants(slot for n in nodes if n.on_host for slot in n.pages)
         self._tree.check_invariants([lease.node for lease in leases if lease.node is not None])
 
     def _attach_snapshots(self, lease: Lease, start: int, end: int) -> None:
-        """Attaches stored snapshots to the pages, from index `start` up to `end`, that have just
-        been cached."""
+        """Attaches stored snapshots to the newly cached pages from index `start` to `end`."""
         assert self._snapshots is not None
         assert lease.node is not None
         pages = self._tree.last_pages(lease.node, end - start)
-        due = [one for one in lease.snapshots if one.position <= end * self._page_size]
+        due = [s for s in lease.snapshots if s.position <= end * self._page_size]
         lease.snapshots = lease.snapshots[len(due) :]
-        self._snapshots.give_up(lease.rolling_page)
+        self._snapshots.drop_rolling(lease.rolling_page)
         lease.rolling_page = 0
-        for one in due:
-            page = pages[one.position // self._page_size - 1 - start]
-            if self._snapshots.attach(page, one) and not one.is_kept:
+        for pending in due:
+            page = pages[pending.position // self._page_size - 1 - start]
+            if self._snapshots.attach(page, pending) and not pending.is_kept:
                 lease.rolling_page = page
 
     def _num_to_take(self, num_tokens: int, num_blocks: int, num_seen: int) -> int:
-        """Pages to grow to `num_tokens` from `num_blocks` blocks, `num_seen` with window pages."""
-        wanted = -(-num_tokens // self._page_size)
-        num_pages = self._groups.num_full * max(0, wanted - num_blocks)
+        """Pages needed to grow to `num_tokens` from `num_blocks` blocks, `num_seen` with window
+        pages."""
+        num_needed = -(-num_tokens // self._page_size)
+        num_pages = self._groups.num_full * max(0, num_needed - num_blocks)
         if self._blocks is not None:
-            most = self._groups.most_window_blocks(self._page_size, self._step_tokens)
-            num_pages += self._groups.num_window * max(0, min(wanted, most) - num_seen)
+            max_blocks = self._groups.max_window_blocks(self._page_size, self._step_tokens)
+            num_pages += self._groups.num_window * max(0, min(num_needed, max_blocks) - num_seen)
         return num_pages
 
     def _first_seen_from(self, position: int, lease: Lease) -> int:
         return min(self._groups.first_block(position, self._page_size), len(lease.pages))
 
     def _make_free(self, count: int, blocks: BlockPool) -> None:
-        """Frees pages until `count` are free: first those that windows have passed over, then what
-        the tree evicts, then window pages near the ends of leases."""
+        """Frees pages until `count` are free: window pages behind windows, then evictions from the
+        tree, then window pages near the ends of leases."""
         blocks.reclaim(count, ends=False)
         while (missing := count - self._pages.num_free) > 0:
-            # Nothing in flight reads an evictable page: locks end only behind their fence.
+            # No step in flight reads an evictable page: locks end only after their fence.
             evicted = self._tree.evict(-(-missing // self._groups.num_groups))
             if not evicted:
                 break

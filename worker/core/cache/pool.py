@@ -1,4 +1,4 @@
-"""A pool of numbered resources (pages, slots) with one owner each and one way back."""
+"""Pool of numbered resources (pages, slots), each with one owner."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from worker.core.cache.fence import Fence
 
 
 class FencedPool:
-    """Ids first .. first + count - 1, each free, fenced, or out with exactly one owner.
+    """Ids first .. first + count - 1, each free, fenced, or taken by exactly one owner.
 
     Args:
-        first: lowest id; 1 for pages, whose page 0 is the dummy that padding writes to.
-        count: how many ids there are.
+        first: lowest id; 1 for pages, since page 0 is the dummy page for padding writes.
+        count: number of ids.
     """
 
     def __init__(self, first: int, count: int) -> None:
         self.first = first
         self.count = count
-        # Popped from the end: lowest ids first when fresh, then the most recently released.
+        # Popped from the end: lowest ids first in a new pool, then the most recently released.
         self._free = list(range(first + count - 1, first - 1, -1))
         self._fence: Fence[int] = Fence()
 
     @property
     def num_free(self) -> int:
-        """Ids that `take` can hand out now."""
+        """Number of ids available to `take`."""
         return len(self._free)
 
     @property
     def num_fenced(self) -> int:
-        """Ids that wait for a step in flight."""
+        """Ids waiting for a step in flight."""
         return len(self._fence)
 
     def passed(self, fence: int) -> bool:
@@ -37,8 +37,8 @@ class FencedPool:
         return self._fence.passed(fence)
 
     def take(self, count: int) -> list[int]:
-        """Hands out `count` ids; the caller has checked that so many are free."""
-        assert count <= len(self._free), f"{count} wanted, {len(self._free)} free"
+        """Takes `count` ids; the caller has checked that enough are free."""
+        assert count <= len(self._free), f"{count} requested, {len(self._free)} free"
         if count == 1:
             return [self._free.pop()]
         taken = self._free[len(self._free) - count :]
@@ -47,7 +47,7 @@ class FencedPool:
         return taken
 
     def release(self, ids: Iterable[int], fence: int) -> None:
-        """Takes ids back; usable once step `fence`, the last that touched them, has completed."""
+        """Returns ids; reusable once step `fence`, the last that uses them, has completed."""
         if self._fence.passed(fence):
             self._free.extend(ids)
             return
@@ -59,7 +59,7 @@ class FencedPool:
         self._free.extend(self._fence.complete(seq))
 
     def check_invariants(self, out: Iterable[int]) -> None:
-        """Asserts that the free, the fenced and the ids in `out` are all ids, each once."""
+        """Asserts that each id is free, fenced or in `out`, exactly once."""
         everything = [*self._free, *self._fence, *out]
         assert len(everything) == self.count, f"{len(everything)} ids, {self.count} expected"
         expected = list(range(self.first, self.first + self.count))

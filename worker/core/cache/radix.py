@@ -1,4 +1,4 @@
-"""Prefix cache: a path-compressed radix tree of full pages, of which shared ones stay longest."""
+"""Prefix cache: a path-compressed radix tree of full pages; shared prefixes are evicted last."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from worker.protocol.messages import BlockEvent, BlockRemoved, BlockStored
 
 
 class RadixTree:
-    """Owns cached pages and hands them out for reading; tokens are compared exactly.
+    """Owns cached pages, which leases may read; tokens are compared exactly.
 
-    A lock on a node protects it and all its ancestors, so what is not locked can be evicted from
-    the leaves up. Every lock is given back by `unlock`, with the last step that read the pages.
+    A lock on a node protects it and all its ancestors; everything else can be evicted, leaves
+    first. Every lock is released by `unlock`, with the last step that reads the pages.
 
-    With a host tier, pages that are evicted go there and stay in the tree, as runs in host memory
-    below those on the device, until they are loaded, computed again, or evicted from there too.
+    With a host tier, evicted pages move there and stay in the tree, as runs in host memory below
+    those on the device, until they are loaded, recomputed, or evicted from the host too.
 
-    Leaves are evicted by LRFU (`Node.touch`): least recently used first, but prefixes that several
-    requests share stay longer. A request that leaves a cached path, to continue it in another way,
-    is a use of all nodes up to there. One that goes on where a path ends is none: the turns of a
-    conversation do not tell whether there will be another.
+    Leaves are evicted by LRFU (`Node.touch`): least recently used first, but prefixes shared by
+    several requests stay longer. A request that branches off a cached path counts as a use of all
+    nodes up to there. A request that extends the end of a path does not: the turns of a
+    conversation so far do not predict another one.
 
     Args:
         page_size: tokens per page.
         block_hash_salt: mixed into block hashes.
-        capacity: pages on the device. Uses weigh 1/e after as many pages were stored, which is how
-            long a page stays that is used once.
-        host: slots in host memory; None for no such tier.
+        capacity: pages on the device. The weight of a use decays to 1/e while this many pages are
+            stored, the time that a page used once stays cached.
+        host: host-memory tier; None if disabled.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class RadixTree:
         self._roots: dict[bytes, Node] = {}
         self._fence: Fence[Node] = Fence()
         self._clock = 0
-        """Pages stored, and locks given back, so far."""
+        """Number of pages stored and locks released so far."""
         self._num_nodes = 0
         self._serial = 0
         self._host = host
-        self._leaves = Leaves(_may_leave_device)
-        self._host_leaves = Leaves(_may_leave_host)
+        self._leaves = Leaves(_can_leave_device)
+        self._host_leaves = Leaves(_can_leave_host)
         self.events: list[BlockEvent] = []
         """Blocks that entered or left the tree, in that order; the owner takes them."""
 
     @property
     def num_fenced(self) -> int:
-        """Locks that wait for a step in flight."""
+        """Locks waiting for a step in flight."""
         return len(self._fence)
 
     def match(self, key: bytes, max_pages: int, cache_salt: str) -> Match:
-        """Finds the longest cached prefix of `key` of at most `max_pages` pages. Locks nothing."""
+        """Finds the longest cached prefix of `key`, up to `max_pages` pages. Locks nothing."""
         node = self._roots.get(cache_salt.encode())
         if node is None:
             return Match(None, [], 0)
@@ -102,28 +102,28 @@ class RadixTree:
         return count
 
     def unlock(self, node: Node, fence: int) -> None:
-        """Gives a lock back once step `fence`, the last that reads the path, has completed."""
+        """Releases a lock once step `fence`, the last that reads the path, has completed."""
         if self._fence.passed(fence):
             self._unlock(node)
         else:
             self._fence.hold(node, fence)
 
     def complete(self, seq: int) -> None:
-        """Gives back the locks that waited for steps up to `seq`."""
+        """Releases the locks that waited for steps up to `seq`."""
         for node in self._fence.complete(seq):
             self._unlock(node)
 
     def insert(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
-        """Extends the path at `node`, on which the caller has a lock, by computed pages.
+        """Extends the path at `node`, which the caller has locked, by computed pages.
 
-        Pages whose tokens the tree has on the device are not taken; those that it has in host
-        memory only replace the slots there.
+        Pages whose tokens the tree already has on the device are not added; pages that it has only
+        in host memory replace the host slots.
 
         Returns:
-            The node where the path now ends, to which the caller's lock moves, and the pages that
-            were not taken (duplicates, a head of `pages`).
+            The node at the new end of the path, to which the caller's lock moves, and the pages
+            that were not added (duplicates, at the start of `pages`).
         """
-        held = node
+        locked = node
         num_known = num_duplicates = 0
         while num_known < len(pages):
             child = self._child_along(node, key, num_known)
@@ -138,12 +138,12 @@ class RadixTree:
                 num_duplicates += count
             num_known += count
         if num_known < len(pages):
-            node = self._store(node, held, key[num_known * self._width :], pages[num_known:])
-        self._lock_up_to(node, held)
+            node = self._store(node, locked, key[num_known * self._width :], pages[num_known:])
+        self._lock_up_to(node, locked)
         return node, pages[:num_duplicates]
 
     def last_pages(self, node: Node, count: int) -> list[int]:
-        """The last `count` pages of the path that ends at `node`, in order."""
+        """Last `count` pages of the path that ends at `node`, in order."""
         pages: list[int] = []
         above: Node | None = node
         while len(pages) < count:
@@ -153,8 +153,7 @@ class RadixTree:
         return pages[len(pages) - count :]
 
     def load(self, node: Node, pages: list[int]) -> None:
-        """Has the next Plan load the host-memory part of the path to `node`, which is locked, into
-        `pages`."""
+        """Schedules loads of the host-memory part of the locked path to `node` into `pages`."""
         assert self._host is not None
         runs: list[Node] = []
         above: Node | None = node
@@ -170,10 +169,10 @@ class RadixTree:
         assert start == len(pages), "as many pages as there are in host memory"
 
     def evict(self, count: int) -> list[int]:
-        """Evicts `count` unlocked device pages, leaves of the lowest rank first, from their tails.
+        """Evicts `count` unlocked device pages from the tails of leaves, lowest rank first.
 
-        Pages for which the host has room are stored there. Returns the pages, fewer where fewer are
-        evictable; no step in flight reads them. O(log n) per node.
+        Pages are stored on the host if it has room. Returns the evicted pages, which may be fewer;
+        no step in flight reads them. O(log n) per node.
         """
         pages: list[int] = []
         hashes: list[int] = []
@@ -189,7 +188,7 @@ class RadixTree:
         return pages
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes, roots included, parents before children."""
+        """All nodes including roots, parents before children."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -197,7 +196,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_invariants(self, holders: list[Node]) -> None:
-        """Asserts the tree's structure, and that exactly `holders` have locks that will stay."""
+        """Asserts the tree's structure, and that exactly `holders` have locks (unless fenced)."""
         nodes = list(self.nodes())
         check_locks(nodes, [*holders, *self._fence])
         on_device, on_host = set(self._leaves.serials()), set(self._host_leaves.serials())
@@ -222,14 +221,14 @@ class RadixTree:
         return root
 
     def _next_serial(self) -> int:
-        """Serial number of a node that is being added to the tree; counts the node."""
+        """Serial number for a new node, which is counted."""
         self._num_nodes += 1
         self._serial += 1
         return self._serial
 
     def _child_along(self, node: Node, key: bytes, num_pages: int) -> Node | None:
-        """The child of `node` that continues `key` after `num_pages` pages, cut where it differs
-        from it; None if there is none."""
+        """Child of `node` that continues `key` after `num_pages` pages, split where it diverges;
+        None if there is none."""
         start = num_pages * self._width
         child = node.children.get(key[start : start + self._width])
         if child is None:
@@ -239,12 +238,12 @@ class RadixTree:
             return child
         return child.cut_head(count, self._width, self._next_serial())
 
-    def _store(self, node: Node, held: Node, key: bytes, pages: list[int]) -> Node:
-        """Adds pages below `node`, no child of which starts with them; returns their node."""
+    def _store(self, node: Node, locked: Node, key: bytes, pages: list[int]) -> Node:
+        """Adds pages below `node`, none of whose children starts with them; returns their node."""
         self._clock += len(pages)
         hashes = block_hashes(key, self._page_size, node.hashes[-1])
         self.events.append(BlockStored(hashes[:], _chain_before(node)))
-        if node is held and node.locks == 1 and not node.children and not node.is_root:
+        if node is locked and node.locks == 1 and not node.children and not node.is_root:
             # Nobody else's path ends here: the run grows in place, and a long generation stays
             # one node.
             node.key += key
@@ -260,7 +259,7 @@ class RadixTree:
         return child
 
     def _split_tail(self, node: Node, count: int) -> Node:
-        """Cuts an unlocked node after `count` pages; returns the new lower part."""
+        """Splits an unlocked node after `count` pages; returns the new lower part."""
         return node.cut_tail(count, self._width, self._next_serial())
 
     def _lock_up_to(self, node: Node | None, stop: Node | None) -> None:
@@ -304,7 +303,7 @@ class RadixTree:
             self._leaves.push(node, self._num_nodes)
 
     def _leave_device(self, node: Node) -> None:
-        """Moves the head of a node for which the host has room there; drops the rest."""
+        """Moves the head of a node to the host as far as there is room; drops the rest."""
         num_stored = self._make_room(len(node.pages))
         if num_stored < len(node.pages):
             tail = self._split_tail(node, num_stored) if num_stored else node
@@ -315,12 +314,12 @@ class RadixTree:
             self._demote(node)
 
     def _make_room(self, count: int) -> int:
-        """Evicts from the host for `count` pages; how many of them it has room for then."""
+        """Evicts pages from the host to make room for `count`; returns how many fit."""
         if self._host is None:
             return 0
         while self._host.num_free < count and (leaf := self._host_leaves.pop()) is not None:
             if not self._host.is_idle(leaf.pages):
-                # Nothing would come free now, nor from what was used later.
+                # Neither this leaf nor more recently used ones would be freed now.
                 self._host_leaves.push(leaf, self._num_nodes)
                 break
             keep = max(0, len(leaf.pages) - (count - self._host.num_free))
@@ -328,7 +327,7 @@ class RadixTree:
         return min(count, self._host.num_free)
 
     def _demote(self, node: Node) -> None:
-        """Moves an unlocked run, below which there is none on the device, to the host."""
+        """Moves an unlocked run without children on the device to the host."""
         assert self._host is not None
         parent = node.parent
         assert parent is not None
@@ -340,7 +339,7 @@ class RadixTree:
         node.on_host = True
         parent.num_device_children -= 1
         if len(node.children) == 1:
-            # Pages leave one by one, tails first: what was one run becomes one again.
+            # Pages leave one by one, from the tail: merge what was a single run.
             node.absorb(*node.children.values())
             self._num_nodes -= 1
         self._push_leaf(node)
@@ -394,9 +393,9 @@ def _chain_before(parent: Node) -> int | None:
     return None if parent.is_root else parent.hashes[-1]
 
 
-def _may_leave_device(node: Node) -> bool:
+def _can_leave_device(node: Node) -> bool:
     return not node.locks and not node.on_host and not node.num_device_children
 
 
-def _may_leave_host(node: Node) -> bool:
+def _can_leave_host(node: Node) -> bool:
     return not node.locks and node.on_host and not node.children

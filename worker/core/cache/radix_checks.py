@@ -1,4 +1,4 @@
-"""Invariants of the radix tree's nodes, asserted by tests."""
+"""Invariants of the radix tree's nodes, asserted in tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def check_locks(nodes: Iterable[Node], holders: Iterable[Node]) -> None:
         while node is not None:
             expected[node.serial] = expected.get(node.serial, 0) + 1
             node = node.parent
-    for one in nodes:
-        assert one.locks == expected.get(one.serial, 0), f"{one.locks} locks on a node"
+    for node in nodes:
+        assert node.locks == expected.get(node.serial, 0), f"{node.locks} locks on a node"
 
 
 def check_node(node: Node, page_size: int) -> None:
-    """Asserts that a node agrees with itself and its parent."""
+    """Asserts that a node is consistent with itself and its parent."""
     num_on_device = sum(not child.on_host for child in node.children.values())
     assert num_on_device == node.num_device_children, "children on the device miscounted"
     if node.is_root:
@@ -32,7 +32,7 @@ def check_node(node: Node, page_size: int) -> None:
     assert parent is not None, "a node outside the tree is reachable"
     assert parent.children[node.key[:width]] is node, "a child under a wrong key"
     assert parent.locks >= node.locks, "locks must not grow downward"
-    # Sums of the same uses differ in their last digits where more steps were rounded.
+    # Sums of the same uses differ in their last digits after different numbers of roundings.
     assert parent.rank > node.rank - 1e-3, "ranks must not grow downward"
     assert len(node.key) == len(node.pages) * width, "key and pages differ in length"
     assert len(node.hashes) == len(node.pages), "a page without its hash"

@@ -1,4 +1,4 @@
-"""Snapshots of states (linear attention) at the ends of cached prefixes, which continue there."""
+"""Snapshots of linear-attention states at the ends of cached prefixes, for continuing them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from worker.plan.plan import StateLoad
 
 
 class PendingSnapshot(NamedTuple):
-    """A snapshot that a step in flight stores."""
+    """A snapshot being stored by a step in flight."""
 
     position: int
-    """Number of positions that the state has seen: whole pages."""
+    """Number of positions included in the state: a multiple of the page size."""
     snapshot: int
     """Number of the snapshot in the pool."""
     is_kept: bool
-    """Whether it is kept when its lease has a later one."""
+    """Whether it is kept once its lease has a later one."""
 
 
 class _Load(NamedTuple):
-    """Copy of a snapshot to a slot that the next Plan is to make."""
+    """Copy of a snapshot to a slot with the next Plan."""
 
     page: int
     snapshot: int
 
 
 class SnapshotPool:
-    """Pool of snapshots, each attached to a cached page: the state at the page's end.
+    """Pool of snapshots, each attached to a cached page: the state at the end of the page.
 
         free ──take──> pending ──attach──> of a page ──┬─ least recently used: taken again
-                          └── its lease ends: free     └─ its page leaves the cache: free
+                          └── its lease ends: free     └─ its page is evicted: free
 
-    The state of each running request is in its slot and not managed here. Snapshots are kept as
-    there is room for them; a prefix without one is computed again.
+    The state of each running request is in its slot and not managed here. Snapshots are kept while
+    there is room; a prefix without one is recomputed.
 
     Args:
         count: number of snapshots.
@@ -47,23 +47,24 @@ class SnapshotPool:
         self._of_page: OrderedDict[int, int] = OrderedDict()
         """Snapshots by page, least recently used first."""
         self._rolling: set[int] = set()
-        """Pages whose snapshots their leases give up for later ones; asked for membership only."""
+        """Pages whose snapshots are freed when their leases have later ones; only used for
+        membership."""
         self._loads: dict[int, _Load] = {}
         """Loads for the next Plan, by slot."""
         self._readers: Counter[int] = Counter()
-        """Loads that were planned and have not completed, by snapshot."""
+        """Number of planned loads that have not completed, by snapshot."""
         self._fence: Fence[int] = Fence()
-        """Snapshots that steps in flight load."""
+        """Snapshots being loaded by steps in flight."""
 
     def longest_hit(self, pages: Sequence[int]) -> int:
-        """Number of leading pages of a cached prefix after which it has its last snapshot."""
+        """Number of leading pages of a cached prefix up to its last snapshot."""
         count = len(pages)
         while count and pages[count - 1] not in self._of_page:
             count -= 1
         return count
 
     def take(self) -> int | None:
-        """Takes a snapshot for a step to store, evicting one if need be; None if all are in use."""
+        """Takes a snapshot for a step to store, evicting if necessary; None if all are in use."""
         if not self._pool.num_free:
             for page, snapshot in self._of_page.items():
                 if not self._readers[snapshot]:
@@ -74,7 +75,7 @@ class SnapshotPool:
         return self._pool.take(1)[0]
 
     def attach(self, page: int, pending: PendingSnapshot) -> bool:
-        """Attaches a stored snapshot to a cached page; False, and it is freed, if that has one."""
+        """Attaches a stored snapshot to a cached page; frees it and returns False if it has one."""
         if page in self._of_page:
             if pending.is_kept:
                 self._rolling.discard(page)
@@ -85,7 +86,7 @@ class SnapshotPool:
             self._rolling.add(page)
         return True
 
-    def give_up(self, page: int) -> None:
+    def drop_rolling(self, page: int) -> None:
         """Frees the snapshot of a page whose lease has a later one, unless another request uses it
         or has continued from it."""
         snapshot = self._of_page.get(page)
@@ -93,11 +94,11 @@ class SnapshotPool:
             self._drop(page)
 
     def keep(self, page: int) -> None:
-        """Keeps the snapshot of this page, the last of a lease that has ended."""
+        """Keeps the snapshot of this page, the last one of a lease that has ended."""
         self._rolling.discard(page)
 
     def load(self, page: int, slot: int) -> None:
-        """Has the next Plan copy a page's snapshot into the state of a slot."""
+        """Schedules a copy of a page's snapshot into the state of a slot with the next Plan."""
         snapshot = self._of_page[page]
         self._of_page.move_to_end(page)
         self._rolling.discard(page)
@@ -105,13 +106,13 @@ class SnapshotPool:
         self._loads[slot] = _Load(page, snapshot)
 
     def cancel(self, slot: int) -> None:
-        """Cancels the load into a slot that comes free, unless a Plan has taken it."""
+        """Cancels the load into a slot that is freed, unless it is already part of a Plan."""
         load = self._loads.pop(slot, None)
         if load is not None:
             self._end_read(load.snapshot)
 
     def take_loads(self, seq: int) -> list[StateLoad]:
-        """Loads that Plan `seq` makes."""
+        """Loads for Plan `seq`."""
         loads, self._loads = self._loads, {}
         for load in loads.values():
             self._fence.hold(load.snapshot, seq)
@@ -122,24 +123,24 @@ class SnapshotPool:
         self._pool.release(snapshots, fence)
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Frees the snapshots of pages that have left the cache; no step in flight reads them."""
+        """Frees the snapshots of evicted pages; no step in flight reads them."""
         for page in pages:
             if page in self._of_page:
                 assert not self._readers[self._of_page[page]], "its page is not locked"
                 self._drop(page)
 
     def complete(self, seq: int) -> None:
-        """Notes that step `seq` has completed."""
+        """Marks step `seq` as completed."""
         self._pool.complete(seq)
         for snapshot in self._fence.complete(seq):
             self._end_read(snapshot)
 
     def check_invariants(self, pending: Iterable[int], cached: Collection[int]) -> None:
-        """Asserts that `pending` are all pending snapshots, that every other is free or attached to
-        a page in `cached`, and that loads are counted."""
+        """Asserts that `pending` are all pending snapshots, that every other one is free or
+        attached to a page in `cached`, and that loads are counted."""
         self._pool.check_invariants([*self._of_page.values(), *pending])
         assert set(self._of_page) <= set(cached), "a snapshot of a page that is not cached"
-        assert self._rolling <= set(self._of_page), "a page without a snapshot gives one up"
+        assert self._rolling <= set(self._of_page), "a page without a snapshot is marked as rolling"
         waiting = [load.snapshot for load in self._loads.values()]
         assert Counter([*waiting, *self._fence]) == +self._readers, "loads miscounted"
         assert all(load.page in self._of_page for load in self._loads.values()), "nothing to load"

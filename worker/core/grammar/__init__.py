@@ -1,1 +1,1 @@
-"""Structured outputs: follows compiled grammars token by token and fills their masks."""
+"""Structured outputs: advances compiled grammars token by token and fills their token masks."""

@@ -1,4 +1,4 @@
-"""Interfaces of grammars, from a client's parameters to masks of allowed tokens.
+"""Grammar interfaces, from a client's parameters to masks of allowed tokens.
 
 front        StructuredOutputsParams ──compile──> CompiledGrammar      (in a bounded process)
 coordinator  CompiledGrammar ──load──> Matcher, one per request        (in a thread)
@@ -16,38 +16,38 @@ import numpy.typing as npt
 from worker.protocol.structured import StructuredOutputsParams
 
 MAX_WHITESPACE = 8
-"""Most characters of white space in a row in JSON: small models write endless runs."""
+"""Maximum consecutive white-space characters in JSON: small models generate endless runs."""
 
 Words = npt.NDArray[np.int32]
-"""A mask of tokens: ceil(vocab / 32) words, in which bit 1 allows a token."""
+"""Token mask: ceil(vocab / 32) words, in which bit 1 allows a token."""
 
 
 MAX_MESSAGE_BYTES = 1024
-"""Longest error message to a client: libraries quote the whole grammar, some of them three
-times."""
+"""Maximum length of an error message to a client: libraries quote the whole grammar, some of them
+three times."""
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be served; the message is for the client."""
+    """A grammar is invalid or unsupported; the message is for the client."""
 
 
 class GrammarTooHeavy(GrammarError):
-    """A grammar that exceeded a limit of time or memory; another try may stay within it."""
+    """A grammar exceeded a limit of time or memory; a retry may stay within it."""
 
 
 class GrammarFault(RuntimeError):
-    """An error of the worker in following a grammar that it can serve."""
+    """Internal error while advancing a supported grammar."""
 
 
 def words_of(token_ids: list[int], vocab_size: int) -> Words:
-    """Mask that allows these tokens; ids from `vocab_size` on are left out."""
+    """Mask that allows these tokens; ids from `vocab_size` on are ignored."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
 def shortened(message: str) -> str:
-    """The message in at most MAX_MESSAGE_BYTES of UTF-8, with its middle left out if need be."""
+    """Truncates a message to MAX_MESSAGE_BYTES of UTF-8, omitting its middle if necessary."""
     octets = message.encode(errors="replace")
     if len(octets) <= MAX_MESSAGE_BYTES:
         return message
@@ -58,10 +58,10 @@ def shortened(message: str) -> str:
 
 
 class Matcher(Protocol):
-    """State of one request in its grammar, kept by one of the libraries."""
+    """Grammar state of one request, implemented by one of the libraries."""
 
     def accept(self, token_id: int) -> bool:
-        """Advances by one token; False if the grammar does not allow it."""
+        """Advances by one token; returns False if the grammar does not allow it."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -69,26 +69,26 @@ class Matcher(Protocol):
         ...
 
     def may_end(self) -> bool:
-        """Whether the tokens so far are a whole text of the grammar."""
+        """Whether the tokens so far are a complete text of the grammar."""
         ...
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, with end tokens where the text may end."""
+        """Writes the mask of the next token, including end tokens if the text may end."""
         ...
 
 
 LoadedGrammar = Callable[[], Matcher]
-"""A compiled grammar, ready for any number of requests: each call makes a matcher that is before
-the first token."""
+"""A compiled grammar for any number of requests: each call creates a matcher in its initial
+state."""
 
 
 class GrammarBackend(Protocol):
-    """A library that compiles and follows grammars over one vocabulary."""
+    """A library that compiles grammars and matches tokens of one vocabulary."""
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """Compiles a grammar and returns it as `load` takes it. Raises GrammarError."""
+        """Compiles a grammar to a payload for `load`. Raises GrammarError."""
         ...
 
     def load(self, payload: str) -> LoadedGrammar:
-        """Loads what `compile` returned, in this process or another. Raises GrammarError."""
+        """Loads a payload of `compile`, in this process or another. Raises GrammarError."""
         ...

@@ -1,9 +1,7 @@
-"""Parts of a rewritten JSON schema (`worker.core.grammar.json_schema`) that xgrammar 0.2.8 enforces
-exactly.
+"""Detects parts of a rewritten JSON schema that xgrammar 0.2.8 does not enforce exactly.
 
-It ignores some keywords, reads only one of several that stand together, allows raw control
-characters in bounded strings and patterns, and lets a property that is listed come a second time as
-an additional one.
+It ignores some keywords, applies only one of several combined ones, allows raw control characters
+in bounded strings and patterns, and lets a listed property be repeated as an additional one.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""Keywords that are enforced, by type."""
+"""Enforced keywords, by type."""
 _ALONE = ("$ref", "anyOf", "const", "enum")
-"""Keywords that are enforced when they stand alone."""
+"""Keywords that are enforced only without other keywords."""
 
 
 def inexact_keyword(schema: Any) -> str | None:
-    """First keyword of a rewritten schema, or combination of keywords, that is not enforced; None
-    if all are."""
+    """First (combination of) keywords of a rewritten schema that is not enforced, or None."""
     return next((found for part in _parts(schema) if (found := _inexact(part))), None)
 
 
@@ -39,11 +36,11 @@ def _inexact(part: Any) -> str | None:
     keywords: list[str] = [name for name in part if name not in ("$defs", "type")]
     for keyword in _ALONE:
         if keyword in part:
-            beside = [name for name in keywords if name != keyword]
-            if not beside and "type" in part and keyword not in ("const", "enum"):
-                beside = ["type"]
-            if beside:
-                return f"{beside[0]} beside {keyword}"
+            others = [name for name in keywords if name != keyword]
+            if not others and "type" in part and keyword not in ("const", "enum"):
+                others = ["type"]
+            if others:
+                return f"{others[0]} with {keyword}"
             if keyword in ("const", "enum"):
                 values = part["enum"] if keyword == "enum" else [part["const"]]
                 return None if all(map(_is_plain, values)) else keyword
@@ -62,14 +59,14 @@ def _inexact_object(part: Mapping[str, Any]) -> str | None:
     if any(name not in properties for name in part.get("required", ())):
         return "required without properties of the same name"
     if properties and part.get("additionalProperties", True) is not False:
-        return "additionalProperties beside properties"
+        return "additionalProperties with properties"
     if not all(map(_is_plain, properties)):
         return "properties with special characters"
     return None
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value of `const` or `enum`, or a name, is written in only one way."""
+    """Whether a value of `const` or `enum`, or a name, has only one spelling."""
     if isinstance(value, str):
         return value.isprintable() and not set('"\\') & set(value)
     return value is None or isinstance(value, (bool, int))

@@ -1,4 +1,4 @@
-"""Grammar backend llguidance, which bounds its own work per token."""
+"""Grammar backend llguidance, which limits its work per token."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from worker.protocol.structured import StructuredOutputsParams
 
 
 class GuidanceBackend:
-    """GrammarBackend of llguidance. `compile` translates a grammar to the library's format, and
-    `load` compiles that.
+    """GrammarBackend using llguidance: `compile` converts to its format, `load` compiles.
 
     Args:
-        tokens: bytes of each token; those with none are never drawn.
+        tokens: bytes of each token; empty tokens are never sampled.
         eos_token_ids: the model's end tokens.
     """
 
     def __init__(self, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
         self._library = _import_library()
-        # The library needs an end token: where the model has none, one that cannot be drawn.
+        # The library requires an end token: for models without one, use a token that is never
+        # sampled.
         ends = list(eos_token_ids) or [next((i for i, t in enumerate(tokens) if not t), 0)]
-        # Of forced text the library allows only the first token, in a tokenization of its own. By
-        # bytes, which is its default, a key would take a step for every letter.
+        # In forced text, the library allows a single token, according to its own tokenization. The
+        # default is bytes, with which a key would take one step per letter.
         longest = self._library.LLTokenizer(_TokenList(tokens, ends), eos_token=ends, slices=[])
         vocabulary = _TokenList(tokens, ends, longest.greedy_tokenize)
         self._tokenizer = self._library.LLTokenizer(vocabulary, eos_token=ends)
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """Compiles a grammar and returns it as `load` takes it. Raises GrammarError."""
+        """Compiles a grammar to a payload for `load`. Raises GrammarError."""
         try:
             grammar = self._grammar(params)
         except ValueError as error:
@@ -45,7 +45,7 @@ class GuidanceBackend:
         return grammar
 
     def load(self, payload: str) -> LoadedGrammar:
-        """Loads what `compile` returned, in this process or another. Raises GrammarError."""
+        """Loads a payload of `compile`, in this process or another. Raises GrammarError."""
         matcher = self._library.LLMatcher(self._tokenizer, payload, log_level=0)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
@@ -74,10 +74,10 @@ class GuidanceBackend:
 
 
 class _TokenList:
-    """Vocabulary as llguidance reads it.
+    """Vocabulary in the form that llguidance expects.
 
     Args:
-        tokens: bytes of each token; those with none are never drawn.
+        tokens: bytes of each token; empty tokens are never sampled.
         ends: the end tokens.
         tokenize: tokenizes a text that a grammar forces.
     """
@@ -110,7 +110,7 @@ class _Matcher:
         self._handle = handle
 
     def accept(self, token_id: int) -> bool:
-        """Advances by one token; False if the grammar does not allow it."""
+        """Advances by one token; returns False if the grammar does not allow it."""
         return bool(self._handle.consume_token(token_id))
 
     def rollback(self, count: int) -> None:
@@ -119,11 +119,11 @@ class _Matcher:
             raise GrammarError(self._handle.get_error())
 
     def may_end(self) -> bool:
-        """Whether the tokens so far are a whole text of the grammar."""
+        """Whether the tokens so far are a complete text of the grammar."""
         return bool(self._handle.is_accepting())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, with end tokens where the text may end."""
+        """Writes the mask of the next token, including end tokens if the text may end."""
         self._handle.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._handle.is_error():
             raise GrammarError(self._handle.get_error())
@@ -144,6 +144,6 @@ _KEYWORDS = (
 
 
 def _named(problem: str) -> str:
-    """The library's message, with the keyword's name where it lacks that."""
+    """The library's message, with the keyword's name if it lacks that."""
     found = next((name for text, name in _KEYWORDS if text in problem), None)
     return problem if found is None else f"JSON schema: {found}: {problem}"

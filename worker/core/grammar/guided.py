@@ -1,4 +1,4 @@
-"""Requests under a grammar: their grammar states, and the masks of a step."""
+"""Requests with grammars: their grammar states, and the masks of a step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from worker.core.grammar.state import DrawnTokens, Followed, GrammarState, GrammarStatus
 
 RequestKey = tuple[str, int]
-"""A request's id and attempt."""
+"""Request id and attempt."""
 
 
 class GuidedRequests:
-    """Grammar states of requests: takes the tokens of each step, and makes masks for the next.
+    """Grammar states of requests: advanced by the tokens of each step, and used for the next masks.
 
     Args:
-        advance_slowly: called with (id, attempt, grammar, token) to take a token outside of the
-            step loop, for a grammar that a step must not wait for.
-        vocab_size: number of tokens that a draw can yield.
+        advance_slowly: called with (id, attempt, grammar, token) to advance a slow grammar outside
+            of the step loop.
+        vocab_size: number of tokens that can be sampled.
     """
 
     def __init__(
@@ -30,27 +30,27 @@ class GuidedRequests:
         return len(self._grammars)
 
     def add(self, request_id: str, attempt: int, grammar: GrammarState) -> None:
-        """Adds the state of a request whose matcher is ready, first or after a slow token."""
+        """Adds the state of a request whose matcher is ready, initially or after a slow token."""
         self._grammars[request_id, attempt] = grammar
 
     def drop(self, keys: Iterable[RequestKey]) -> None:
-        """Drops the states of requests that have ended."""
+        """Removes the states of requests that have ended."""
         for key in keys:
             self._grammars.pop(key, None)
 
-    def follow(self, drawn: Iterable[DrawnTokens]) -> list[Followed]:
-        """Takes the tokens that requests drew in one step; their outcomes, in the same order."""
-        return [self._follow(one) for one in drawn]
+    def advance(self, sampled: Iterable[DrawnTokens]) -> list[Followed]:
+        """Advances requests by the tokens sampled in one step; returns the outcomes in order."""
+        return [self._advance(tokens) for tokens in sampled]
 
     def masks(
         self, rows: Sequence[RequestKey | None], drafts: Sequence[Sequence[int]] = ()
     ) -> bytes:
-        """Masks of the masked draws of a step, after the results of all earlier steps.
+        """Masks for the masked rows of a step, after the results of all earlier steps.
 
         Args:
-            rows: request of each masked row; None where it has ended or was preempted meanwhile,
-                so that its draw is dropped and anything is allowed.
-            drafts: drafts of each masked row; empty where none may have any.
+            rows: request of each masked row; None if it has ended or was preempted in the meantime,
+                so that its token is dropped and anything is allowed.
+            drafts: drafts of each masked row; empty without drafts.
         """
         masks: list[bytes] = []
         for number, key in enumerate(rows):
@@ -63,19 +63,19 @@ class GuidedRequests:
                 masks.append(self._grammars[key].mask)
         return b"".join(masks)
 
-    def _follow(self, drawn: DrawnTokens) -> Followed:
-        grammar = self._grammars[drawn.request_id, drawn.attempt]
-        count = len(drawn.token_ids)
-        for number, token_id in enumerate(drawn.token_ids, 1):
+    def _advance(self, sampled: DrawnTokens) -> Followed:
+        grammar = self._grammars[sampled.request_id, sampled.attempt]
+        count = len(sampled.token_ids)
+        for number, token_id in enumerate(sampled.token_ids, 1):
             if not _allows(grammar.mask, token_id):
-                if drawn.are_proposals and number > 1:
+                if sampled.are_proposals and number > 1:
                     return Followed(number - 1, GrammarStatus.of(grammar))
                 return Followed(number, GrammarStatus.of(grammar), is_refused=True)
-            if drawn.ends and number == count:
+            if sampled.ends and number == count:
                 break
             if grammar.is_slow:
                 status = GrammarStatus.of(grammar)
-                self._advance_slowly(drawn.request_id, drawn.attempt, grammar, token_id)
+                self._advance_slowly(sampled.request_id, sampled.attempt, grammar, token_id)
                 return Followed(number, status, is_pending=True)
             problem = grammar.advance(token_id)
             if problem is not None or grammar.is_complete:
@@ -84,5 +84,5 @@ class GuidedRequests:
 
 
 def _allows(mask: bytes, token_id: int) -> bool:
-    """Whether a mask, little-endian words, has the token's bit."""
+    """Whether a mask (little-endian words) allows the token."""
     return bool(mask[token_id // 8] >> token_id % 8 & 1)

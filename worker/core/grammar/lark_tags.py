@@ -1,6 +1,6 @@
 """Structural tags as Lark grammars of llguidance, for schemas that xgrammar does not enforce.
 
-Supported are the formats that forced and strict calls use, and the older form of structural tags:
+Supports the formats of forced and strict tool calls, and the legacy form of structural tags:
 const_string, json_schema, sequence, tag, tags_with_separator and triggered_tags.
 """
 
@@ -17,15 +17,15 @@ from worker.core.grammar.tagged_arguments import TAGGED_STYLES, TaggedArguments
 Format = Mapping[str, Any]
 
 _ESCAPES = 'nrbtf\\"'
-"""Characters after a backslash in JSON: with them a text can be written in only one way, so that no
-name of a property comes back as an additional one. With escapes of code points it could."""
+"""Allowed escape characters in JSON: with them, a text has only one spelling, so that no property
+name can be repeated as an additional property, as with code point escapes."""
 
 
 def lark_of(tag: Mapping[str, Any]) -> str:
-    """The Lark grammar of a structural tag in its present form.
+    """Lark grammar of a structural tag in its current form.
 
     Raises:
-        GrammarError: a format of the tag, or a keyword of a schema, is not supported.
+        GrammarError: a format of the tag, or a keyword of a schema, is unsupported.
     """
     writer = _Writer()
     start = writer.expression(tag["format"])
@@ -33,7 +33,7 @@ def lark_of(tag: Mapping[str, Any]) -> str:
 
 
 class _Writer:
-    """Writes rules and terminals; those that were written are in `rules`."""
+    """Writes rules and terminals, collected in `rules`."""
 
     def __init__(self) -> None:
         self.rules: list[str] = []
@@ -48,33 +48,35 @@ class _Writer:
         }
 
     def expression(self, part: Format) -> str:
-        """Expression of a format, which refers to rules."""
+        """Expression for a format, using rules."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in self._kinds:
             known = ", ".join(self._kinds)
-            raise GrammarError(f"structural_tag: {kind} is supported by xgrammar only, not {known}")
+            raise GrammarError(
+                f"structural_tag: {kind} is only supported by xgrammar, must be one of {known}"
+            )
         try:
             return self._kinds[kind](part)
         except (KeyError, TypeError, AttributeError) as error:
             raise GrammarError(f"structural_tag: {kind} is malformed: {error}") from error
 
     def rule(self, body: str, options: str = "") -> str:
-        """Adds a rule; returns its name."""
+        """Adds a rule and returns its name."""
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}{options}: {body}")
         return name
 
     def terminal(self, body: str) -> str:
-        """Adds a terminal, a regular expression; returns its name."""
+        """Adds a terminal, a regular expression, and returns its name."""
         name = f"T{len(self.rules)}"
         self.rules.append(f"{name}: {body}")
         return name
 
     def json(self, schema: Schema) -> str:
-        """Expression of JSON under a rewritten schema."""
-        own = {} if schema is True else schema
+        """Expression for JSON with a rewritten schema."""
+        body = {} if schema is True else schema
         options = {"x-guidance": json_options(self._max_whitespace)}
-        return self.rule("%json " + json.dumps({**own, **options} if own is not False else False))
+        return self.rule("%json " + json.dumps({**body, **options} if body is not False else False))
 
     def _schema(self, part: Format) -> str:
         style = part.get("style", "json")
@@ -83,11 +85,11 @@ class _Writer:
         if style == "json":
             return self.json(exact_schema(part["json_schema"]))
         if style not in TAGGED_STYLES:
-            raise GrammarError(f"structural_tag: style {style} is supported by xgrammar only")
+            raise GrammarError(f"structural_tag: style {style} is only supported by xgrammar")
         return TaggedArguments(part["json_schema"], style, self).expression()
 
     def _tag(self, part: Format, taken: int = 0) -> str:
-        """A tag; without the first `taken` characters of its beginning."""
+        """Rule for a tag, without the first `taken` characters of its beginning."""
         ends = part["end"] if isinstance(part["end"], list) else [part["end"]]
         content = self.expression(part["content"])
         closing = " | ".join(map(_literal, ends))
@@ -102,7 +104,7 @@ class _Writer:
         return more if part.get("at_least_one") else self.rule(f"{more}?")
 
     def _triggered(self, part: Format) -> str:
-        """Free text in which tags begin with triggers: after one, a tag has to follow."""
+        """Free text with tags that begin with triggers: a trigger must be followed by a tag."""
         text = "/(?s:.*)/"
         calls = []
         for trigger in part["triggers"]:
@@ -118,10 +120,10 @@ class _Writer:
 
 
 def json_options(max_whitespace: int | None) -> dict[str, object]:
-    """Options of llguidance for JSON.
+    """llguidance options for JSON.
 
     Args:
-        max_whitespace: white space in a row; None for compact JSON.
+        max_whitespace: maximum consecutive white space; None for compact JSON.
     """
     options: dict[str, object] = {"json_allowed_escapes": _ESCAPES}
     if max_whitespace is None:

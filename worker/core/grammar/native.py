@@ -1,8 +1,8 @@
 """Loads xgrammar's C++ core without its Python package.
 
-`import xgrammar` imports torch and transformers for conveniences that are not used here: 1.8 s and
-190 MB, where the core alone takes 0.1 s and 20 MB. Coordinators on CPU and compiling processes are
-kept free of torch, so the core's bindings are imported without running the package's `__init__`.
+`import xgrammar` imports torch and transformers for unused convenience functions: 1.8 s and 190 MB
+instead of 0.1 s and 20 MB. Coordinators on CPU and compiling processes must not import torch, so
+the core's bindings are imported without the package's `__init__`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from worker.core.grammar.base import GrammarError, Words
 
 @dataclass(frozen=True, slots=True)
 class XGrammarCore:
-    """Bindings of xgrammar's core, and the conversion of arrays for them."""
+    """Bindings of xgrammar's core, and array conversion for them."""
 
     bindings: Any
     """Module with TokenizerInfo, GrammarCompiler, CompiledGrammar, GrammarMatcher, Grammar."""
     to_tensor: Any
-    """Function from a numpy array to a view that the bindings write into."""
+    """Converts a numpy array to a view that the bindings can write to."""
 
     def view(self, words: Words) -> Any:
         """View of a mask as a batch of one, [1, words]."""
@@ -48,7 +48,7 @@ def load_core() -> XGrammarCore:
             package.__path__ = list(spec.submodule_search_locations)
             sys.modules["xgrammar"] = package
             if hides_torch:
-                # An import that finds None fails at once, and tvm_ffi does without torch.
+                # A None entry makes an import fail immediately, and tvm_ffi works without torch.
                 sys.modules["torch"] = None  # type: ignore[assignment]
         importlib.import_module("xgrammar.load_binding")
         base = importlib.import_module("xgrammar.base")
@@ -57,7 +57,7 @@ def load_core() -> XGrammarCore:
         if hides_torch and sys.modules.get("torch", 0) is None:
             del sys.modules["torch"]
         if not before:
-            # A later import of xgrammar is to find all of it.
+            # A later import of xgrammar must import the whole package.
             for name in [name for name in sys.modules if _is_xgrammar(name)]:
                 del sys.modules[name]
     return XGrammarCore(bindings=base._core, to_tensor=to_tensor)

@@ -1,8 +1,8 @@
-"""State of requests in their grammars, and the values in which the scheduler is told of it.
+"""Grammar states of requests, and the plain values that the scheduler gets of them.
 
-The scheduler neither calls a matcher nor waits for one. It tells which tokens were drawn
-(`DrawnTokens`), the engine core takes them through the matchers and returns the outcomes
-(`Followed`). These are plain values, so that a recorded run of the scheduler can be replayed.
+The scheduler neither calls a matcher nor waits for one. It returns the sampled tokens
+(`DrawnTokens`); the engine core advances the matchers and passes the outcomes (`Followed`) back. As
+plain values, they allow a recorded run of the scheduler to be replayed.
 """
 
 from __future__ import annotations
@@ -12,94 +12,92 @@ from typing import NamedTuple, Protocol
 
 
 class GrammarProblem(NamedTuple):
-    """Problem for which a request cannot continue under its grammar."""
+    """Reason why a request cannot continue with its grammar."""
 
     message: str
     status: int
-    """HTTP status: 400 where the request contradicts itself or its grammar is too heavy, 500 where
-    the worker fails."""
+    """HTTP status: 400 for contradictory parameters or a heavy grammar, 500 for an internal
+    error."""
 
 
 class GrammarStatus(NamedTuple):
-    """Status of a request in its grammar, for the scheduler."""
+    """Status of a request's grammar, for the scheduler."""
 
     is_complete: bool = False
-    """Whether the grammar leaves nothing to draw but an end token, or not even that."""
+    """Whether the grammar allows no further token, or only an end token."""
     is_slow: bool = False
-    """Whether the grammar takes so long for the next token that a step must not wait for it."""
+    """Whether the next token takes so long that steps must not wait for it."""
     may_draft: bool = True
-    """Whether the grammar is fast enough to make masks of drafts."""
+    """Whether masks of drafts are computed fast enough."""
 
     @classmethod
     def of(cls, grammar: GrammarState) -> GrammarStatus:
-        """Present status of a grammar state."""
+        """Current status of a grammar state."""
         return cls(grammar.is_complete, grammar.is_slow, grammar.may_draft)
 
 
 class DrawnTokens(NamedTuple):
-    """Tokens that a step drew for one request under a grammar."""
+    """Tokens sampled in a step for a request with a grammar."""
 
     request_id: str
     attempt: int
     token_ids: list[int]
-    """Drawn tokens, up to the first that ends the request whatever its grammar says."""
+    """Sampled tokens, up to the first one that ends the request regardless of its grammar."""
     ends: bool
-    """Whether the last token ends the request; the grammar need not take it, but has to allow
-    it."""
+    """Whether the last token ends the request; the grammar must allow it, but does not advance."""
     are_proposals: bool = False
-    """Whether all but the first count only as far as the grammar allows them (block diffusion)."""
+    """Whether all but the first are only used as far as the grammar allows (block diffusion)."""
 
 
 class Followed(NamedTuple):
-    """Outcome of the grammar for the tokens drawn for one request."""
+    """Outcome of advancing a request's grammar by its sampled tokens."""
 
     num_taken: int
-    """Number of tokens that count; after the last, the request continues, ends or waits."""
+    """Number of tokens used; after the last, the request continues, ends or waits."""
     status: GrammarStatus
     is_refused: bool = False
-    """Whether the grammar does not allow the last token that counts."""
+    """Whether the grammar does not allow the last used token."""
     problem: GrammarProblem | None = None
-    """Problem for which the grammar cannot continue after that token; None if it can."""
+    """Reason why the grammar cannot continue after that token; None if it can."""
     is_pending: bool = False
-    """Whether the grammar, which is slow, has yet to take that token: `Scheduler.provide`
-    follows."""
+    """Whether the grammar is slow and has yet to advance by that token, followed by a call of
+    `Scheduler.provide`."""
 
 
 class GrammarState(Protocol):
-    """State of one request in its grammar, which survives preemption.
+    """Grammar state of one request, which is kept during preemption.
 
-    `advance` takes every token that the request draws; `mask` is for the draw that follows.
+    `advance` is called for every sampled token; `mask` is for the next one.
     """
 
     @property
     def mask(self) -> bytes:
-        """Mask of the next draw: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
+        """Mask of the next token: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar leaves nothing to draw but an end token, or not even that."""
+        """Whether the grammar allows no further token, or only an end token."""
         ...
 
     @property
     def is_slow(self) -> bool:
-        """Whether `advance` takes so long that a step must not wait for it."""
+        """Whether `advance` takes so long that steps must not wait for it."""
         ...
 
     @property
     def may_draft(self) -> bool:
-        """Whether `walk` is fast enough to make masks of drafts."""
+        """Whether `walk` computes masks of drafts fast enough."""
         ...
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """Masks of the next draw and of the draw after each draft; the state does not change.
+        """Masks of the next token and of the token after each draft; the state does not change.
 
         After a draft that the grammar does not allow, or that ends the text, masks allow
-        everything: such a draft is not accepted, or is the last token.
+        everything: such a draft is rejected, or is the last token.
         """
         ...
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Takes one drawn token and makes the next mask; returns a problem if it cannot
-        continue."""
+        """Advances by a sampled token and computes the next mask; returns a problem, if any."""
         ...

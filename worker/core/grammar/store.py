@@ -1,4 +1,4 @@
-"""Grammar store of the coordinator: compiled grammars, loaded in a thread beside the step loop."""
+"""Grammar store of the coordinator: loads compiled grammars in a separate thread."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from worker.core.grammar.base import (
     LoadedGrammar,
     shortened,
 )
-from worker.core.grammar.follower import GrammarFollower
 from worker.core.grammar.guidance_backend import GuidanceBackend
+from worker.core.grammar.matcher_state import MatcherState
 from worker.core.grammar.state import GrammarProblem, GrammarState
 from worker.core.grammar.thoughts import ThoughtMatcher
 from worker.core.grammar.xgrammar_backend import XGrammarBackend
@@ -28,7 +28,7 @@ from worker.protocol.messages import CompiledGrammar, EngineInfo, Submit, Submit
 
 
 class Provided(NamedTuple):
-    """Grammar state of a request that is ready to be scheduled, or the problem with it."""
+    """Grammar state of a request that can be scheduled, or a problem."""
 
     request_id: str
     attempt: int
@@ -36,7 +36,7 @@ class Provided(NamedTuple):
 
 
 class _Entry:
-    """A compiled grammar, and its loaded form once a request has asked for it."""
+    """A compiled grammar, and its loaded form after the first request for it."""
 
     def __init__(self, compiled: CompiledGrammar) -> None:
         self.compiled = compiled
@@ -44,27 +44,27 @@ class _Entry:
 
 
 class GrammarStore:
-    """Keeps grammars, makes requests' matchers of them, and advances those that are slow.
+    """Stores grammars, creates matchers for requests, and advances slow ones.
 
-    xgrammar and llguidance hold the interpreter's lock for moments only: 0.5 s of loading stopped
-    another thread for 12 ms at most.
+    xgrammar and llguidance release the GIL for the most part: 0.5 s of loading blocked another
+    thread for at most 12 ms.
 
     Args:
-        info: end tokens and size of the model's vocabulary.
+        info: provides the end tokens and vocabulary size of the model.
     """
 
     def __init__(self, info: EngineInfo) -> None:
         self.num_due = 0
-        """Grammar states under way, which `take` has not returned yet."""
+        """Grammar states being created or advanced, which `take` has not returned yet."""
         self._info = info
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._entries: dict[str, _Entry] = {}
         self._provided: list[Provided] = []
-        # HAZARD: the pipe has a byte exactly while something is provided; both change under this
-        # lock.
+        # HAZARD: the pipe contains a byte exactly while something is provided; both change under
+        # this lock.
         self._handover = threading.Lock()
-        # Two threads, so that no new request waits for a slow one.
+        # Two threads, so that new requests do not wait for slow grammars.
         self._loading = ThreadPoolExecutor(1, "grammar-loads")
         self._advancing = ThreadPoolExecutor(1, "slow-grammars")
         self._wake_read, self._wake_write = os.pipe()
@@ -74,11 +74,11 @@ class GrammarStore:
 
     @property
     def wake_fd(self) -> int:
-        """Descriptor that is readable while `take` would return something; for polling."""
+        """File descriptor that is readable while `take` would return something."""
         return self._wake_read
 
     def receive(self, batch: SubmitBatch) -> None:
-        """Takes a batch's vocabulary and grammars, and drops those that it says may go."""
+        """Adds a batch's vocabulary and grammars, and removes those that it drops."""
         for key in batch.dropped_grammars:
             self._entries.pop(key, None)
         if batch.vocabulary is not None:
@@ -87,17 +87,18 @@ class GrammarStore:
             self._entries[compiled.key] = _Entry(compiled)
 
     def request(self, submit: Submit) -> None:
-        """Begins to make the matcher of a request that names a grammar."""
-        # The entry, not its key: a later batch may drop it while it waits here.
+        """Starts to create the matcher of a request with a grammar."""
+        # The entry, not its key, since a later batch may drop it in the meantime.
         entry = self._entries.get(submit.grammar)
         self._begin(
             self._loading,
-            *(submit.request_id, submit.attempt),
-            lambda: self._follow(entry, submit),
+            submit.request_id,
+            submit.attempt,
+            lambda: self._create_state(entry, submit),
         )
 
     def advance(self, request_id: str, attempt: int, grammar: GrammarState, token_id: int) -> None:
-        """Begins to take a token for a grammar that is slow."""
+        """Starts to advance a slow grammar by a token."""
 
         def take() -> GrammarState | GrammarProblem:
             return grammar.advance(token_id) or grammar
@@ -120,7 +121,7 @@ class GrammarStore:
         return taken
 
     def close(self) -> None:
-        """Ends the threads once they have done what is queued."""
+        """Stops the threads after their queued work."""
         self._loading.shutdown()
         self._advancing.shutdown()
         self._finalizer()
@@ -139,25 +140,25 @@ class GrammarStore:
             except GrammarError as error:
                 grammar = GrammarProblem(str(error), 400)
             except Exception as error:
-                # Whatever it was, the request must not wait forever.
+                # For any error, the request must not wait forever.
                 problem = shortened(f"structured_outputs: internal error: {error!r}")
                 grammar = GrammarProblem(problem, 500)
             with self._handover:
                 self._provided.append(Provided(request_id, attempt, grammar))
-                with contextlib.suppress(BlockingIOError):  # full: it wakes all the same
+                with contextlib.suppress(BlockingIOError):  # if full, the reader wakes up anyway
                     os.write(self._wake_write, b"\0")
 
         self.num_due += 1
         thread.submit(run)
 
-    def _follow(self, entry: _Entry | None, submit: Submit) -> GrammarFollower:
+    def _create_state(self, entry: _Entry | None, submit: Submit) -> MatcherState:
         if entry is None:
-            raise GrammarFault("the grammar was not sent along")
+            raise GrammarFault("the grammar is missing in the batch")
         if entry.loaded is None:
             backend = self._backend(entry.compiled.backend)
             try:
                 entry.loaded = backend.load(entry.compiled.payload)
-            except GrammarError as error:  # the compiling process has loaded it
+            except GrammarError as error:  # the compiling process could load it
                 raise GrammarFault(str(error)) from error
         tokens = array("i")
         tokens.frombytes(submit.prompt)
@@ -167,7 +168,7 @@ class GrammarStore:
             matcher = ThoughtMatcher(
                 matcher, thought, eos_token_ids=eos_token_ids, vocab_size=vocab_size
             )
-        return GrammarFollower(
+        return MatcherState(
             matcher,
             submit.sampling,
             eos_token_ids=eos_token_ids,
@@ -179,7 +180,7 @@ class GrammarStore:
         backend = self._backends.get(name)
         if backend is None:
             vocabulary = self._vocabulary
-            assert vocabulary is not None, "a grammar came without the vocabulary"
+            assert vocabulary is not None, "a grammar was received before the vocabulary"
             if name == "xgrammar":
                 backend = XGrammarBackend.of_serialized(vocabulary.xgrammar)
             else:

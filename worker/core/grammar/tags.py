@@ -1,4 +1,4 @@
-"""Structural tags: translates the older form, still sent by clients of vLLM, to the present one."""
+"""Structural tags: converts the legacy form, still sent by vLLM clients, to the current one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from worker.core.grammar.base import GrammarError
 
 
 def modern_tag(text: str) -> dict[str, Any]:
-    """The tag in the present form, `{"type": "structural_tag", "format": ...}`.
+    """The tag in the current form, `{"type": "structural_tag", "format": ...}`.
 
-    The older form is `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text,
-    and from a trigger on, one of the structures.
+    The legacy form is `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text
+    in which each trigger is followed by one of the structures.
 
     Raises:
         GrammarError: the text has neither form.

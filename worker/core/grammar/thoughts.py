@@ -1,4 +1,4 @@
-"""Matcher for reasoning models: a free thought, then text under the grammar."""
+"""Matcher for reasoning models: free reasoning, then text that matches the grammar."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from worker.protocol.structured import ThoughtTokens
 
 
 class ThoughtMatcher:
-    """Matcher that allows any tokens within a thought, and then follows a grammar.
+    """Matcher that allows any tokens during reasoning, followed by a grammar.
 
-    End tokens are not allowed within the thought: the text would lack its structured part.
+    End tokens are not allowed during reasoning, since the structured part would be missing.
 
     Args:
         matcher: matcher of the grammar, before its first token.
-        thought: tokens that begin and end a thought.
+        thought: tokens that begin and end reasoning.
         eos_token_ids: the model's end tokens.
-        vocab_size: number of tokens that a draw can yield.
+        vocab_size: number of tokens that can be sampled.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class ThoughtMatcher:
         self._opening: Words = words_of([thought.opening], vocab_size)
         self._is_open = thought.is_open
         self._thought_ids: list[int] = []
-        """Tokens of the thought, those that begin and end it included."""
+        """Tokens of the reasoning, including its opening and closing tokens."""
         self._num_formed = 0
-        """Tokens that the grammar has taken."""
+        """Tokens that the grammar has accepted."""
 
     def accept(self, token_id: int) -> bool:
-        """Advances by one token; False if it is not allowed."""
+        """Advances by one token; returns False if it is not allowed."""
         if self._is_open:
             self._is_open = not self._closes(token_id)
             self._thought_ids.append(token_id)
@@ -64,11 +64,11 @@ class ThoughtMatcher:
             self._is_open = self._thought.is_open or bool(self._thought_ids)
 
     def may_end(self) -> bool:
-        """Whether no thought is open, and the tokens after it are a whole text of the grammar."""
+        """Whether reasoning has ended, followed by a complete text of the grammar."""
         return not self._is_open and self._matcher.may_end()
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, with end tokens where the text may end."""
+        """Writes the mask of the next token, including end tokens if the text may end."""
         if self._is_open:
             words[:] = self._thinking
             return
@@ -77,7 +77,7 @@ class ThoughtMatcher:
             words |= self._opening
 
     def _closes(self, token_id: int) -> bool:
-        """Whether the open thought ends with that token."""
+        """Whether this token ends the reasoning."""
         if token_id != self._thought.closing:
             return False
         before = list(self._thought.before)
@@ -85,5 +85,5 @@ class ThoughtMatcher:
 
     @property
     def _may_open(self) -> bool:
-        """Whether a thought may begin: no token has been taken yet."""
+        """Whether reasoning may begin: no token has been accepted yet."""
         return not self._thought.is_open and not self._thought_ids and not self._num_formed

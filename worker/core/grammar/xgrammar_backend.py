@@ -13,17 +13,17 @@ from worker.core.grammar.tags import modern_tag, with_schemas
 from worker.protocol.structured import StructuredOutputsParams
 
 _RAW_BYTES = 0
-"""VocabType of xgrammar for tokens that are given as the bytes that they stand for."""
+"""VocabType of xgrammar for tokens given as raw bytes."""
 
 NOT_ENFORCED = "xgrammar does not enforce"
-"""Beginning of the errors about what llguidance may enforce."""
+"""Prefix of error messages for schemas that llguidance may be able to enforce."""
 
 
 class XGrammarBackend:
-    """GrammarBackend of xgrammar. A grammar may be compiled in one process and loaded in another.
+    """GrammarBackend using xgrammar. Grammars can be compiled in one process and loaded in another.
 
     Args:
-        info: TokenizerInfo of the bindings, which holds the vocabulary.
+        info: TokenizerInfo of the bindings, with the vocabulary.
         core: the bindings.
     """
 
@@ -34,30 +34,30 @@ class XGrammarBackend:
 
     @staticmethod
     def of_tokens(tokens: list[bytes], eos_token_ids: list[int]) -> XGrammarBackend:
-        """Backend for the bytes of each token; those with none are never drawn."""
+        """Creates a backend from the bytes of each token; empty tokens are never sampled."""
         core = load_core()
         info = core.bindings.TokenizerInfo(tokens, _RAW_BYTES, len(tokens), eos_token_ids, False)
         return XGrammarBackend(info, core)
 
     @staticmethod
     def of_serialized(text: str) -> XGrammarBackend:
-        """Backend from what `serialize` returned in another process."""
+        """Creates a backend from the result of `serialize` in another process."""
         core = load_core()
         return XGrammarBackend(core.bindings.TokenizerInfo.deserialize_json(text), core)
 
     def serialize(self) -> str:
-        """Vocabulary as prepared by xgrammar, for `of_serialized`."""
+        """Vocabulary serialized by xgrammar, for `of_serialized`."""
         return str(self._info.serialize_json())
 
     def compile(self, params: StructuredOutputsParams) -> str:
-        """Compiles a grammar and returns it as `load` takes it. Raises GrammarError."""
+        """Compiles a grammar to a payload for `load`. Raises GrammarError."""
         try:
             return str(self._compiled(params).serialize_json())
         except RuntimeError as error:
             raise GrammarError(_reason(error)) from error
 
     def load(self, payload: str) -> LoadedGrammar:
-        """Loads what `compile` returned, in this process or another. Raises GrammarError."""
+        """Loads a payload of `compile`, in this process or another. Raises GrammarError."""
         try:
             compiled = self._core.bindings.CompiledGrammar.deserialize_json(payload, self._info)
         except RuntimeError as error:
@@ -66,7 +66,7 @@ class XGrammarBackend:
 
     def _compiled(self, params: StructuredOutputsParams) -> Any:
         if self._compiler is None:
-            no_cache = (1, False, -1)  # threads, cache, its limit
+            no_cache = (1, False, -1)  # threads, cache, cache limit
             self._compiler = self._core.bindings.GrammarCompiler(self._info, *no_cache)
         compiler, kind, text = self._compiler, params.kind, params.text
         if kind in ("json", "json_object"):
@@ -75,7 +75,7 @@ class XGrammarBackend:
             limit = MAX_WHITESPACE if any_whitespace else None
             separators = None if any_whitespace else (",", ":")
             return compiler.compile_json_schema(
-                *(json.dumps(schema), any_whitespace, None, separators, False, limit, False)
+                json.dumps(schema), any_whitespace, None, separators, False, limit, False
             )
         if kind == "regex":
             return compiler.compile_regex(text)
@@ -98,7 +98,7 @@ class _Matcher:
         self._core = core
 
     def accept(self, token_id: int) -> bool:
-        """Advances by one token; False if the grammar does not allow it."""
+        """Advances by one token; returns False if the grammar does not allow it."""
         return bool(self._handle.accept_token(token_id, False))
 
     def rollback(self, count: int) -> None:
@@ -106,20 +106,20 @@ class _Matcher:
         self._handle.rollback(count)
 
     def may_end(self) -> bool:
-        """Whether the tokens so far are a whole text of the grammar."""
+        """Whether the tokens so far are a complete text of the grammar."""
         return bool(self._handle.is_completed())
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token, with end tokens where the text may end."""
-        # It writes nothing where every token may follow.
+        """Writes the mask of the next token, including end tokens if the text may end."""
+        # The library writes nothing if every token is allowed.
         words.fill(-1)
         self._handle.fill_next_token_bitmask(self._core.view(words), 0, False)
 
 
 def _exact(schema: Any, style: str = "json") -> Schema:
-    """The schema, rewritten. Raises GrammarError if xgrammar would not enforce all of it."""
-    if style != "json":  # it lets texts have tags that end them
-        raise GrammarError(f"{NOT_ENFORCED} schemas of arguments between tags ({style})")
+    """Rewrites a schema. Raises GrammarError if xgrammar would not enforce all of it."""
+    if style != "json":  # it allows closing tags within texts
+        raise GrammarError(f"{NOT_ENFORCED} schemas of tagged arguments ({style})")
     rewritten = exact_schema(schema)
     if keyword := inexact_keyword(rewritten):
         raise GrammarError(f"{NOT_ENFORCED} {keyword}")
@@ -137,7 +137,7 @@ def _ebnf_literal(text: str) -> str:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Message of an error, without the place in xgrammar's sources with which it begins."""
+    """Message of an error, without the leading source location in xgrammar."""
     text = str(error).strip()
     head, separator, rest = text.partition(": ")
     return rest if separator and ".cc" in head else text

@@ -1,4 +1,4 @@
-"""Decides each step: `Scheduler.schedule()` emits a Plan, `Scheduler.apply()` takes its result."""
+"""Decides each step: `Scheduler.schedule()` returns a Plan, `Scheduler.apply()` its effects."""
 
 from worker.core.scheduler.config import SchedulerConfig
 from worker.core.scheduler.scheduler import Scheduler

@@ -225,7 +225,7 @@ class Admission:
         for request in requests:
             items.append(self._item(request))
             if not self._deduplication.is_being_computed(request):
-                left -= min(items[-1].cost, headroom.most)
+                left -= min(items[-1].cost, headroom.max_each)
             if policy.stops and left <= 0:
                 break  # later ones would get no tokens
         return requests, items

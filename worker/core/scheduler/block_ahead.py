@@ -1,4 +1,4 @@
-"""Overlap of block-diffusion steps: rows that are planned while the step before is in flight."""
+"""Overlap of block-diffusion steps: rows planned while the previous step is in flight."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from worker.plan.plan import BlockRow
 
 
 class AheadRow(NamedTuple):
-    """Range that a request may compute after a step whose outcome is open."""
+    """Range that a request may compute after a step whose outcome is not known yet."""
 
     request: Request
     lease: Lease
     start: int
     """First position of the running block."""
     end: int
-    """End of the next block, or of the running one where that is the request's last."""
+    """End of the next block, or of the running one if it is the request's last."""
     num_missing: int
-    """Pages that the lease lacks for the range."""
+    """Number of pages that the lease needs in addition for the range."""
 
 
 def rows_ahead(
     step: StepInFlight, running: RunningSet, cache: CacheManager, config: SchedulerConfig
 ) -> list[AheadRow]:
-    """Rows of the step after `step`; none where what comes next depends on how that ends.
+    """Rows of the step after `step`; empty if the next step depends on its outcome.
 
-    A running block may be done by then or not, or its request ended. Ranks know which, and place
-    each row accordingly; a row of a request that has ended computes nothing. So a step can be
-    planned ahead where nothing else is open: all running requests have a running block in `step`,
-    none is under a grammar, and there are pages and tokens for the most that they may take. The
-    caller checks that no request waits.
+    The running block may be finished by then or not, or its request may have ended. Ranks can
+    determine this and place each row accordingly; a row of a request that has ended computes
+    nothing. So a step can be planned ahead if nothing else is open: all running requests have a
+    running block in `step`, none has a grammar, and there are enough pages and tokens in any case.
+    The caller checks that no request waits.
     """
     policy = config.blocks
-    assert policy is not None, "an autoregressive model has no blocks"
-    current = [one for one in step.rows if not one.is_stale]
+    assert policy is not None, "the model is autoregressive"
+    current = [planned for planned in step.rows if not planned.is_stale]
     if not (policy.inplace and policy.fused_commit) or len(current) < len(running):
         return []
-    if not all(isinstance(one.row, BlockRow) and one.request.grammar is None for one in current):
+    if not all(isinstance(p.row, BlockRow) and p.request.grammar is None for p in current):
         return []
-    rows = [_row(one.request, one.lease, policy, config.page_size) for one in current]
+    rows = [_row(p.request, p.lease, policy, config.page_size) for p in current]
     num_tokens = sum(row.end - row.start for row in rows)
     num_missing = sum(row.num_missing for row in rows)
     if num_tokens > config.max_num_batched_tokens or num_missing > cache.num_allocatable:

@@ -10,30 +10,30 @@ from worker.config import EngineConfig
 from worker.core.scheduler.policy import StepHeadroom
 
 MAX_ROUNDS = 8
-"""Most rounds of a step in which no block gets done: the scheduler then takes in new arrivals."""
+"""Maximum rounds of a step in which no block finishes, after which new requests are admitted."""
 MAX_ROUNDS_AHEAD = MAX_ROUNDS // 2
-"""Most rounds of a step launched behind another: two of them take no longer than one alone."""
+"""Maximum rounds of a step launched ahead: two of these take no longer than a single step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockPolicy:
-    """Optimizations of a block-diffusion model's steps. None of them changes any token."""
+    """Optimizations of block-diffusion steps. None of them changes any token."""
 
     size: int
     """Positions per block."""
     inplace: bool = True
-    """Whether a running block keeps its slot and pages between rounds, and continues by itself
-    while none of its batch is done."""
+    """Whether running blocks keep their slots and pages between rounds, and continue without the
+    scheduler until one of the batch is finished."""
     mixed_rounds: bool = True
-    """Whether prompts, many blocks at once, are computed beside running blocks; otherwise in
-    rounds of their own, before all running blocks, one block each."""
+    """Whether prompts (many blocks at once) are computed together with running blocks; otherwise
+    one block at a time in separate rounds before all running blocks."""
     fused_commit: bool = True
-    """Whether a row may end with a running block and begin with what is before it: the last pass
-    of a finished block then rides on the first of the next one."""
+    """Whether a row can have a running block preceded by earlier positions: the last pass over a
+    finished block is then combined with the first one of the next block."""
 
     @classmethod
     def of(cls, config: EngineConfig, size: int) -> Self:
-        """The policy of an engine whose model has blocks of `size` positions."""
+        """Policy for an engine whose model has blocks of `size` positions."""
         features = config.dllm_features
         return cls(
             size=size,
@@ -43,10 +43,10 @@ class BlockPolicy:
         )
 
     def width(self, num_pending: int) -> int:
-        """Positions that one row computes of a request, if there are tokens for them.
+        """Positions of a request to compute in one row, if there are enough tokens.
 
         Args:
-            num_pending: positions not computed, those of the running block included.
+            num_pending: positions not computed yet, including those of the running block.
         """
         if self.fused_commit or num_pending == self.size:
             return num_pending
@@ -54,35 +54,35 @@ class BlockPolicy:
 
 
 class BlockBudget:
-    """Token budget of a step in whole blocks. Running blocks come first: no prompt stalls them.
+    """Token budget of a step in whole blocks. Running blocks come first: prompts never stall them.
 
     Args:
         max_tokens: token budget of the step.
-        policy: what rows may consist of.
+        policy: decides which positions a row may have.
         pending: pending positions of each running request.
     """
 
     def __init__(self, max_tokens: int, policy: BlockPolicy, pending: Iterable[int]) -> None:
         self._policy = policy
         size = policy.size
-        kept = sum(policy.width(number) for number in pending if self._is_running(number))
-        most = max_tokens // size * size
-        self._kept = min(most, kept)
-        self._left = most - self._kept
+        reserved = sum(policy.width(number) for number in pending if self._is_running(number))
+        whole_blocks = max_tokens // size * size
+        self._reserved = min(whole_blocks, reserved)
+        self._left = whole_blocks - self._reserved
 
     def grant(self, num_pending: int) -> int:
-        """Takes the positions, whole blocks, that a running request may compute in this step."""
+        """Takes the positions (whole blocks) that a running request may compute in this step."""
         if not self._is_running(num_pending):
             return self._grant_prompt(num_pending)
-        length = min(self._policy.width(num_pending), self._kept)
-        self._kept -= length
+        length = min(self._policy.width(num_pending), self._reserved)
+        self._reserved -= length
         return length
 
     def headroom(self, max_requests: int) -> StepHeadroom:
-        """Headroom for new requests, at least a block each, of what `grant` has left."""
+        """Headroom for new requests, at least a block each, in the tokens left by `grant`."""
         return StepHeadroom(
             tokens=self._left,
-            most=self._left,
+            max_each=self._left,
             alone=0,
             requests=min(max_requests, self._left // self._policy.size),
             chunked=True,
@@ -107,5 +107,5 @@ class BlockBudget:
         return length
 
     def _is_running(self, num_pending: int) -> bool:
-        """Whether all that is left is a running block, or that and one to commit."""
+        """Whether only a running block is left, or a running block and one to commit."""
         return num_pending <= 2 * self._policy.size

@@ -1,4 +1,4 @@
-"""Steps of block-diffusion models: the running block of a row is decided round by round."""
+"""Steps of block-diffusion models, which decode the running block of a row in rounds."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _Member = tuple[Request, int]
 
 
 class BlockSteps:
-    """Builds steps of block diffusion, and applies their results.
+    """Builds block-diffusion steps and applies their results.
 
         0 ────────────── num_computed ─────────────── known ──────── end of the running block
-        │ in KV cache    │ prompt, or a block whose   │ undecided, or
-        │                │ last pass is still to come │ prompt's tail in front
+        │ in KV cache    │ prompt, or a block with    │ undecoded, or
+        │                │ its last pass outstanding  │ prompt's tail in front
 
     Blocks begin at multiples of the block size, so a prompt's tail shares its block with the first
-    tokens. A running block is computed again in every round, in place; what is before it is
-    computed once. A request that is preempted keeps the state of its running block, opaque here,
-    and continues with it. Only blocks that are done enter the prefix cache.
+    tokens. A running block is recomputed in place in every round, everything before it once. A
+    preempted request keeps the (opaque) state of its running block and resumes with it. Only
+    finished blocks enter the prefix cache.
 
-    Under a grammar a block is decided from left to right. A round proposes the token of the
-    leftmost undecided position, drawn under the grammar's mask, and those after it whose
-    probability suffices; they count as far as the grammar accepts them, which the next Plan tells
-    the ranks. From then on they are treated as a prompt's tail, before the undecided positions.
+    With a grammar, a block is decoded from left to right. A round proposes the token of the
+    leftmost undecoded position, sampled with the grammar's mask, and confident tokens after it;
+    they are used as far as the grammar accepts them, which is part of the next Plan. From then
+    on they are treated like a prompt's tail before the undecoded positions.
 
     Args:
         state: the scheduler's state.
@@ -47,9 +47,9 @@ class BlockSteps:
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle, admission: Admission) -> None:
-        assert state.config.blocks is not None, "an autoregressive model has no blocks"
+        assert state.config.blocks is not None, "the model is autoregressive"
         self.speculation: SpeculationGate | None = None
-        """None: drafts are for autoregressive models."""
+        """Always None: only autoregressive models use drafts."""
         self._state = state
         self._policy = state.config.blocks
         self._lifecycle = lifecycle
@@ -57,21 +57,21 @@ class BlockSteps:
         self._claims = PageClaims(state, lifecycle)
         self._totals = state.stats.blocks = BlockTotals()
         self._accepted: list[tuple[Request, Lease]] = []
-        """Requests under a grammar with accepted tokens that the ranks have not been told."""
+        """Requests with accepted tokens of a grammar that were not sent to the ranks yet."""
 
     def build(
         self, builder: StepBuilder, now: float, in_flight: Sequence[StepInFlight] = ()
     ) -> None:
-        """Adds rows to a step: running blocks and prompts, together or in steps of their own.
+        """Adds rows to a step: running blocks and prompts, together or in separate steps.
 
-        While a step is in flight, the next one is planned ahead where its rows do not depend on the
-        outcome (`rows_ahead`), else not at all. No request is admitted or preempted before the
-        result is in.
+        While a step is in flight, the next one is planned ahead only if its rows do not depend on
+        the outcome (`rows_ahead`). No request is admitted or preempted before the result is
+        available.
 
         Args:
-            builder: gets rows for running requests, and for those that are admitted.
+            builder: receives rows of running and newly admitted requests.
             now: the scheduler's clock, in seconds.
-            in_flight: steps whose results are not in yet, oldest first.
+            in_flight: steps without results yet, oldest first.
         """
         if in_flight:
             self._build_ahead(builder, in_flight[-1])
@@ -86,8 +86,8 @@ class BlockSteps:
             self._accepted.clear()
 
     def counts(self, step: StepInFlight, result: StepResult) -> list[int]:
-        """Tokens of the result per row. Raises ValueError if these do not add up."""
-        is_block = [isinstance(one.row, BlockRow) for one in step.rows]
+        """Tokens of the result per row. Raises ValueError if they do not add up."""
+        is_block = [isinstance(planned.row, BlockRow) for planned in step.rows]
         num_blocks = sum(is_block)
         outcomes = result.blocks or []
         num_tokens = sum(outcome.num_tokens for outcome in outcomes)
@@ -97,7 +97,7 @@ class BlockSteps:
                 f"and {len(result.token_ids)} tokens, {num_tokens} expected"
             )
         ordered = iter(outcomes)
-        return [next(ordered).num_tokens if one else 0 for one in is_block]
+        return [next(ordered).num_tokens if has_block else 0 for has_block in is_block]
 
     def take(
         self,
@@ -106,38 +106,38 @@ class BlockSteps:
         counts: Sequence[int],
         followed: Iterator[Followed],
     ) -> None:
-        """Gives requests what a step decided for them, and ends those that this ends.
+        """Updates requests by the results of a step, and ends those that are finished.
 
         Args:
             step: the oldest step in flight.
             result: its result.
             counts: tokens of the result per row.
-            followed: outcomes of the grammars, one for each block under a grammar with tokens.
+            followed: grammar outcomes, one for each block with a grammar and new tokens.
         """
         self._totals.num_forwards += result.num_forwards
         outcomes, next_token = iter(result.blocks or ()), 0
         interrupted: list[Request] = []
-        for one, count in zip(step.rows, counts, strict=True):
-            request = one.request
-            if not isinstance(one.row, BlockRow):
-                if not one.is_stale:
+        for planned, count in zip(step.rows, counts, strict=True):
+            request = planned.request
+            if not isinstance(planned.row, BlockRow):
+                if not planned.is_stale:
                     request.blocks.num_forwards += 1
-                    self._commit_pages(one, one.row.start + one.row.length)
+                    self._commit_pages(planned, planned.row.start + planned.row.length)
                 continue
             outcome = next(outcomes)
             token_ids = result.token_ids[next_token : next_token + count]
             next_token += count
             self._totals.num_rounds += outcome.num_rounds
             self._totals.num_passes += outcome.num_forwards
-            if one.is_stale:
+            if planned.is_stale:
                 self._state.stats.num_dropped_tokens += len(token_ids)
                 continue
-            self._take_block(one, one.row, outcome, token_ids, followed)
+            self._take_block(planned, planned.row, outcome, token_ids, followed)
             if not token_ids and not self._policy.inplace:
                 interrupted.append(request)
         self._state.running.drop_finished()
         for request in interrupted:
-            self._lifecycle.requeue(request)  # its block is not done; it comes again by the queue
+            self._lifecycle.requeue(request)  # its block is not finished: resume via the queue
 
     def _build(self, builder: StepBuilder, now: float) -> None:
         policy = self._policy
@@ -157,14 +157,14 @@ class BlockSteps:
                 is_shared=any(pending > 2 * policy.size for _, pending in members),
             )
         self._add_rows(first, lengths, builder)
-        new_lengths = budget.grant_new([one.cost for one in admitted])
-        for one, length in zip(admitted, new_lengths, strict=True):
-            self._admission.launch(one, length, builder)
+        new_lengths = budget.grant_new([new.cost for new in admitted])
+        for new, length in zip(admitted, new_lengths, strict=True):
+            self._admission.launch(new, length, builder)
         if not policy.mixed_rounds and not builder.has_rows_without_draws:
             rest = [member for member in members if not builder.has_row_of(member[0])]
             self._add_rows(rest, [budget.grant(pending) for _, pending in rest], builder)
         self._lifecycle.deferred.clear()
-        # While every request of the step is in a running block, nothing need be scheduled.
+        # While every request of the step is in a running block, nothing needs to be scheduled.
         if policy.inplace and not builder.has_rows_without_draws and not self._any_watched():
             builder.max_rounds = MAX_ROUNDS
 
@@ -191,32 +191,32 @@ class BlockSteps:
                 self._claims.add_row(request, lease, length, builder)
 
     def _any_watched(self) -> bool:
-        """Whether any running request asks for its block after every round (`stream_drafts`)."""
+        """Whether any running request needs its block after every round (`stream_drafts`)."""
         params = [request.sampling.diffusion for request in self._state.running]
-        return any(one is not None and one.stream_drafts for one in params)
+        return any(p is not None and p.stream_drafts for p in params)
 
     def _is_prompt(self, request: Request) -> bool:
-        """Whether full blocks of the tokens that a request was admitted with are to be computed."""
+        """Whether full blocks of the tokens known at admission are still to be computed."""
         size = self._policy.size
         return request.num_computed < request.num_prefill // size * size
 
     def _take_block(
         self,
-        one: InFlightRow,
+        planned: InFlightRow,
         row: BlockRow,
         outcome: BlockOutcome,
         token_ids: list[int],
         followed: Iterator[Followed],
     ) -> None:
-        request = one.request
+        request = planned.request
         guided = next(followed) if request.grammar is not None and token_ids else None
         request.blocks.num_rounds += outcome.num_rounds
         request.blocks.num_forwards += outcome.num_forwards
         request.blocks.state = outcome.state
         end = row.start + row.length
         if row.is_window:
-            assert outcome.num_forwards, "a rank took a request for ended that continues"
-            end = request.num_wanted  # as the step before has left it
+            assert outcome.num_forwards, "a rank considers a continuing request ended"
+            end = request.num_wanted  # as of the previous step
         computed = end if outcome.is_committed else end - self._policy.size
         request.num_computed = computed
         if token_ids and request.times.first_token_s < 0.0:
@@ -224,22 +224,22 @@ class BlockSteps:
         num_known = len(request.token_ids)
         ended = take_tokens(request, token_ids, guided)
         self._totals.num_tokens += len(request.token_ids) - num_known
-        self._commit_pages(one, computed)
+        self._commit_pages(planned, computed)
         if ended is not None:
             self._lifecycle.finish(request, ended)
             return
         if token_ids or outcome.draft is not None:
             self._state.outputs.put(request, draft=outcome.draft)
         if request.grammar is not None:
-            self._accepted.append((request, one.lease))
+            self._accepted.append((request, planned.lease))
             if guided is not None and guided.is_pending:
                 self._lifecycle.hold(request)
 
-    def _commit_pages(self, one: InFlightRow, num_computed: int) -> None:
-        """Commits full pages of whole blocks that are done to the prefix cache.
+    def _commit_pages(self, planned: InFlightRow, num_computed: int) -> None:
+        """Commits full pages of finished blocks to the prefix cache.
 
-        HAZARD: a block in the middle of which its request ended was computed with what came after
-        the end; it does not enter the prefix cache, nor does a running block.
+        HAZARD: if a request ended within a block, that block was computed with the tokens after the
+        end; it must not enter the prefix cache, and neither must a running block.
         """
-        known = len(one.request.token_ids) // self._policy.size * self._policy.size
-        self._state.cache.commit(one.lease, one.request.token_ids, min(num_computed, known))
+        known = len(planned.request.token_ids) // self._policy.size * self._policy.size
+        self._state.cache.commit(planned.lease, planned.request.token_ids, min(num_computed, known))

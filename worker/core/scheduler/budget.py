@@ -1,4 +1,4 @@
-"""Token budget of one step, shared between decodes, prompts under way, and new requests."""
+"""Token budget of one step, shared by decodes, running prefills and new requests."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from worker.core.scheduler.policy import StepHeadroom
 
 
 class StepBudget:
-    """The token budget of one step. Decodes come first, so that no prompt stalls them.
+    """The token budget of one step. Decodes come first, so that prefills never stall them.
 
-        max_tokens   │ decodes │ prompts: at most max_prefill_tokens                    │
-                               │ under way: together their share │ new │ under way again │
+        max_tokens   │ decodes │ prefill: at most max_prefill_tokens                │
+                               │ running: together their share │ new │ running again  │
 
-    Prompts under way leave all but `share` of the prompt tokens to new ones, and take what these
-    leave over. So a long prompt delays short ones behind it by a step or two, not by all of its
-    steps, and no token goes unused while a request could use it. Shares are between equally urgent
-    requests.
+    Running prefills leave a fraction of 1 - `share` of the prompt tokens to new requests, and take
+    what these do not use. So a long prompt delays short ones behind it by a step or two, not by all
+    of its steps, and no token is unused while a request could use it. Shares apply between equally
+    urgent requests.
 
     Args:
         max_tokens: token budget of the step.
-        num_decodes: running requests that have exactly one token to compute.
-        max_prefill_tokens: most tokens for prompts; 0 for all that decodes leave.
-        share: part of the prompt tokens that one request may take while others want some.
-        chunked: whether prompts may be computed in chunks (chunked prefill).
+        num_decodes: running requests with exactly one token to compute.
+        max_prefill_tokens: maximum tokens for prefill; 0 for all that decodes leave.
+        share: fraction of the prompt tokens that one request may take while others need some.
+        chunked: whether chunked prefill is enabled.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class StepBudget:
         self._rest = max_tokens - self._decodes
         self._prompts = min(self._rest, max_prefill_tokens) if max_prefill_tokens else self._rest
         self._unused = self._rest
-        """Tokens that `allot` left."""
+        """Tokens left over by `allot`."""
         self._share = share if chunked else 1.0
         self._chunked = chunked
 
@@ -49,23 +49,27 @@ class StepBudget:
         return self._prompts
 
     def headroom(self, needs: Sequence[int], max_requests: int, above: int = 0) -> StepHeadroom:
-        """Headroom for new requests beside the prompts under way.
+        """Headroom for new requests beside the running prefills.
 
         Args:
-            needs: pending tokens of each prompt under way that is as urgent as the most urgent new
+            needs: pending tokens of each running prefill that is as urgent as the most urgent new
                 request.
-            max_requests: most requests that may be admitted.
-            above: pending tokens of more urgent prompts under way.
+            max_requests: maximum requests to admit.
+            above: pending tokens of more urgent running prefills.
         """
         if self._chunked:
             room, alone = max(self._prompts - above, 0), 0
-            most = self._most(room)
-            tokens = room - min(sum(needs), most)
+            max_each = self._shared_limit(room)
+            tokens = room - min(sum(needs), max_each)
         else:
-            most, alone = self._prompts, 0 if needs else self._rest
-            tokens = max(most - sum(needs), 0)
+            max_each, alone = self._prompts, 0 if needs else self._rest
+            tokens = max(max_each - sum(needs), 0)
         return StepHeadroom(
-            tokens=tokens, most=most, alone=alone, requests=max_requests, chunked=self._chunked
+            tokens=tokens,
+            max_each=max_each,
+            alone=alone,
+            requests=max_requests,
+            chunked=self._chunked,
         )
 
     def allot(
@@ -75,30 +79,31 @@ class StepBudget:
         costs: Sequence[int],
         priorities: Sequence[int] = (),
     ) -> list[int]:
-        """Tokens to compute of each prompt under way, then of each new request.
+        """Allots tokens to each running prefill, then to each new request.
 
-        Prompts of the highest priority get all that they can use, then the next lower ones; shares
-        are between equals. Each new request gets at least one token.
+        Prompts of the highest priority get all tokens that they can use, then those of the next
+        priority; shares apply between equals. Each new request gets at least one token.
 
         Args:
-            needs: pending tokens of each prompt under way.
-            new: tokens that the headroom has granted to each new request.
+            needs: pending tokens of each running prefill.
+            new: tokens granted to each new request by the headroom.
             costs: pending tokens of each new request.
-            priorities: of the prompts under way, then of new requests; empty where all are equal.
+            priorities: priorities of the running prefills, then of new requests; empty if all are
+                equal.
         """
         granted = [*[0] * len(needs), *new]
-        lengths = [min(one, 1) for one in granted] if self._chunked else list(granted)
-        # Not chunked, a prompt that was begun in a step of its own continues in one.
-        most = self._prompts if self._chunked or not needs else self._rest
-        left = max(most - sum(lengths), 0)
-        wants = [*needs, *costs]
-        indices = range(len(wants))
+        lengths = [min(length, 1) for length in granted] if self._chunked else list(granted)
+        # Without chunking, a prompt that was begun in a step of its own is continued in one.
+        max_prompts = self._prompts if self._chunked or not needs else self._rest
+        left = max(max_prompts - sum(lengths), 0)
+        pending = [*needs, *costs]
+        indices = range(len(pending))
         for priority in sorted(set(priorities), reverse=True) if priorities else (0,):
             equals = [p for p in indices if not priorities or priorities[p] == priority]
             left = self._allot_equals(
                 [index for index in equals if index < len(needs)],
                 [index for index in equals if index >= len(needs)],
-                wants,
+                pending,
                 granted,
                 lengths,
                 left,
@@ -108,61 +113,61 @@ class StepBudget:
 
     def _allot_equals(
         self,
-        under_way: Sequence[int],
+        running: Sequence[int],
         new: Sequence[int],
-        wants: Sequence[int],
+        pending: Sequence[int],
         granted: Sequence[int],
         lengths: list[int],
         left: int,
     ) -> int:
-        """Shares up to `left` tokens between prompts of one priority, in place; returns the rest.
+        """Distributes up to `left` tokens to prompts of one priority, in place; returns the rest.
 
         Args:
-            under_way: indices of prompts under way.
+            running: indices of running prefills.
             new: indices of new requests.
-            wants: pending tokens by index.
-            granted: tokens that the headroom has granted, by index.
-            lengths: tokens so far by index; they are raised.
-            left: tokens to share.
+            pending: pending tokens by index.
+            granted: tokens granted by the headroom, by index.
+            lengths: tokens so far by index; increased in place.
+            left: tokens to distribute.
         """
-        kept = min(sum(wants[index] for index in under_way), self._most(left))
+        reserved = min(sum(pending[index] for index in running), self._shared_limit(left))
         for index in new:
-            extra = max(min(granted[index] - lengths[index], left - kept), 0)
+            extra = max(min(granted[index] - lengths[index], left - reserved), 0)
             lengths[index] += extra
             left -= extra
-        most = self._most(left) if len(under_way) > 1 else left
-        for limit in (most, left):
-            for index in under_way:
-                extra = min(wants[index], limit) - lengths[index]
+        first_limit = self._shared_limit(left) if len(running) > 1 else left
+        for limit in (first_limit, left):
+            for index in running:
+                extra = min(pending[index], limit) - lengths[index]
                 extra = max(min(extra, left), 0)
                 lengths[index] += extra
                 left -= extra
         for index in new:
-            extra = max(min(wants[index] - lengths[index], left), 0)
+            extra = max(min(pending[index] - lengths[index], left), 0)
             lengths[index] += extra
             left -= extra
         return left
 
     def take_decode(self) -> bool:
-        """Takes the token of a decode; whether there was one."""
+        """Takes the token of a decode; returns whether one was available."""
         self._decodes -= 1
         return self._decodes >= 0
 
     def add_decodes(self, count: int) -> None:
-        """Adds tokens for `count` more decodes, as far as prompts left any."""
+        """Adds tokens for up to `count` more decodes, as far as prefills left any."""
         granted = min(count, self._unused)
         self._decodes += granted
         self._unused -= granted
 
     def give_back(self, count: int) -> None:
-        """Gives back tokens of prompts that are not computed in this step after all."""
+        """Returns tokens of prompts that are not computed in this step after all."""
         self._unused += count
 
-    def take_drafts(self, most: int) -> int:
-        """Takes tokens for up to `most` drafts of a decode from what prompts left; how many."""
-        granted = max(0, min(most, self._unused))
+    def take_drafts(self, count: int) -> int:
+        """Takes tokens for up to `count` drafts of a decode, as far as prefills left any."""
+        granted = max(0, min(count, self._unused))
         self._unused -= granted
         return granted
 
-    def _most(self, tokens: int) -> int:
+    def _shared_limit(self, tokens: int) -> int:
         return max(1, int(self._share * tokens)) if tokens > 0 else 0

@@ -1,4 +1,4 @@
-"""SchedulerConfig: the options that the scheduler reads, and what the engine has loaded."""
+"""SchedulerConfig: options of the scheduler, and properties of the loaded engine."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from worker.protocol.page_groups import ONE_GROUP, PageGroups
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(SchedulingOptions):
-    """Configuration of one worker group's scheduler: options, and what the engine has loaded."""
+    """Configuration of a worker group's scheduler: options, and properties of the loaded engine."""
 
     max_num_seqs: int = 64
-    """Most requests in the running set; the device's default has been filled in."""
+    """Maximum requests in the running set; the device's default is already applied."""
     max_num_batched_tokens: int = 1024
-    """Token budget of one step; the device's default has been filled in."""
+    """Token budget of one step; the device's default is already applied."""
     max_model_len: int
-    """Most tokens of prompt plus completion."""
+    """Maximum tokens of prompt and completion together."""
     page_size: int
     """Tokens per page."""
     num_pages: int
-    """Pages on the device, the dummy page 0 included."""
+    """Pages on the device, including dummy page 0."""
     eos_token_ids: tuple[int, ...] = ()
     """The model's end tokens."""
     block_hash_salt: str = ""
     """Salt of block hashes: identifies the checkpoint and its data type."""
     num_host_pages: int = 0
-    """Slots in host memory for pages that are evicted; 0 for no such tier."""
+    """Slots in host memory for evicted pages; 0 disables the tier."""
     page_groups: PageGroups = ONE_GROUP
-    """Groups of the model's layers, which have pages of their own."""
+    """Layer groups with separate pages."""
     blocks: BlockPolicy | None = None
     """Policy of a block-diffusion model; None for an autoregressive one."""
 
@@ -46,11 +46,15 @@ class SchedulerConfig(SchedulingOptions):
         if self.num_pages <= self.page_groups.num_groups:
             raise ValueError("num_pages must be at least 2: one dummy page and one to use")
         if self.page_groups.num_window and (self.num_host_pages or self.blocks is not None):
-            raise ValueError("layers that see a window go with no host tier and no blocks")
+            raise ValueError(
+                "sliding-window layers are incompatible with a host tier and block diffusion"
+            )
         if self.page_groups.snapshot_pages and (self.num_host_pages or self.blocks is not None):
-            raise ValueError("layers that keep a state go with no host tier and no blocks")
+            raise ValueError(
+                "linear-attention layers are incompatible with a host tier and block diffusion"
+            )
         if self.num_host_pages and not self.enable_prefix_caching:
-            raise ValueError("num_host_pages needs enable_prefix_caching")
+            raise ValueError("num_host_pages requires enable_prefix_caching")
         if self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
         if self.blocks is not None and self.page_size % self.blocks.size:
@@ -58,11 +62,11 @@ class SchedulerConfig(SchedulingOptions):
 
     @classmethod
     def of(cls, config: EngineConfig, info: EngineInfo) -> Self:
-        """The configuration of an engine's scheduler.
+        """Scheduler configuration of an engine.
 
         Args:
-            config: the engine's options, limits filled in.
-            info: what its executor has loaded.
+            config: the engine's options, with limits filled in.
+            info: properties loaded by its executor.
         """
         return cls(
             **{option.name: getattr(config, option.name) for option in fields(SchedulingOptions)},
@@ -78,8 +82,8 @@ class SchedulerConfig(SchedulingOptions):
 
     @property
     def max_total_tokens(self) -> int:
-        """Length at which any request ends: the model's maximum, or what the cache holds."""
-        most = self.page_groups.max_tokens(
+        """Length at which any request ends: the model's maximum, or the capacity of the cache."""
+        capacity = self.page_groups.max_tokens(
             self.num_pages - 1, self.page_size, self.max_num_batched_tokens
         )
-        return min(self.max_model_len, most)
+        return min(self.max_model_len, capacity)

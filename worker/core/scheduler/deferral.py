@@ -1,4 +1,4 @@
-"""Decode deferral: leaves decodes out of some steps, so that first tokens come sooner."""
+"""Decode deferral: skips decodes in some steps to reduce time to first token."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from worker.core.scheduler.admission import Admission
 from worker.core.scheduler.state import SchedulerState
 
 _GOOD_PART = 0.125
-"""Least part of a step, in tokens or time, that decodes must take to be deferred for urgent
-prompts."""
+"""Minimum fraction of a step (tokens or time) taken by decodes deferred for urgent prompts."""
 
 
 class Deferrable(NamedTuple):
-    """Decodes that a step may leave out."""
+    """Decodes that a step may skip."""
 
     requests: Mapping[str, Request]
-    """The decoding requests, by id."""
+    """Decoding requests by id."""
     num_tokens: int
-    """Prompt tokens that justify the deferral: in a step with fewer it would gain nothing."""
+    """Minimum prompt tokens of the step to justify the deferral; fewer would gain nothing."""
 
 
 _NONE = Deferrable({}, 0)
 
 
 class DecodeDeferral:
-    """Chooses decodes that a step leaves out, for as many steps in a row as the options allow.
+    """Selects decodes to skip, for as many consecutive steps as the options allow.
 
-    Either prompts that are as urgent fill the step by themselves (`prefill_first_steps`); or
-    prompts outrank the decodes by the preemption gap, and the decodes would take an eighth of the
-    step or more, in tokens or in time (`urgent_first_steps`).
+    Either prompts of at least equal urgency fill the step (`prefill_first_steps`), or prompts
+    outrank the decodes by the preemption gap and the decodes would take at least 1/8 of the step in
+    tokens or time (`urgent_first_steps`).
     """
 
     def __init__(self, state: SchedulerState, admission: Admission) -> None:
@@ -52,13 +51,13 @@ class DecodeDeferral:
         oldest: Request | None,
         max_prompts: int,
     ) -> Deferrable:
-        """Decodes that could be left out for prompts under way, and for waiting ones.
+        """Decodes that could be skipped for running prefills and waiting prompts.
 
         Args:
             members: running requests and their pending tokens.
-            prompts: those of them that are prompts under way.
-            oldest: the request that has been in the queue's highest level for longest, if it could
-                be admitted; else None.
+            prompts: members that are running prefills.
+            oldest: the request that has been in the queue's highest level for the longest time, if
+                it could be admitted; else None.
             max_prompts: prompt tokens of a step without decodes.
         """
         level = max([r.level for r, _ in prompts], default=-1)
@@ -74,7 +73,7 @@ class DecodeDeferral:
             return Deferrable(decodes, self._state.config.max_num_batched_tokens)
         if self.num_steps >= options.urgent_first_steps:
             return _NONE
-        # Not by its level: what a deadline may have added was for the first token.
+        # Not by level: a deadline may have raised it for the first token.
         outranked = {
             name: r for name, r in decodes.items() if self._gap and r.priority <= level - self._gap
         }
@@ -90,12 +89,12 @@ class DecodeDeferral:
     def decide(
         self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int
     ) -> Mapping[str, Request]:
-        """Decodes that the step leaves out; none where slots or pages kept the prompts out.
+        """Decodes that the step skips; none if missing slots or pages kept the prompts out.
 
         Args:
-            candidates: what `candidates` returned for this step.
-            num_prompt_tokens: prompt tokens that the step computes.
-            max_prompts: prompt tokens that it has room for.
+            candidates: result of `candidates` for this step.
+            num_prompt_tokens: number of prompt tokens in the step.
+            max_prompts: prompt tokens that the step has room for.
         """
         deferred = candidates.requests
         if _falls_short(candidates, num_prompt_tokens, max_prompts):
@@ -104,10 +103,10 @@ class DecodeDeferral:
         return deferred
 
     def withdraws(self, candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
-        """Whether a step that left decodes out computes them after all, because running prompts
-        found too few pages; arguments as in `decide`, after all rows are added.
+        """Whether the step must include its skipped decodes after all, because running prefills
+        found too few pages; arguments as for `decide`, after all rows are added.
 
-        Pages are claimed row by row, so this is known only then. Without it the step could be
+        Pages are claimed row by row, so this is only known at the end. Otherwise the step could be
         empty.
         """
         if not self.num_steps or not _falls_short(candidates, num_prompt_tokens, max_prompts):
@@ -116,16 +115,16 @@ class DecodeDeferral:
         return True
 
     def _takes_good_part(self, decodes: Mapping[str, Request], num_tokens: int) -> bool:
-        """Whether decodes would take an eighth or more of a step with so many prompt tokens."""
-        most = self._state.config.max_num_batched_tokens
-        if num_tokens + len(decodes) > most and len(decodes) >= _GOOD_PART * most:
+        """Whether decodes would take at least 1/8 of a step with this many prompt tokens."""
+        max_tokens = self._state.config.max_num_batched_tokens
+        if num_tokens + len(decodes) > max_tokens and len(decodes) >= _GOOD_PART * max_tokens:
             return True
         context = sum(request.num_computed for request in decodes.values())
-        part = self._state.forecast.decode_part(len(decodes), context, min(num_tokens, most))
+        part = self._state.forecast.decode_part(len(decodes), context, min(num_tokens, max_tokens))
         return part >= _GOOD_PART
 
     def _num_prompt_tokens(self, prompts: Sequence[tuple[Request, int]]) -> int:
-        """Uncached prompt tokens under way and, where there are free slots, waiting."""
+        """Uncached prompt tokens of running and, if there are free slots, waiting requests."""
         num_tokens = sum(pending for _, pending in prompts)
         if self._admission.has_slots:
             num_tokens += self._state.queue.num_tokens - self._state.queue.num_expected_cached
@@ -133,5 +132,5 @@ class DecodeDeferral:
 
 
 def _falls_short(candidates: Deferrable, num_prompt_tokens: int, max_prompts: int) -> bool:
-    """Whether a step has too few prompt tokens to leave decodes out; always without any."""
+    """Whether a step has too few prompt tokens to skip decodes; always True without any."""
     return num_prompt_tokens < max(1, min(candidates.num_tokens, max_prompts))

@@ -1,4 +1,4 @@
-"""Fair share among tenants: virtual token counters (VTC) of the service that each has got."""
+"""Fair sharing between tenants by virtual token counters (VTC) of received service."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from heapq import heapify, heappop, heappush, heapreplace
 from worker.core.request import Request
 
 PROMPT_WEIGHT = 1.0
-"""VTC weight of a prompt token that was computed (w_p)."""
+"""VTC weight of a computed prompt token (w_p)."""
 OUTPUT_WEIGHT = 2.0
-"""VTC weight of a generated token (w_q); both weights are the paper's."""
+"""VTC weight of a generated token (w_q); both weights are from the paper."""
 _MAX_IDLE = 1024
-"""Tenants without waiting requests whose counters are kept; beyond, half as many are."""
+"""Maximum number of counters of tenants without waiting requests; half are dropped beyond."""
 
 
 class TenantService:
-    """A virtual token counter per tenant; of waiting tenants, the least served goes first.
+    """Virtual token counter per tenant; among waiting tenants, the least served goes first.
 
-    While two tenants both wait, their counters differ by no more than what the running requests of
-    one can still be charged: two tenants that always wait get the same service, whatever they send.
-    A tenant saves up nothing while none of its requests waits: its counter is then lifted to the
-    least of those that wait. (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024.)
+    While two tenants both wait, their counters differ by at most what the running requests of one
+    can still be charged: tenants that always wait get equal service, whatever they send. A tenant
+    cannot save up service while none of its requests waits: its counter is then lifted to the
+    minimum over the waiting tenants. (Sheng et al., Fairness in Serving Large Language Models, OSDI
+    2024.)
     """
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._num_waiting: dict[str, int] = {}
-        """Number of waiting requests by tenant; zeros are left out."""
-        self._least: list[tuple[float, str]] = []
-        """Heap of (counter, tenant) with every waiting tenant, as of some time: counters only grow,
-        so an entry that is up to date at the top is the least."""
+        """Number of waiting requests by tenant; zeros are omitted."""
+        self._lowest: list[tuple[float, str]] = []
+        """Heap of (counter, tenant) with every waiting tenant, perhaps outdated: counters only
+        grow, so an up-to-date entry at the top is the minimum."""
         self._floor = 0.0
-        """Counter that a tenant is lifted to which comes while no other waits."""
+        """Counter to which a tenant is lifted that arrives while no other waits."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one tenant has been served."""
+        """Whether several tenants have been served."""
         return len(self._served) > 1
 
     def served(self, tenant: str) -> float:
@@ -44,20 +45,20 @@ class TenantService:
         return self._served.get(tenant, 0.0)
 
     def enter(self, tenant: str) -> None:
-        """Notes that a request of the tenant begins to wait."""
+        """Records that a request of the tenant starts to wait."""
         if tenant in self._num_waiting:
             self._num_waiting[tenant] += 1
             return
         if self._num_waiting:
-            self._floor = self._least_waiting()
+            self._floor = self._lowest_waiting()
         self._served[tenant] = max(self._served.get(tenant, 0.0), self._floor)
         self._num_waiting[tenant] = 1
-        heappush(self._least, (self._served[tenant], tenant))
+        heappush(self._lowest, (self._served[tenant], tenant))
         if len(self._served) > len(self._num_waiting) + _MAX_IDLE:
             self._forget()
 
     def leave(self, tenant: str) -> None:
-        """Notes that a request of the tenant waits no longer."""
+        """Records that a request of the tenant stops waiting."""
         self._num_waiting[tenant] -= 1
         if not self._num_waiting[tenant]:
             del self._num_waiting[tenant]
@@ -65,29 +66,29 @@ class TenantService:
                 self._floor = max(self._floor, self._served[tenant])
 
     def charge_prompt(self, request: Request, num_tokens: int) -> None:
-        """Charges for a request's uncached prompt tokens when it is first admitted."""
+        """Charges for a request's uncached prompt tokens at its first admission."""
         self._charge(request.tenant, PROMPT_WEIGHT * num_tokens)
 
     def charge_output(self, requests: Iterable[Request]) -> None:
-        """Charges for the tokens that requests generated since they were last charged."""
+        """Charges for tokens generated since the requests were last charged."""
         for request in requests:
             num_new = request.num_output - request.num_charged
             if num_new:
                 request.num_charged += num_new
                 self._charge(request.tenant, OUTPUT_WEIGHT * num_new)
 
-    def _least_waiting(self) -> float:
-        """Least counter of the tenants that wait; the entries that are out of date are amended."""
-        least = self._least
-        if len(least) > 2 * len(self._num_waiting) + _MAX_IDLE:
-            least[:] = [(self._served[tenant], tenant) for tenant in self._num_waiting]
-            heapify(least)
+    def _lowest_waiting(self) -> float:
+        """Minimum counter of the waiting tenants; updates outdated entries."""
+        lowest = self._lowest
+        if len(lowest) > 2 * len(self._num_waiting) + _MAX_IDLE:
+            lowest[:] = [(self._served[tenant], tenant) for tenant in self._num_waiting]
+            heapify(lowest)
         while True:
-            served, tenant = least[0]
+            served, tenant = lowest[0]
             if tenant not in self._num_waiting:
-                heappop(least)
+                heappop(lowest)
             elif self._served[tenant] > served:
-                heapreplace(least, (self._served[tenant], tenant))
+                heapreplace(lowest, (self._served[tenant], tenant))
             else:
                 return served
 
@@ -95,7 +96,7 @@ class TenantService:
         self._served[tenant] = self._served.get(tenant, self._floor) + weighted
 
     def _forget(self) -> None:
-        """Drops counters of idle tenants, the least served first: they would be lifted anyway."""
+        """Drops counters of idle tenants, the least served first, which would be lifted anyway."""
         idle = [tenant for tenant in self._served if tenant not in self._num_waiting]
         idle.sort(key=self._served.__getitem__)
         for tenant in idle[: -_MAX_IDLE // 2]:

@@ -1,4 +1,4 @@
-"""Ends of requests by what they have generated: end and stop tokens, length, or grammar."""
+"""Finish conditions of requests: end and stop tokens, length, or grammar."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from worker.protocol.sampling import SamplingParams
 def take_tokens(
     request: Request, token_ids: list[int], followed: Followed | None
 ) -> RequestState | None:
-    """Appends the tokens drawn for a request, up to its end; returns its final state, None if it
-    continues.
+    """Appends sampled tokens to a request up to its end; returns its final state, if any.
 
-    A token that the grammar does not allow ends the request by an error: other parameters left no
-    allowed one. A grammar that leaves nothing to draw ends it, too, whatever `min_tokens` and
-    `ignore_eos` say; a slow grammar reports that later.
+    A token that the grammar does not allow fails the request: other parameters left no allowed
+    token. A complete grammar ends it, regardless of `min_tokens` and `ignore_eos`; a slow grammar
+    reports that later.
 
     Args:
         request: a request that has not ended.
-        token_ids: tokens in the order in which they were drawn.
+        token_ids: tokens in sampling order.
         followed: outcome of its grammar for these tokens; None without a grammar.
     """
     state: RequestState | None = None
@@ -44,7 +43,7 @@ def take_tokens(
 
 
 def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
-    """Tokens up to the first that ends the request by itself, grammar aside; whether any does."""
+    """Tokens up to the first one that ends the request (grammars aside), and whether any does."""
     known = len(request.token_ids)
     for count, token_id in enumerate(token_ids, 1):
         if _finish_state(request, token_id, known + count) is not None:
@@ -53,9 +52,9 @@ def tokens_up_to_end(request: Request, token_ids: list[int]) -> tuple[list[int],
 
 
 def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestState | None:
-    """Final state of a request whose token number `num_tokens` is `token_id`; None if it continues.
+    """Final state of a request whose token number `num_tokens` is `token_id`, or None.
 
-    End tokens and stop tokens end it from `min_tokens` on; the token stays in the output.
+    End and stop tokens end it from `min_tokens` on; the token stays in the output.
     """
     num_output = num_tokens - request.num_prompt
     if token_id in request.end_token_ids and num_output >= request.sampling.min_tokens:
@@ -64,7 +63,7 @@ def _finish_state(request: Request, token_id: int, num_tokens: int) -> RequestSt
 
 
 def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
-    """Problem of a drawn token that the grammar does not allow: parameters left no other one."""
+    """Problem of a sampled token that the grammar does not allow because of other parameters."""
     forbidding = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words_token_ids),
@@ -82,7 +81,7 @@ def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
 
 
 def stop_reason(request: Request, eos_token_ids: tuple[int, ...]) -> int | None:
-    """The stop token that ended a stopped request; None where an end token or a grammar did."""
+    """Stop token that ended a stopped request; None if it was an end token or a grammar."""
     token_id = request.token_ids[-1]
     if token_id not in request.end_token_ids:
         return None

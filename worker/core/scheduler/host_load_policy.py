@@ -1,4 +1,4 @@
-"""Policy for cached pages in host memory: copy them back, or compute them again."""
+"""Policy for cached pages in host memory: copy them back, or recompute them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from worker.protocol.host_cache import HostCachePolicy
 _WEIGHT = 0.2
 """Weight of the newest copies in the moving average of their time."""
 _FORGETTING = 0.999
-"""Factor of the estimate after each step without copies: where copying once took long, it is tried
-again hundreds of steps later."""
+"""Decay of the estimate in each step without copies, so that copying is retried hundreds of steps
+after a slow copy."""
 
 
 class HostLoadPolicy:
-    """Compares the measured time of copies with the predicted time to compute the same tokens.
+    """Compares the measured time of copies with the predicted time to recompute the same tokens.
 
-    Until both are known pages are copied, so that the time of copies comes to be known.
+    Pages are copied until both are known, in order to measure the time of copies.
 
     Args:
         policy: "always" copies in any case.
@@ -39,10 +39,10 @@ class HostLoadPolicy:
         self._host = host
         self._forecast = forecast
         self._page_s: float | None = None
-        """Estimated seconds per page copied; None before the first copies."""
+        """Estimated seconds per copied page; None before the first copies."""
 
     def choose(self, match: Match) -> Match:
-        """The part of a match to reuse: all of it, or only its pages on the device."""
+        """Part of a match to reuse: all of it, or only its pages on the device."""
         if not match.num_host or self._always:
             return match
         num_cached = len(match.pages) * self._page_size
@@ -56,7 +56,7 @@ class HostLoadPolicy:
         return int(num_tokens * min(1.0, self._part(num_tokens, 0)))
 
     def observe(self, num_pages: int, seconds: float) -> None:
-        """Takes the time in which a step copied `num_pages` pages back."""
+        """Records that a step copied `num_pages` pages back in this time."""
         if not num_pages:
             if self._page_s is not None:
                 self._page_s *= _FORGETTING
@@ -74,7 +74,7 @@ class HostLoadPolicy:
         )
 
     def _part(self, num_tokens: int, num_cached: int) -> float:
-        """Ratio of the time to copy the pages of `num_tokens` to that of computing these tokens
+        """Ratio of the time to copy the pages of `num_tokens` to the time to compute these tokens
         after `num_cached`; 0 while either is unknown."""
         computing = self._forecast.prefill_s(num_tokens, num_cached)
         if self._page_s is None or computing is None:

@@ -1,4 +1,4 @@
-"""Lifecycle of requests: moves between the queue, the running set, those held, and the end."""
+"""Lifecycle of requests: transitions between waiting, running, held and finished."""
 
 from __future__ import annotations
 
@@ -13,35 +13,33 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Moves requests; no other part of the scheduler does.
+    """Moves requests between sets; no other part of the scheduler does.
 
         queue ──start──> running ──finish──> ended
           ^ ^              │  │
           │ └── preempt ───┘  └──hold──> held
           └───────── queued again ─────────┘
 
-    The full pages of a request that is preempted or held stay in the prefix cache until others
-    need them, and then in host memory, if there is such a tier; its slot and other pages are freed.
+    The full pages of a preempted or held request stay in the prefix cache until others need them,
+    and then in the host-memory tier, if any; its slot and other pages are freed.
 
-    HAZARD(fence): the pages and the slot of a request with a row in flight come free only after
-    that step, so preempting it at once would free nothing and throw work away. Its preemption is
-    deferred instead: it is left out of one step, so that the next one finds it with nothing in
-    flight.
+    HAZARD(fence): the pages and the slot of a request with a row in flight are freed only after
+    that step, so preempting it immediately would free nothing and waste the row. Its preemption is
+    deferred: it is skipped in one step, so that it has nothing in flight in the next.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self.deferred: dict[str, Request] = {}
-        """Requests that are about to be preempted, by id: the step being built has no row of
-        them."""
+        """Requests about to be preempted, by id: they have no rows in the step being built."""
         self._state = state
         self._ended_guided: list[tuple[str, int]] = []
-        """Ended requests under a grammar, by id and attempt, that `take_ended` is to report."""
+        """Ended requests with grammars, by id and attempt, to be returned by `take_ended`."""
 
     def start(self, request: Request, match: Match) -> Lease:
-        """Moves a waiting request into the running set, with a slot and a lock on its cached pages.
+        """Moves a waiting request to the running set, with a slot and a lock on its cached pages.
 
-        The caller has checked that there is a free slot, and device pages for those that `match`
-        has in host memory.
+        The caller has checked that there is a free slot, and device pages for the part of `match`
+        in host memory.
         """
         state = self._state
         state.queue.remove(request)
@@ -63,35 +61,35 @@ class Lifecycle:
         return lease
 
     def is_idle(self, request: Request) -> bool:
-        """Whether no step in flight computes anything for a running request."""
+        """Whether no step in flight has a row of a running request."""
         assert request.lease is not None
         return self._state.cache.is_idle(request.lease)
 
     def defer_preemption(self, request: Request) -> None:
-        """Leaves a running request out of the step being built, so that the next can preempt it."""
+        """Skips a running request in the step being built, so that the next one can preempt it."""
         self.deferred[request.request_id] = request
 
     def preempt(self, request: Request) -> None:
-        """Moves an idle request from the running set back into the queue."""
-        assert not request.num_placeholders, "a step in flight draws a token for it"
+        """Moves an idle request from the running set back to the queue."""
+        assert not request.num_placeholders, "a step in flight samples a token for it"
         self.requeue(request)
         self._state.stats.num_preemptions += 1
 
     def requeue(self, request: Request) -> None:
-        """Moves a request from the running set into the queue, before those that never ran."""
+        """Moves a request from the running set to the queue, before those that never ran."""
         self._vacate(request)
         self._state.queue.push_back(request, self._state.clock())
 
     def hold(self, request: Request) -> None:
-        """Takes a running request out until its slow grammar has taken its last token.
+        """Removes a running request until its slow grammar has advanced by its last token.
 
-        Rows of it in flight become stale, as those of an aborted request do.
+        Its rows in flight become stale, like those of an aborted request.
         """
         self._vacate(request)
         self._state.held[request.request_id] = request
 
     def finish(self, request: Request, ended: RequestState) -> None:
-        """Ends a running request by its last token, and reports that to its gateway.
+        """Finishes a running request by its last token, and reports that to its gateway.
 
         The caller removes it from the running set (`RunningSet.drop_finished`).
         """
@@ -102,9 +100,9 @@ class Lifecycle:
         self._state.outputs.put(request, reason)
 
     def end(self, request: Request, ended: RequestState, *, keep_running: bool = False) -> None:
-        """Moves a request, wherever it is, to a finished state and gives back all it holds.
+        """Moves a request from any state to a finished one and frees its resources.
 
-        With `keep_running` the caller removes it from the running set.
+        With `keep_running`, the caller removes it from the running set.
         """
         state = self._state
         if state.held.pop(request.request_id, None) is not None:
@@ -131,16 +129,16 @@ class Lifecycle:
         )
 
     def note_ended(self, request_id: str, attempt: int) -> None:
-        """Notes that a request under a grammar has ended, for `take_ended`."""
+        """Records that a request with a grammar has ended, for `take_ended`."""
         self._ended_guided.append((request_id, attempt))
 
     def take_ended(self) -> list[tuple[str, int]]:
-        """Requests under a grammar that have ended since the last call, by id and attempt."""
+        """Requests with grammars that have ended since the last call, by id and attempt."""
         ended, self._ended_guided = self._ended_guided, []
         return ended
 
     def _vacate(self, request: Request) -> None:
-        """Takes a request out of the running set as PREEMPTED; the caller queues or holds it."""
+        """Moves a request out of the running set as PREEMPTED; the caller queues or holds it."""
         assert request.lease is not None
         self._state.running.remove(request)
         self._state.cache.release(request.lease)

@@ -1,4 +1,4 @@
-"""Load snapshot: how busy the worker is, sent with every report."""
+"""Load snapshot of a worker, sent with every report."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ def snapshot(
     speculation: SpeculationTotals | None,
     new_prompt_share: float,
 ) -> LoadSnapshot:
-    """The load as it stands; cost is one pass over the running set.
+    """Current load; takes one pass over the running set.
 
     Args:
         state: the scheduler's state.
-        retry_after_s: seconds in which the requests that wait should have been admitted.
+        retry_after_s: estimated seconds until the waiting requests have been admitted.
         speculation: totals of drafts; None without speculative decoding.
-        new_prompt_share: part of a step's prompt tokens that prompts under way leave to new ones.
+        new_prompt_share: fraction of a step's prompt tokens that running prefills leave to new
+            requests.
     """
     queue, cache, stats = state.queue, state.cache, state.stats
     to_prefill = attended = 0
@@ -46,7 +47,7 @@ def snapshot(
         step_shape=stats.step_shape,
         queued_cached_tokens=queue.num_expected_cached,
         num_queued_tokens=queue.num_tokens,
-        least_queued_priority=queue.least_level if queue.num_requests else -1,
+        least_queued_priority=queue.lowest_level if queue.num_requests else -1,
         retry_after_s=retry_after_s,
         blocks=None if stats.blocks is None else replace(stats.blocks),
         prefilling_attended=attended,

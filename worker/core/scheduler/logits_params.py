@@ -1,4 +1,4 @@
-"""Logits parameters of a request: the part of its sampling parameters that ranks apply."""
+"""Logits parameters: the sampling parameters that ranks apply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worker.plan.plan import LogitsParams
 
 
 def logits_params(request: Request) -> LogitsParams | None:
-    """A request's logits processors and log-probabilities; None without any."""
+    """Logits processors and log-probabilities of a request; None without any."""
     sampling = request.sampling
     if not (
         sampling.has_penalties
@@ -43,7 +43,7 @@ def logits_params(request: Request) -> LogitsParams | None:
 
 @lru_cache(maxsize=1)
 def _packed(token_ids: tuple[int, ...]) -> bytes:
-    """Token ids as little-endian int32, packed once for the completions of a request: a whole
+    """Token ids as little-endian int32, packed once for all completions of a request: a whole
     vocabulary of 152k tokens takes several ms."""
     return array("i", token_ids).tobytes()
 

@@ -21,15 +21,15 @@ class OutputBuffer:
         stop_reason: int | None = None,
         draft: list[int] | None = None,
     ) -> None:
-        """Adds a delta of a request: tokens not sent yet, and the finish reason if it has ended.
+        """Adds a delta of a request: unsent tokens, and the finish reason if it has ended.
 
-        The number of cached prompt tokens goes with the first delta, and log-probabilities of
-        prompt tokens with the next one after their chunk.
+        The first delta includes the number of cached prompt tokens; log-probabilities of prompt
+        tokens are included in the next delta after their chunk.
 
         Args:
             request: the request.
-            stop_reason: the stop token that ended it, if one did.
-            draft: its running block, where it asks for that (block diffusion).
+            stop_reason: stop token that ended it, if any.
+            draft: its running block, if requested (block diffusion).
         """
         sent = request.delivery
         start = sent.num_sent

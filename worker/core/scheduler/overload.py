@@ -1,4 +1,4 @@
-"""Load shedding: which request a full queue turns away, and when to try again."""
+"""Load shedding: which request to reject when the queue is full, and when to retry."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ _MEMORY_S = 10.0
 """Time constant of the drain rate: an admission that long ago counts 1/e. Only time with a backlog
 counts."""
 MAX_RETRY_AFTER_S = 120
-"""Maximum Retry-After."""
+"""Maximum Retry-After in seconds."""
 
 
 class DrainRate:
-    """Rate at which requests and tokens leave the queue while there is a backlog, with exponential
-    forgetting.
+    """Rate (exponentially averaged) at which the queue drains while there is a backlog.
 
-    Without a backlog the queue drains at the rate of arrivals, which says nothing about capacity:
-    neither idle time counts, nor the admissions that fill free slots at the beginning of a burst.
+    Without a backlog, the queue drains at the arrival rate, which does not indicate capacity:
+    neither idle time nor admissions that fill free slots at the start of a burst count.
     """
 
     def __init__(self) -> None:
@@ -43,11 +42,11 @@ class DrainRate:
         self._new_tokens += num_tokens
 
     def tick(self, now: float, *, is_waiting: bool) -> None:
-        """Counts the time since the last step, and the admissions in it, if there was a backlog.
+        """Adds the time since the last step, and the admissions in it, if there was a backlog.
 
         Args:
             now: the scheduler's clock, in seconds.
-            is_waiting: whether this step leaves requests in the queue: a backlog.
+            is_waiting: whether requests remain in the queue after this step: a backlog.
         """
         # A backlog that ended without an admission was aborted, at an unknown time.
         if self._has_backlog and (is_waiting or self._new_requests):
@@ -60,13 +59,13 @@ class DrainRate:
         self._has_backlog = self.is_due = is_waiting
 
     def end_backlog(self) -> None:
-        """Notes that the queue is empty when a request arrives, as after aborts."""
+        """Records that the queue is empty when a request arrives, as after aborts."""
         self._has_backlog = False
 
     def retry_after_s(self, num_requests: int, num_tokens: int) -> int:
-        """Whole seconds, 1 to MAX_RETRY_AFTER_S, in which so many should have left the queue.
+        """Whole seconds, 1 to MAX_RETRY_AFTER_S, until so many should have left the queue.
 
-        A backlog that has just begun has seen no admission: one request of average length counts.
+        A new backlog has had no admissions yet: it starts with one request of average length.
         """
         requests = max(self._requests, 1.0)
         tokens = max(self._tokens, num_tokens / num_requests, 1.0)
@@ -75,16 +74,16 @@ class DrainRate:
 
 
 class LoadShedder:
-    """Turns away an arrival, or the least urgent waiting request where the arrival is more urgent.
+    """Rejects an arrival, or the least urgent waiting request if the arrival is more urgent.
 
-    Among equally urgent requests of several tenants, one of the tenant with most requests gives way
-    to a tenant that has fewer. A request that has run already is not turned away.
+    Among equally urgent requests of several tenants, one of the tenant with the most requests
+    yields to a tenant with fewer. Requests that have already run are not rejected.
 
     Args:
-        limits: bounds of the queue.
+        limits: limits of the queue.
         queue: the queue.
-        cache: tells the number of free slots.
-        drain: rate at which the queue drains.
+        cache: provides the number of free slots.
+        drain: drain rate of the queue.
     """
 
     def __init__(
@@ -96,16 +95,16 @@ class LoadShedder:
         self._drain = drain
 
     def loser(self, arrival: Request) -> Request | None:
-        """The request to turn away if `arrival` is to be queued; None if there is room."""
+        """The request to reject if `arrival` is to be queued; None if there is room."""
         if self._has_room(arrival, None):
             return None
-        least = self._queue.least_urgent()
-        if least is None or not self._outranks(arrival, least):
+        candidate = self._queue.least_urgent()
+        if candidate is None or not self._outranks(arrival, candidate):
             return arrival
-        return least if self._has_room(arrival, least) else arrival
+        return candidate if self._has_room(arrival, candidate) else arrival
 
     def rejection(self, request: Request) -> Rejection:
-        """The 429 for a request that is turned away."""
+        """The 429 for a rejected request."""
         return queue_full(
             request.request_id,
             request.attempt,
@@ -129,10 +128,10 @@ class LoadShedder:
             num_new_tokens=len(arrival.token_ids),
         )
 
-    def _outranks(self, arrival: Request, least: Request) -> bool:
-        if arrival.priority != least.level:
-            return arrival.priority > least.level
-        if arrival.tenant == least.tenant:
+    def _outranks(self, arrival: Request, candidate: Request) -> bool:
+        if arrival.priority != candidate.level:
+            return arrival.priority > candidate.level
+        if arrival.tenant == candidate.tenant:
             return False
-        mine = self._queue.num_waiting(arrival.tenant, least.level)
-        return mine + 1 < self._queue.num_waiting(least.tenant, least.level)
+        mine = self._queue.num_waiting(arrival.tenant, candidate.level)
+        return mine + 1 < self._queue.num_waiting(candidate.tenant, candidate.level)

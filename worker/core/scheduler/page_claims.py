@@ -1,4 +1,4 @@
-"""Page claims: pages for the rows of running requests, if need be by preempting others."""
+"""Page claims: allocates pages for rows of running requests, preempting others if necessary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.core.scheduler.step import StepBuilder
 
 
 def num_still_needed(request: Request, page_size: int, cache: CacheManager) -> int:
-    """Pages that a running request lacks to compute all its known tokens and a page beyond."""
+    """Pages that a running request still needs for all its known tokens and one more page."""
     assert request.lease is not None
     num_tokens = min(request.limit, len(request.token_ids) + page_size)
     return cache.num_still_needed(num_tokens, request.lease)
@@ -22,9 +22,9 @@ class PageClaims:
 
     It takes, in this order: free pages, evictable ones, those that a step in flight is about to
     free (by waiting for it), and those of requests after the claimant in the running set. The last
-    request of the set never takes from others: it waits, keeping its pages, until one before it
-    ends or preempts it. A request that is alone and holds duplicates of cached pages is itself
-    preempted, and is admitted again with the cached ones.
+    request of the set never takes pages from others: it waits, keeping its own, until one before it
+    ends or preempts it. A single request that has duplicates of cached pages is preempted itself,
+    and readmitted with the cached pages.
     """
 
     def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
@@ -33,11 +33,10 @@ class PageClaims:
         self._running = state.running
         self._lifecycle = lifecycle
         self.num_promised = 0
-        """Pages (blocks) that requests admitted to this step take after the running ones."""
+        """Pages (blocks) reserved for requests admitted to this step, after the running ones."""
 
     def add_row(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Adds a row of `length` positions, or of as many as there are pages for, if any; returns
-        their number."""
+        """Adds a row of up to `length` positions, as far as there are pages; returns the length."""
         if request.num_computed + length > len(lease.pages) * self._page_size:
             length = self._claim(request, lease, length, builder)
         if length:
@@ -47,27 +46,27 @@ class PageClaims:
     def add_draft_row(
         self, request: Request, lease: Lease, num_drafts: int, builder: StepBuilder
     ) -> None:
-        """Adds a speculative row, with pages for as far as it may reach.
+        """Adds a speculative row, with pages for its maximum extent.
 
-        For drafts no request is preempted, and no promised page is taken. The same holds for a
-        token whose position depends on steps in flight: it waits for them. Without a page for its
-        newest token the request gets no row.
+        No request is preempted and no reserved page is used for drafts, nor for a token whose
+        position depends on steps in flight: it waits for them. Without a page for its newest token,
+        the request gets no row.
         """
         page_size, start = self._page_size, request.num_computed
-        # The last token of a request is drawn and never computed.
-        least = min(request.limit - 1, start + request.num_unverified + 1)
-        most = min(request.limit - 1, least + num_drafts)
+        # The last token of a request is sampled but never computed.
+        min_end = min(request.limit - 1, start + request.num_unverified + 1)
+        max_end = min(request.limit - 1, min_end + num_drafts)
         num_pages = len(lease.pages)
-        missing = -(-least // page_size) - num_pages
+        missing = -(-min_end // page_size) - num_pages
         if request.num_unverified and missing > max(0, self._num_spare):
             return
         if missing > self._cache.num_allocatable and not self._make_available(request):
             return
-        missing = max(missing, min(-(-most // page_size) - num_pages, self._num_spare))
+        missing = max(missing, min(-(-max_end // page_size) - num_pages, self._num_spare))
         if missing > 0:
             self._cache.allocate(lease, missing)
             builder.write_pages(lease.slot, self._cache.page_rows(lease, num_pages))
-        end = min(most, len(lease.pages) * page_size)
+        end = min(max_end, len(lease.pages) * page_size)
         builder.add_draft_row(request, lease, end, min(num_drafts, end - start - 1))
 
     @property
@@ -75,14 +74,14 @@ class PageClaims:
         return self._cache.num_allocatable - self.num_promised
 
     def _claim(self, request: Request, lease: Lease, length: int, builder: StepBuilder) -> int:
-        """Extends `lease` for `length` more positions, or for as many as there are pages for;
-        returns their number."""
+        """Extends `lease` by up to `length` positions, as far as there are pages; returns the
+        number."""
         start = len(lease.pages)
         space = start * self._page_size - request.num_computed
         if not space and not self._make_available(request):
             return 0
         missing = -(-(length - space) // self._page_size)
-        # Admission has kept enough for them, but where windows are still to advance.
+        # Admission has reserved enough for them, except while windows are still to advance.
         missing = min(missing, max(self._num_spare, 0))
         if missing:
             self._cache.allocate(lease, missing)
@@ -90,7 +89,7 @@ class PageClaims:
         return min(length, space + missing * self._page_size)
 
     def _make_available(self, request: Request) -> bool:
-        """Whether at least one page is available, after preempting requests if need be."""
+        """Whether at min_end one page is available, after preempting requests if necessary."""
         while not self._cache.num_allocatable:
             if self._cache.is_fenced or self._will_advance():
                 return False
@@ -102,15 +101,15 @@ class PageClaims:
                 self._lifecycle.defer_preemption(victim)
                 return False
             if victim is request:
-                # Alone, it can lack pages only where it holds its own beside equal cached ones.
-                assert victim.lease.duplicates, "one request alone does not fit: not refused"
+                # A single request can only lack pages if it has duplicates of cached ones.
+                assert victim.lease.duplicates, "request should have been rejected"
             self._lifecycle.preempt(victim)
             if victim is request:
                 return False
         return True
 
     def _will_advance(self) -> bool:
-        """Whether pages come free since a step in flight moves a window on."""
+        """Whether pages will be freed because a step in flight advances a window."""
         return self._cache.has_windows and any(
             request.lease is not None
             and not self._lifecycle.is_idle(request)

@@ -1,5 +1,8 @@
-"""Policies of admission. `--schedule-policy` is the order of the queue among equally urgent
-requests, `--prefill-admission-policy` the order in which a round tries them, and when it ends."""
+"""Admission policies.
+
+`--schedule-policy` is the order of the queue among equally urgent requests,
+`--prefill-admission-policy` the order in which a round tries them, and when it ends.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,29 @@ from worker.protocol.admission import AdmissionPolicyName, SchedulePolicy
 
 
 class Item(NamedTuple):
-    """A waiting request as a policy sees it."""
+    """A waiting request from the perspective of a policy."""
 
     cost: int
-    """Uncached tokens, which it has to compute."""
+    """Uncached tokens, which have to be computed."""
     level: int
-    """Urgency; a round tries requests in descending order of it."""
+    """Urgency; a round tries requests in descending order of level."""
     num_tokens: int
-    """Known tokens, cached or not: the prompt, and generated ones of a preempted request."""
+    """Known tokens, cached or not: the prompt, and generated tokens of a preempted request."""
 
 
 class QueueOrder(NamedTuple):
     """An order of equally urgent requests other than first come, first served.
 
-    To add one: its entry in `ORDERS`, and its name in `worker.protocol.admission`.
+    To add one, add an entry in `ORDERS` and its name in `worker.protocol.admission`.
     """
 
     key: Callable[[Item], float]
-    """Sort key, least first; ties keep their order of arrival."""
+    """Sort key, lowest first; ties keep the order of arrival."""
     max_queue: int
-    """Longest queue that is ordered; to sort a longer one would take more time than it gains."""
+    """Maximum queue length to sort; sorting a longer one would take more time than it saves."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
-        """Indices in the order of the queue; levels descend."""
+        """Indices in queue order; levels are in descending order."""
         return _ordered(items, self.key)
 
 
@@ -46,39 +49,39 @@ ORDERS: Final[Mapping[SchedulePolicy, QueueOrder | None]] = MappingProxyType(
     }
 )
 """Orders by their names in `--schedule-policy`; None is the order of arrival. lpm (longest prefix
-match) puts the request with most cached tokens first; its bound is SGLang's."""
+match) puts the request with the most cached tokens first; its limit is the same as in SGLang."""
 
 
 class AdmissionPolicy(NamedTuple):
-    """Order in which a round tries equally urgent requests, and whether it stops at a misfit.
+    """Order in which a round tries equally urgent requests, and when it stops.
 
-    To add one: its entry in `POLICIES`, and its name in `worker.protocol.admission`.
+    To add one, add an entry in `POLICIES` and its name in `worker.protocol.admission`.
     """
 
     stops: bool
-    """Whether the first request that does not fit ends the round. The round then considers only as
-    many requests as could enter, else `prefill_admission_lookahead`."""
+    """Whether the round ends at the first request that does not fit. If so, the round only
+    considers as many requests as could be admitted, else `prefill_admission_lookahead`."""
     key: Callable[[Item], float] | None = None
-    """Sort key, least first; ties keep the order of the queue. None keeps it for all."""
+    """Sort key, lowest first; ties keep the order of the queue, as does None."""
 
     def order(self, items: Sequence[Item]) -> list[int]:
-        """Indices in the order of trying; levels descend."""
+        """Indices in the order of trying; levels are in descending order."""
         return list(range(len(items))) if self.key is None else _ordered(items, self.key)
 
     def in_turn(self, items: Sequence[Item], tenants: Sequence[str]) -> list[int]:
-        """Indices in the order of trying, where each of several tenants keeps its turns.
+        """Indices in the order of trying, in which each of several tenants keeps its turns.
 
         Args:
-            items: requests in the order of the queue, which gives tenants their turns.
+            items: requests in queue order, which determines the tenants' turns.
             tenants: the tenant of each request.
         """
         turns: dict[tuple[int, str], list[int]] = defaultdict(list)
         for index, (item, tenant) in enumerate(zip(items, tenants, strict=True)):
             turns[item.level, tenant].append(index)
         ordered = list(range(len(items)))
-        for own in turns.values():
-            for turn, index in zip(own, self.order([items[i] for i in own]), strict=True):
-                ordered[turn] = own[index]
+        for members in turns.values():
+            for turn, index in zip(members, self.order([items[i] for i in members]), strict=True):
+                ordered[turn] = members[index]
         return ordered
 
 
@@ -88,8 +91,8 @@ POLICIES: Final[Mapping[AdmissionPolicyName, AdmissionPolicy]] = MappingProxyTyp
         "pack": AdmissionPolicy(stops=False, key=lambda item: item.cost),
     }
 )
-"""Policies by their names in `--prefill-admission-policy`. pack tries by ascending cost, which
-admits the largest number of requests that fit at all, and of such choices the cheapest."""
+"""Policies by their names in `--prefill-admission-policy`. pack tries requests by ascending cost,
+which admits the maximum number of requests that fit, at minimum cost."""
 
 
 def _ordered(items: Sequence[Item], key: Callable[[Item], float]) -> list[int]:
@@ -97,55 +100,57 @@ def _ordered(items: Sequence[Item], key: Callable[[Item], float]) -> list[int]:
 
 
 class Outcome(Enum):
-    """Outcome of trying to admit one request for which there are tokens."""
+    """Outcome of trying to admit one request for which there are enough tokens."""
 
     ENTERED = auto()
     NO_CAPACITY = auto()
     """Slots or pages are missing."""
     WAITS = auto()
-    """The request waits for a prefix that another is computing; others may enter before it."""
+    """The request waits for a prefix being computed by another; later ones may go first."""
     PREEMPTING = auto()
-    """Slot and pages will be there in the next step: running requests are about to be preempted."""
+    """Slot and pages will be free in the next step: running requests are about to be preempted."""
 
 
 class StepHeadroom:
-    """Headroom of a round: the prompt tokens that it may grant, and the number of requests.
+    """Headroom of a round: prompt tokens to grant, and number of requests to admit.
 
     Args:
         tokens: prompt tokens left for new requests.
-        most: most tokens that one of them may take at first; the rest is shared out afterwards.
-        alone: tokens for a request that is larger than any round and gets a step of its own; 0
-            while prompts are under way.
-        requests: most requests that may be admitted.
-        chunked: whether part of a prompt may be computed, else all of it or nothing.
+        max_each: maximum tokens that one of them may take initially; the rest is distributed
+            afterwards.
+        alone: tokens for a request that exceeds every round and gets a step of its own; 0 while
+            other prefills are running.
+        requests: maximum requests to admit.
+        chunked: whether a prompt may be computed in parts, else only as a whole.
     """
 
-    def __init__(self, *, tokens: int, most: int, alone: int, requests: int, chunked: bool) -> None:
+    def __init__(
+        self, *, tokens: int, max_each: int, alone: int, requests: int, chunked: bool
+    ) -> None:
         self.tokens = tokens
         self.requests = requests
-        self.most = most
+        self.max_each = max_each
         self._alone = alone
         self._chunked = chunked
 
     @property
     def is_open(self) -> bool:
-        """Whether any more request could be admitted."""
+        """Whether any more requests could be admitted."""
         return self.tokens > 0 and self.requests > 0
 
     def fits(self, cost: int) -> bool:
-        """Whether there is room for a request of this cost."""
+        """Whether there is room for a request with this cost."""
         return self.is_open and (self._chunked or cost <= self.tokens)
 
     def take(self, cost: int) -> int:
         """Grants tokens to a request that fits; returns their number."""
-        length = min(cost, self.most, self.tokens)
+        length = min(cost, self.max_each, self.tokens)
         self.tokens -= length
         self.requests -= 1
         return length
 
     def take_alone(self, cost: int) -> int:
-        """Grants a request a step of its own; returns the number of tokens, 0 if it cannot have
-        it."""
+        """Grants a request a step of its own; returns the number of tokens, 0 if impossible."""
         length = min(cost, self._alone) if self.requests else 0
         if length:
             self.tokens = 0
@@ -154,20 +159,19 @@ class StepHeadroom:
 
 
 class AdmissionRound:
-    """One admission round: chooses the request to try next, and grants tokens to those that
-    entered.
+    """One admission round: selects the request to try next, and grants tokens to admitted requests.
 
-    The caller alternates between `next` and `report`. Where no request of the highest level fits
-    into the headroom, the first of them gets a step of its own, so that it does not wait for ever,
-    nor behind less urgent ones.
+    The caller alternates between `next` and `report`. If no request of the highest level fits into
+    the headroom, the first of them gets a step of its own, so that it is neither starved nor
+    delayed by less urgent ones.
 
     Args:
-        policy: the order of trying.
-        items: requests in the order of the queue.
-        headroom: what the step has room for.
-        max_drop: least distance in levels below an admitted request at which no other is admitted,
-            so that the step does not get longer for the urgent one; 0 for any distance.
-        floor: level below which no request is admitted.
+        policy: order of trying.
+        items: requests in queue order.
+        headroom: tokens and requests that the step has room for.
+        max_drop: minimum distance in levels below an admitted request at which no other is
+            admitted, so that the step does not get longer for the urgent one; 0 for no limit.
+        floor: minimum level to be admitted.
     """
 
     def __init__(
@@ -179,15 +183,15 @@ class AdmissionRound:
         floor: int = -1,
     ) -> None:
         self.is_preempting = False
-        """Whether running requests are about to be preempted for one that was tried: from then on
-        only slots that others free count, and less urgent requests may not take what it lacks."""
+        """Whether running requests are about to be preempted for one that was tried: from then on,
+        only slots freed by others count, and less urgent requests must not take its pages."""
         self._stops = policy.stops
         self._items = items
         self._headroom = headroom
         self._max_drop = max_drop
         self._floor = floor
-        """Level below which no request is admitted. It rises, too: less urgent requests may not
-        take pages that a more urgent one lacks."""
+        """Minimum level to be admitted. It rises when a request lacks pages, which less urgent
+        requests must not take."""
         self._left = iter(policy.order(items))
         self._tried = -1
         self._has_top_misfit = self._is_over = False
@@ -197,11 +201,11 @@ class AdmissionRound:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Tokens granted to the requests that entered, by index, in the order of the items."""
+        """Tokens granted to admitted requests, by index, in the order of the items."""
         return {index: self._lengths[index] for index in sorted(self._lengths)}
 
     def next(self) -> int | None:
-        """Index of the request to find a slot and pages for; None at the end of the round."""
+        """Index of the next request to find a slot and pages for; None at the end of the round."""
         while not self._is_over:
             index = next(self._left, None)
             if index is None or self._ends_before(self._items[index]):
@@ -219,7 +223,7 @@ class AdmissionRound:
         return 0 if self._num_alone else None
 
     def report(self, outcome: Outcome) -> None:
-        """Takes the outcome of the request that `next` returned."""
+        """Reports the outcome for the request returned by `next`."""
         cost, level, _ = self._items[self._tried]
         if self._num_alone:
             if outcome is Outcome.ENTERED:

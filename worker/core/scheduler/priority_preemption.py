@@ -1,4 +1,4 @@
-"""Preemption by priority: a waiting request takes the place of much less urgent running ones."""
+"""Preemption by priority: a waiting request replaces much less urgent running ones."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from worker.core.scheduler.page_claims import num_still_needed
 from worker.core.scheduler.state import SchedulerState
 
 MAX_PROGRESS = 64
-"""Tokens after which any request that was preempted may be preempted again."""
+"""Number of tokens after which a preempted request may be preempted again."""
 
 
 class PriorityPreemption:
-    """Chooses victims among requests outranked by the gap: the least urgent, then the cheapest.
+    """Selects victims among requests outranked by the gap: least urgent first, then cheapest.
 
-    The cheapest has the fewest tokens to compute again; tokens that come back from host memory
-    count by the time of the copy. Requests are chosen only if that makes enough room: at once, or
-    in the next step where one of them has a row in flight.
+    The cheapest has the fewest tokens to recompute; tokens that can be loaded from host memory
+    count by the time of the copy. Victims are only selected if they free enough: at once, or in the
+    next step if one of them has a row in flight.
 
-    Two requests do not displace each other in turn: a running one keeps the level with which it was
-    admitted, and the one that took its place is the gap above, more than a deadline can add. Work
-    done again stays a fraction of all work: after each preemption a request must get twice as many
-    tokens, up to MAX_PROGRESS, before it can be preempted again.
+    Two requests cannot preempt each other in turns: a running request keeps the level with which it
+    was admitted, and its preemptor is above it by the gap, more than a deadline can add. Repeated
+    work is bounded: after each preemption, a request must get twice as many tokens, up to
+    MAX_PROGRESS, before it can be preempted again.
     """
 
     def __init__(self, state: SchedulerState, host_loads: HostLoadPolicy | None) -> None:
         self.gap = state.config.preempt_priority_gap
-        """Least difference in levels; 0 for no preemption by priority."""
+        """Minimum difference in levels; 0 disables preemption by priority."""
         self._page_size = state.config.page_size
         self._cache = state.cache
         self._running = state.running
@@ -41,12 +41,12 @@ class PriorityPreemption:
         )
 
     def victims(self, request: Request, num_missing: int, spared: Collection[str]) -> list[Request]:
-        """Running requests to preempt for `request`; empty where that would not make enough room.
+        """Running requests to preempt for `request`; empty if they would not free enough.
 
         Args:
             request: a waiting request.
-            num_missing: pages that it lacks; it lacks a slot in any case.
-            spared: ids of running requests that are preempted for others.
+            num_missing: pages that it lacks, in addition to a slot.
+            spared: ids of running requests that are being preempted for others.
         """
         if not self.is_possible(request.level):
             return []
@@ -66,14 +66,14 @@ class PriorityPreemption:
             for request in self._running
             if request.level <= max_level
             and request.request_id not in spared
-            and _may_give_way(request)
+            and _is_preemptible(request)
         ]
         found.sort(key=lambda r: (r.level, self._resume_cost(r, loses_pages), -r.arrival))
         return found
 
     def _resume_cost(self, request: Request, loses_pages: bool) -> int:
-        """Tokens that a victim would compute again: those beyond its cached pages and, if it loses
-        these, their tokens too, or what could be computed while they come back from the host."""
+        """Tokens that a victim would recompute: those beyond its cached pages and, if these are
+        evicted, their tokens or the equivalent of loading them from the host."""
         assert request.lease is not None
         num_cached = request.lease.num_cached_pages * self._page_size
         loose_end = request.num_computed - num_cached
@@ -83,13 +83,13 @@ class PriorityPreemption:
         return loose_end + lost
 
     def _num_gained(self, victim: Request) -> int:
-        """Pages that a victim yields: those that it alone holds, and its part of the reserve."""
+        """Pages freed by a victim: those that only it uses, and its part of the reserve."""
         assert victim.lease is not None
         kept = num_still_needed(victim, self._page_size, self._cache)
         return self._cache.num_held_alone(victim.lease) + kept
 
 
-def _may_give_way(request: Request) -> bool:
+def _is_preemptible(request: Request) -> bool:
     if not request.preemption.count:
         return True
     progress = len(request.token_ids) - request.preemption.resumed_at

@@ -1,4 +1,4 @@
-"""Waiting queue: the most urgent level first, and tenants in fair turn within a level."""
+"""Waiting queue: highest level first, with fair sharing between tenants within a level."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from worker.core.scheduler.tenant_queue import TenantQueue
 
 
 class WaitingQueue:
-    """Requests ordered by level; then preempted ones by age; then the others, fairly among tenants,
-    each tenant's by deadline and age.
+    """Requests ordered by level; within a level, preempted ones by age, then the others in fair
+    turns of tenants, each tenant's by deadline and age.
 
-    A deadline that comes near moves its request to a higher level, and one that can no longer be
-    met moves it back. Each move is a new generation of the request, which voids older alarms.
+    A request moves to a higher level when its deadline is near, and back when it can no longer be
+    met. Each move is a new generation of the request, which invalidates older alarms.
 
     Args:
-        urgency: tells the level and deadline of a request.
-        service: tells what each tenant has been served.
+        urgency: determines level and deadline of a request.
+        service: determines how much service each tenant has received.
     """
 
     def __init__(self, urgency: Urgency, service: TenantService) -> None:
         self.num_requests = 0
         """All waiting requests."""
         self.num_tokens = 0
-        """Tokens of all waiting requests."""
+        """Number of tokens of all waiting requests."""
         self.num_expected_cached = 0
-        """Tokens that gateways expect in the prefix cache, of requests that never ran."""
+        """Number of tokens that gateways expect to be cached, of requests that never ran."""
         self._urgency = urgency
         self._service = service
         self._levels = [_Level() for _ in range(MAX_LEVEL + 1)]
@@ -47,11 +47,11 @@ class WaitingQueue:
         self._enter(request, now, resumed=False)
 
     def push_back(self, request: Request, now: float) -> None:
-        """Adds a preempted request: it goes before those of its level that have not run."""
+        """Adds a preempted request, before requests of its level that have not run."""
         self._enter(request, now, resumed=True)
 
     def remove(self, request: Request) -> None:
-        """Takes out a request, admitted or ended."""
+        """Removes a request that was admitted or has ended."""
         self._levels[request.level].remove(request)
         request.queue_entry.generation += 1
         self.num_requests -= 1
@@ -74,7 +74,7 @@ class WaitingQueue:
             heapify(self.alarms)
 
     def window(self, count: int) -> list[Request]:
-        """The first `count` requests in order."""
+        """First `count` requests in order."""
         return list(islice(self._in_order(), count))
 
     def oldest(self) -> Request | None:
@@ -85,33 +85,33 @@ class WaitingQueue:
         return None
 
     def least_urgent(self) -> Request | None:
-        """The first request to turn away when the queue is full; None if all have run already.
+        """First request to reject when the queue is full; None if all have already run.
 
-        It is the last that came of the tenant with most requests in the lowest level.
+        It is the newest one, in the lowest level, of the tenant with the most requests there.
         """
         for level in self._levels:
-            queues = [one for one in level.by_tenant.values() if one]
+            queues = [queue for queue in level.by_tenant.values() if queue]
             if queues:
                 return max(queues, key=len).last()
         return None
 
     @property
-    def least_level(self) -> int:
-        """Lowest priority of waiting requests that never ran; -1 where all have."""
+    def lowest_level(self) -> int:
+        """Lowest priority of waiting requests that never ran; -1 if all have."""
         return next((n for n, level in enumerate(self._levels) if level.by_tenant), -1)
 
     def num_waiting(self, tenant: str, level: int) -> int:
-        """Requests of a tenant in a level that have not run."""
+        """Number of a tenant's requests in a level that have not run."""
         waiting = self._levels[level].by_tenant.get(tenant)
         return len(waiting) if waiting is not None else 0
 
     def _enter(self, request: Request, now: float, *, resumed: bool) -> None:
         entry = request.queue_entry
         entry.generation += 1
-        standing = self._urgency.standing(request, now)
-        request.level, entry.deadline_s = standing.level, standing.deadline_s
-        if standing.until_s < inf:
-            alarm = (standing.until_s, request.arrival, entry.generation, request)
+        urgency = self._urgency.of_request(request, now)
+        request.level, entry.deadline_s = urgency.level, urgency.deadline_s
+        if urgency.until_s < inf:
+            alarm = (urgency.until_s, request.arrival, entry.generation, request)
             heappush(self.alarms, alarm)
         self._levels[request.level].add(request, resumed=resumed)
         self.num_requests += 1
@@ -127,7 +127,7 @@ class WaitingQueue:
                 yield from self._in_turn(level)
 
     def _in_turn(self, level: _Level) -> Iterator[Request]:
-        """Requests of a level in fair turn, as if each were charged when it is yielded."""
+        """Requests of a level in fair turns, as if each was charged when it is yielded."""
         if len(level.by_tenant) == 1:
             yield from next(iter(level.by_tenant.values()))
             return
@@ -153,9 +153,9 @@ class _Level:
 
     def __init__(self) -> None:
         self.members: OrderedDict[str, Request] = OrderedDict()
-        """Requests by id, in the order in which they entered the level."""
+        """Requests by id, in the order in which they were added."""
         self.resumed: list[Request] = []
-        """Requests that were preempted, oldest first."""
+        """Preempted requests, oldest first."""
         self.by_tenant: dict[str, TenantQueue] = {}
         """Requests that have never run, by tenant."""
 

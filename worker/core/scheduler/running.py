@@ -1,4 +1,4 @@
-"""The running set, in the order in which its members may claim pages."""
+"""Running set, in the order in which its members may claim pages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from worker.core.request import Request, RequestState
 class RunningSet(list[Request]):
     """Running requests by level, then age; the last is the first to be preempted for lack of pages.
 
-    A request that claims pages takes them from requests after it, so a step that walks the set in
-    order never preempts a request that has a row in it already.
+    A request that claims pages takes them from requests after it, so a step that iterates in this
+    order never preempts a request that already has a row.
     """
 
     def add(self, request: Request) -> None:

@@ -1,5 +1,4 @@
-"""Speculation gate: how many drafts each request gets in a step, so that speculation never
-loses."""
+"""Speculation gate: limits drafts per request and step, so that throughput is never reduced."""
 
 from __future__ import annotations
 
@@ -25,42 +24,42 @@ if TYPE_CHECKING:
     from worker.core.scheduler.step import InFlightRow, StepInFlight
 
 FIRST_RATE = 0.8
-"""Prior of the acceptance rate: what prompt lookup reaches in copied text."""
+"""Prior of the acceptance rate, typical of prompt lookup in copied text."""
 REFERENCE_STEPS = 48
-"""Steps of a size with drafts in all rows, after which one has none: only such a step separates the
-cost of drafting from the cost of a row."""
+"""Number of steps of a batch size with drafts in all rows, after which one has none: only such a
+step separates the cost of drafting from the cost of a row."""
 PROBE_SHARE = 0.005
-"""Share of all steps' time that probes may take; up to that of `LONGEST_WAIT` steps is saved up."""
+"""Fraction of all steps' time available to probes; up to `LONGEST_WAIT` steps' worth
+accumulates."""
 MARGIN = 0.05
-"""Margin by which a draft must promise more than its cost, as a part of that, and a row must gain,
-in tokens: drafts take more than the rank's time, and estimates of it are not exact."""
+"""Margin by which a draft's expected benefit must exceed its cost (as a fraction), and minimum gain
+of a row in tokens: drafts also take time outside of the rank, and estimates are not exact."""
 LONGEST_REST = 8
-"""Most steps without decisions per request after steps in which no request was to draft: decisions
-take time as well."""
+"""Maximum steps without decisions per request after steps in which no request was to draft, since
+decisions take time too."""
 
 
 class SpeculationGate:
-    """Decides on drafts from acceptance per request and batch size, and the step-time model's
-    costs.
+    """Decides on drafts by acceptance per request and batch size, and by predicted costs.
 
-    Whether a request drafts at all depends on what its rows gained so far: accepted drafts less the
-    cost of the row, which has a fixed part and one per draft (`StepCosts.draft_row`,
-    `draft_token`). A new request is expected to gain what rows of all requests do in steps of this
-    size. A request that loses gets no drafts, but for a probe from time to time.
+    Whether a request drafts depends on the gain of its rows so far: accepted drafts minus the cost
+    of the row, which is a fixed part plus one per draft (`StepCosts.draft_row`, `draft_token`). New
+    requests are expected to gain as much as the rows of all requests in steps of this size. A
+    request that loses gets no drafts, except for occasional probes.
 
-    How many drafts it gets depends on the cost of one more, which is much smaller. It pays while
-    the probability that it is accepted exceeds the threshold: the tokens that steps yield in the
-    time that it takes, at the present throughput, drafts included. Proposers that know the
-    probability of each guess get the threshold with the Plan and stop there. For others the
-    acceptance rate p of the request bounds the number: the j-th draft is accepted with p^j.
+    The number of its drafts depends on the cost of one more, which is much smaller. A draft is
+    worthwhile if its acceptance probability exceeds a threshold: the tokens that steps generate in
+    its time at the current throughput, including drafts. Proposers that know the probability of
+    each draft get the threshold with the Plan and stop there. For others, the acceptance rate p of
+    the request bounds the number: the j-th draft is accepted with probability p^j.
 
-    The more a batch is bound by arithmetic, the nearer the threshold comes to one, and the fewer
-    drafts there are. Decisions follow from the calls alone: no clock, no chance.
+    The more compute-bound a batch is, the closer the threshold is to one, and the fewer drafts
+    there are. Decisions depend on the calls only, not on clocks or random numbers.
 
     Args:
         config: the engine configuration.
-        stops_itself: whether the proposer stops at the threshold by itself; otherwise the
-            request's acceptance rate bounds the number of drafts.
+        stops_itself: whether the proposer stops at the threshold; otherwise the request's
+            acceptance rate limits the number of drafts.
     """
 
     def __init__(self, config: EngineConfig, *, stops_itself: bool) -> None:
@@ -70,32 +69,32 @@ class SpeculationGate:
         self._rate = FIRST_RATE
         """Acceptance rate over all requests."""
         self._batches: dict[int, BatchRecord] = {}
-        """Records by `size_class` of the batch."""
+        """Statistics by `size_class` of the batch."""
         self._probe_s = 0.0
-        """Seconds that probes may take."""
+        """Seconds available to probes."""
         self._costs: StepCosts | None = None
-        """Coefficients of the step-time model; None before it predicts."""
+        """Coefficients of the step-time model; None until it can predict."""
         self._batch = BatchRecord()
-        """Record of this step's size."""
+        """Statistics for this step's batch size."""
         self._tokens_per_s = 0.0
-        """Throughput of steps of this size."""
+        """Throughput of steps of this batch size."""
         self._threshold = 0.0
         """`Plan.draft_threshold` of this step."""
         self._closed: Decision | None = None
-        """Reason why no request drafts in this step; None where some may."""
+        """Reason why no request drafts in this step; None if some may."""
         self._now = 0.0
         self._step = 0
         """Number of this step."""
         self._num_asked = self._num_let = 0
-        """Requests of this step that were decided on, and those of them that may draft."""
+        """Requests of this step with a decision, and the number that may draft."""
         self._rest = 1
-        """Steps of the next rest, see LONGEST_REST."""
+        """Number of steps of the next rest, see LONGEST_REST."""
         self._rest_until = 0
-        """Step at which the present rest ends; 0 for none."""
+        """Step at which the current rest ends; 0 for none."""
 
     @property
     def is_open(self) -> bool:
-        """Whether any request may draft in this step; else `num_drafts` is not to be called."""
+        """Whether any request may draft in this step; else `num_drafts` must not be called."""
         return self._closed is None
 
     def begin_step(
@@ -104,10 +103,10 @@ class SpeculationGate:
         """Begins a step; returns its `Plan.draft_threshold`.
 
         Args:
-            num_running: requests in the running set.
-            num_decodes: those of them that decode.
+            num_running: number of requests in the running set.
+            num_decodes: number of those that decode.
             now: the scheduler's clock, in seconds.
-            costs: coefficients of the step-time model; None before it predicts.
+            costs: coefficients of the step-time model; None until it can predict.
         """
         self._now = now
         self._end_step()
@@ -117,8 +116,8 @@ class SpeculationGate:
         self._threshold = 0.0
         if self.config.speculative_adaptive:
             self._begin_size(num_decodes)
-        most = self.config.speculative_max_utilization * self.config.max_num_seqs
-        if num_running >= most:
+        max_running = self.config.speculative_max_utilization * self.config.max_num_seqs
+        if num_running >= max_running:
             self._closed = Decision.UTILIZATION
         if self._closed is not None:
             self.totals.count(self._closed, num_decodes)
@@ -146,8 +145,8 @@ class SpeculationGate:
             self._closed = Decision.COST_UNKNOWN
 
     def num_drafts(self, request: Request) -> int:
-        """Most drafts for a decoding request in this step; 0 for a row without. Needs `is_open`."""
-        assert self._closed is None, "nobody drafts in this step"
+        """Maximum drafts of a decoding request in this step; 0 for none. Requires `is_open`."""
+        assert self._closed is None, "drafting is disabled in this step"
         number, decision = self._decide(request)
         self._num_asked += 1
         self._num_let += number > 0
@@ -157,10 +156,10 @@ class SpeculationGate:
     def observe(
         self, step: StepInFlight, result: StepResult, counts: Sequence[int], shape: StepShape
     ) -> None:
-        """Takes the result of a step, before its requests do.
+        """Records the result of a step, before requests are updated by it.
 
         Args:
-            step: the step as it was planned.
+            step: the step as planned.
             result: its result.
             counts: tokens of the result per row.
             shape: what the step computed.
@@ -193,9 +192,9 @@ class SpeculationGate:
             rate = self._tokens_per_s
             draft_s = self._costs.draft_row + self._costs.draft_token * row.num_drafts
             cost = (1.0 + MARGIN) * rate * draft_s
-            # What a first row cost decides whether others should begin; it is paid in any case.
+            # The cost of a first row only counts for whether others start: it is sunk for this one.
             start = self._start_s(record) * rate
-            if record.is_trying:  # what it gained takes no time
+            if record.is_trying:  # refund what was not lost
                 loss = max(0.0, cost + start - row.num_useful)
                 self._probe_s += self._attempt_s(record) - loss / rate
         gain = row.num_useful - cost
@@ -210,7 +209,7 @@ class SpeculationGate:
         return 0.0 if record.has_drafted or self._costs is None else self._costs.draft_start
 
     def _attempt_s(self, record: RequestRecord) -> float:
-        """Seconds that drafting adds to a row, whatever the number of drafts."""
+        """Seconds that drafting adds to a row, independent of the number of drafts."""
         return self._start_s(record) + (0.0 if self._costs is None else self._costs.draft_row)
 
     def _decide(self, request: Request) -> tuple[int, Decision]:
@@ -230,7 +229,7 @@ class SpeculationGate:
         number = config.num_speculative_tokens
         if not self.stops_itself:
             number = _number_worth(record.rate, self._threshold, number)
-        # What rows of all requests do counts, unless this one differs by more than chance.
+        # Use the gain over all requests, unless this one differs significantly.
         gain = record.upper_gain if common.lower > MARGIN else record.lower_gain
         if number and gain > MARGIN:
             return number, Decision.DRAFT
@@ -256,7 +255,7 @@ class _DraftedRow(NamedTuple):
     num_drafts: int
     num_accepted: int
     num_useful: int
-    """Accepted drafts, less those behind the end of the request."""
+    """Accepted drafts, without those after the end of the request."""
 
 
 def _drafted_rows(
@@ -268,13 +267,13 @@ def _drafted_rows(
     """Collects rows that were allowed to draft.
 
     Args:
-        planned: rows of requests that decode, as they were planned.
-        result: the result of their step.
+        planned: rows of decoding requests, as planned.
+        result: result of their step.
         counts: tokens of the result per row.
-        rows: gets an entry for each row that was allowed to draft and was computed.
+        rows: receives an entry for each computed row that was allowed to draft.
 
     Returns:
-        Number of tokens that lie behind the ends of their requests.
+        Number of tokens after the ends of their requests.
     """
     num_drafted = iter(result.drafted or ())
     first = num_useless = 0
@@ -291,7 +290,7 @@ def _drafted_rows(
 
 
 def _num_useful(request: Request, tokens: Sequence[int]) -> int:
-    """Number of tokens up to the first end token, or all."""
+    """Number of tokens up to the first end token, or of all tokens."""
     if len(tokens) > 1:
         for index, token in enumerate(tokens):
             if token in request.end_token_ids:
@@ -299,17 +298,17 @@ def _num_useful(request: Request, tokens: Sequence[int]) -> int:
     return len(tokens)
 
 
-def _number_worth(rate: float, threshold: float, most: int) -> int:
-    """The largest j, at most `most`, for which rate^j is at least the threshold."""
+def _number_worth(rate: float, threshold: float, limit: int) -> int:
+    """The largest j, at most `limit`, for which rate^j is at least the threshold."""
     if rate < threshold or rate <= 0.0:
         return 0
     if rate >= 1.0 or threshold <= 0.0:
-        return most
-    return min(most, int(math.log(threshold) / math.log(rate)))
+        return limit
+    return min(limit, int(math.log(threshold) / math.log(rate)))
 
 
 def create_gate(config: EngineConfig, *, on_cuda: bool) -> SpeculationGate | None:
-    """The gate that the configuration asks for; None where nothing is drafted.
+    """Creates the configured gate; None without speculative decoding.
 
     Args:
         config: the engine configuration.

@@ -1,4 +1,4 @@
-"""Starvation guard: no request is passed over for ever, whatever policy orders the queue."""
+"""Starvation guard: no request is passed over forever, whatever the queue's policy."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from worker.core.request import Request
 
 MAX_PASSES = 64
-"""Rounds in which the oldest request may be passed over."""
+"""Maximum number of rounds in which the oldest request may be passed over."""
 
 
 class StarvationGuard:
     """Counts how often the oldest request is passed over: the one that has been in the highest
-    level for longest.
+    level for the longest time.
 
-    A round passes the oldest over if it admits others of its level or below, and not the oldest.
-    After MAX_PASSES such rounds every round is fifo with the oldest at the head, and no other is
-    admitted before it; since running requests end, there is room for it at some time. Then the next
-    becomes the oldest. So a request that entered its level after k others, and that no more urgent
-    ones keep out, is passed over in at most (k + 1) · MAX_PASSES rounds, under pack, lpm, deadlines
-    and fair share alike.
+    A round passes over the oldest if it admits others of its level or below instead. After
+    MAX_PASSES such rounds, every round is fifo with the oldest at the head, and no other request is
+    admitted before it; since running requests end, there is room for it eventually. Then the next
+    one becomes the oldest. So a request that entered its level after k others, without more urgent
+    ones, is passed over in at most (k + 1) · MAX_PASSES rounds, with any combination of pack, lpm,
+    deadlines and fair sharing.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StarvationGuard:
         )
 
     def count(self, oldest: Request, generation: int, admitted: Iterable[Request]) -> None:
-        """Notes the requests that a round admitted while `oldest`, of this generation, waited."""
+        """Counts the requests admitted in a round while `oldest`, of this generation, waited."""
         if oldest is not self._oldest or generation != self._generation:
             self._oldest, self._generation, self._num_passes = oldest, generation, 0
         requests = list(admitted)

@@ -1,4 +1,4 @@
-"""Scheduler state: the requests, what they hold, and counters, shared by all its parts."""
+"""Scheduler state: requests, their resources, and counters, shared by all its parts."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from worker.protocol.diffusion import BlockTotals
 from worker.protocol.messages import StepShape
 
 Clock = Callable[[], float]
-"""Seconds from some fixed moment, such as `time.monotonic`; the only time that decisions see."""
+"""Seconds since some fixed time, such as `time.monotonic`; the only clock used for decisions."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats:
-    """Counters for load snapshots, since the scheduler began, and the last step's figures."""
+    """Counters for load snapshots since the scheduler was created, and metrics of the last step."""
 
     num_preemptions: int = 0
-    """Requests preempted since the scheduler began."""
+    """Number of preemptions."""
     num_prefix_queries: int = 0
-    """Known tokens of requests when they were first admitted."""
+    """Known tokens of requests at their first admission."""
     num_prefix_hits: int = 0
-    """Tokens of `num_prefix_queries` that the prefix cache had."""
+    """Tokens of `num_prefix_queries` that were cached."""
     num_dropped_tokens: int = 0
-    """Tokens that the device drew for requests that had ended or been preempted meanwhile."""
+    """Tokens sampled for requests that had already ended or been preempted."""
     step_ms: float = 0.0
-    """Milliseconds of the last completed step, or of its average pass over running blocks."""
+    """Duration of the last step in milliseconds, or of its average pass over running blocks."""
     num_step_tokens: int = 0
-    """Tokens computed in the last completed step, at most."""
+    """Maximum number of tokens computed in the last step."""
     step_shape: StepShape = field(default_factory=StepShape)
-    """Shape of the computation that took `step_ms`."""
+    """Shape of the step that took `step_ms`."""
     blocks: BlockTotals | None = None
     """Totals of block diffusion; None for an autoregressive model."""
     num_submits: int = 0
-    """Submits received, ignored ones included."""
+    """Number of submits received, including ignored ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerState:
-    """The requests of one worker group, where they are, and what they hold.
+    """Requests of a worker group, their locations and resources.
 
-    `Lifecycle` alone moves requests; every other part reads, and writes what its docstring says.
+    Only `Lifecycle` moves requests; all other parts read, and write what their docstrings say.
     """
 
     config: SchedulerConfig
@@ -59,17 +59,17 @@ class SchedulerState:
     cache: CacheManager
     """Pages and slots."""
     queue: WaitingQueue
-    """Requests that wait for a slot."""
+    """Requests waiting for a slot."""
     running: RunningSet
-    """Requests that have a slot."""
+    """Requests with a slot."""
     tenants: TenantService
-    """Virtual token counters of the tenants."""
+    """Virtual token counters of tenants."""
     forecast: StepForecast
-    """Forecast of step times."""
+    """Step-time forecast."""
     requests: dict[str, Request] = field(default_factory=dict)
     """All requests that have not ended, by id."""
     held: dict[str, Request] = field(default_factory=dict)
-    """Requests that wait for their grammar or for its next mask, by id."""
+    """Requests waiting for their grammar or its next mask, by id."""
     drain: DrainRate = field(default_factory=DrainRate)
     """Drain rate of the queue."""
     stats: SchedulerStats = field(default_factory=SchedulerStats)
@@ -79,7 +79,7 @@ class SchedulerState:
 
     @classmethod
     def create(cls, config: SchedulerConfig, clock: Clock) -> Self:
-        """The state of a new scheduler."""
+        """State of a new scheduler."""
         forecast, tenants = StepForecast(config.max_num_batched_tokens), TenantService()
         return cls(
             config=config,

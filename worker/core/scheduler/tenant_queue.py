@@ -10,8 +10,7 @@ from worker.core.request import Request
 
 
 class TenantQueue:
-    """Waiting requests sorted by deadline, then arrival; deadlines do not change while they are
-    in."""
+    """Waiting requests sorted by deadline, then arrival; deadlines of members do not change."""
 
     def __init__(self) -> None:
         self._members: OrderedDict[str, Request] = OrderedDict()

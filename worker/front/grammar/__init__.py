@@ -1,1 +1,1 @@
-"""Grammar compilation, in processes with bounded memory and time."""
+"""Grammar compilation in processes with limited memory and time."""

@@ -1,7 +1,7 @@
-"""Main of a compiling process: takes grammars from stdin, and writes verdicts to stdout.
+"""Main of a compiling process: reads grammars from stdin, and writes verdicts to stdout.
 
-Frames are those of `worker.protocol.frames`; the first one out is the Vocabulary. The process
-bounds its own memory and processor time.
+Frames are those of `worker.protocol.frames`; the first one written is the Vocabulary. The process
+limits its own memory and CPU time.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.tokenizer import load_tokenizer
 
 MEMORY_BYTES = 2 * 2**30
-"""Bound of the process's address space."""
+"""Limit of the process's address space."""
 PAYLOAD_BYTES = 16 * 2**20
-"""Largest compiled grammar."""
+"""Maximum size of a compiled grammar."""
 READ_BYTES = 1 << 20
-"""Bytes to read from a pipe at once."""
+"""Maximum bytes per read from a pipe."""
 PROBE_TOKENS = 256
-"""Random tokens by which a compiled grammar is tried."""
+"""Number of random tokens to test a compiled grammar with."""
 PROBE_S = 0.3
-"""Processor time of all probe tokens above which a grammar is refused: it would hold up the steps
-of all requests."""
+"""Maximum CPU time for all probe tokens; slower grammars are rejected, since they would delay the
+steps of all requests."""
 
 
-class GrammarWorkshop:
-    """Compiles grammars with the backends of one setting, and tries each."""
+class GrammarCompilers:
+    """Compiles grammars with the configured backends, and tests each."""
 
     def __init__(self, setting: Setting) -> None:
         tokens = load_tokenizer(setting.tokenizer).vocabulary(setting.vocab_size)
@@ -48,19 +48,19 @@ class GrammarWorkshop:
         self._tokens = tokens
         self._guidance: GuidanceBackend | None = None
         self._xgrammar: XGrammarBackend | None = None
-        if setting.backend != "xgrammar":  # before the first job, whose time is limited
+        if setting.backend != "xgrammar":  # before the first job, which has a time limit
             self._guidance = GuidanceBackend(tokens, setting.eos_token_ids)
         if setting.backend != "guidance":
             self._xgrammar = XGrammarBackend.of_tokens(tokens, setting.eos_token_ids)
 
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary for the process that follows the grammars."""
+        """Vocabulary for the process that runs the grammars."""
         prepared = "" if self._xgrammar is None else self._xgrammar.serialize()
         return Vocabulary(self._tokens, self._setting.eos_token_ids, prepared)
 
     def compile(self, params: StructuredOutputsParams) -> Verdict:
-        """Compiles by the setting's backend; with auto, guidance takes JSON schemas, tags and
-        patterns that xgrammar does not enforce."""
+        """Compiles with the configured backend; for auto, guidance is the fallback for JSON
+        schemas, tags and patterns that xgrammar does not enforce."""
         if self._xgrammar is None:
             assert self._guidance is not None
             return self._try("guidance", self._guidance, params)
@@ -87,7 +87,7 @@ class GrammarWorkshop:
                 raise GrammarError(warnings)
             if len(payload) > PAYLOAD_BYTES:
                 raise GrammarError(
-                    f"it is too large: {len(payload)} bytes compiled, at most {PAYLOAD_BYTES}"
+                    f"it is too large: compiled size {len(payload)} bytes, maximum {PAYLOAD_BYTES}"
                 )
             _probe(backend, payload, self._setting)
         except GrammarError as error:
@@ -105,7 +105,7 @@ class GrammarWorkshop:
 
 
 def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
-    """Tries a grammar with random tokens. Raises GrammarError if none is allowed, GrammarTooHeavy
+    """Tests a grammar with random tokens. Raises GrammarError if none is allowed, GrammarTooHeavy
     if it takes too long."""
     matcher = backend.load(payload)()
     vocab_size, ends = setting.vocab_size, np.array(setting.eos_token_ids, dtype=np.int64)
@@ -119,7 +119,7 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
         octets = words.view(np.uint8)
         (allowed,) = np.nonzero(np.unpackbits(octets, bitorder="little", count=vocab_size))
         if not index and not len(allowed):
-            raise GrammarError("no text conforms to it")
+            raise GrammarError("no text matches it")
         allowed = np.setdiff1d(allowed, ends)
         if not len(allowed):
             return
@@ -128,47 +128,47 @@ def _probe(backend: GrammarBackend, payload: str, setting: Setting) -> None:
             return
         spent += filled - began + time.thread_time() - resumed
         if spent > PROBE_S:
-            raise GrammarTooHeavy("it is too ambiguous to be followed in time")
+            raise GrammarTooHeavy("it is too ambiguous and slow")
 
 
 def _with_stderr(run: Callable[[], str]) -> tuple[str, str]:
-    """Result of `run`, and the warnings that libraries write to stderr's descriptor meanwhile."""
+    """Result of `run`, and warnings that libraries wrote to the stderr descriptor during it."""
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             result = run()
         finally:
             os.dup2(saved, 2)
             os.close(saved)
-        said.seek(0)
-        lines = said.read().decode(errors="replace").splitlines()
+        captured.seek(0)
+        lines = captured.read().decode(errors="replace").splitlines()
     warnings = [line.partition("Warning: ")[2] for line in lines if "Warning: " in line]
     return result, "; ".join(dict.fromkeys(warnings))
 
 
 def main() -> None:
-    """Compiles until stdin ends."""
+    """Compiles until stdin is closed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also within a library
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills the process, even within a library
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    os.nice(5)  # a step of the engine is more urgent
+    os.nice(5)  # lower priority than engine steps
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints must not garble the frames
+    os.dup2(2, 1)  # output of libraries must not corrupt the frames
     setting = msgspec.json.decode(sys.argv[1], type=Setting)
 
     def answer(message: Vocabulary | Verdict) -> None:
         answers.write(frame(msgspec.msgpack.encode(message)))
         answers.flush()
 
-    workshop = GrammarWorkshop(setting)
+    workshop = GrammarCompilers(setting)
     answer(workshop.vocabulary())
     reader = FrameReader()
     while data := os.read(sys.stdin.fileno(), READ_BYTES):
         for payload in reader.feed(data):
             job = msgspec.msgpack.decode(payload, type=Job)
-            # Processor time, since the wall clock depends on what else runs on the machine.
+            # CPU time, since wall-clock time depends on the load of the machine.
             signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
             verdict = workshop.compile(job.params)
             signal.setitimer(signal.ITIMER_PROF, 0.0)

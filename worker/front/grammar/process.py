@@ -1,5 +1,4 @@
-"""Grammar compiler: runs a compiling process, and the messages between the two. Its calls block; it
-imports no grammar library."""
+"""Grammar compiler: runs a compiling process. Calls block; imports no grammar library."""
 
 from __future__ import annotations
 
@@ -19,19 +18,19 @@ from worker.protocol.messages import CompiledGrammar, EngineInfo, Vocabulary
 from worker.protocol.structured import StructuredOutputsParams
 
 COMPILE_S = 1.5
-"""Processor time for one grammar, in seconds. Where a core is free, clients get a refusal within
-two seconds."""
+"""CPU time limit per grammar in seconds. With a free core, clients get a rejection within two
+seconds."""
 STARVED = 20
-"""Multiple of its processor time that a grammar may take by the clock. A process that gets less
-than a twentieth of a core counts as hung and is replaced."""
+"""Wall-clock limit per grammar as a multiple of its CPU time. A process that gets less than 1/20 of
+a core counts as hung and is replaced."""
 START_S = 60.0
-"""Seconds for a process to start and load the vocabulary."""
+"""Timeout in seconds for a process to start and load the vocabulary."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a process from outside, whatever it compiles."""
+"""Signals that kill a process from outside, whatever it compiles."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Setting of a compiling process, its argument: what it compiles for."""
+    """Settings of a compiling process, passed as its argument."""
 
     tokenizer: str
     """Checkpoint folder or Hub repository."""
@@ -42,42 +41,42 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Job of a compiling process: one grammar to compile."""
+    """Job of a compiling process: one grammar."""
 
     params: StructuredOutputsParams
     cpu_s: float
-    """Seconds of processor time that the job may take, over all threads."""
+    """CPU time limit of the job in seconds, over all threads."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a Job: the compiled grammar, or the problem with it."""
+    """Result of a Job: the compiled grammar, or a problem."""
 
     backend: str = ""
-    """Name of the backend that has compiled the grammar."""
+    """Backend that compiled the grammar."""
     payload: str = ""
     """Compiled grammar, for that backend's `load`."""
     problem: str | None = None
-    """Problem of a grammar that cannot be served, else None."""
+    """Problem of a grammar that cannot be used, else None."""
     is_final: bool = True
-    """False where a limit of time or memory was exceeded: another try may stay within it."""
+    """False if a time or memory limit was exceeded: a retry may stay within it."""
 
 
 class CompilerFailure(RuntimeError):
-    """The compiling process failed or was killed; nothing is known of the grammar."""
+    """The compiling process failed or was killed; the grammar may be valid."""
 
 
 class GrammarCompiler:
-    """A compiling process, replaced whenever it has ended or was killed. For one thread at a time.
+    """A compiling process, replaced whenever it exits or is killed. For one thread at a time.
 
     Args:
-        setting: what the process compiles for.
-        seconds: processor time for one grammar.
+        setting: settings of the process.
+        seconds: CPU time limit per grammar.
     """
 
     def __init__(self, setting: Setting, seconds: float = COMPILE_S) -> None:
         self.seconds = seconds
         self.vocabulary: Vocabulary | None = None
-        """Vocabulary from the process; None before the first `compile`."""
+        """Vocabulary sent by the process; None before the first `compile`."""
         self._setting = setting
         self._process: subprocess.Popen[bytes] | None = None
         self._greeted = False
@@ -87,16 +86,16 @@ class GrammarCompiler:
         """Compiles within the limits of time and memory.
 
         Raises:
-            GrammarError: the grammar cannot be served; the message is for the client.
-            GrammarTooHeavy: it exceeded a limit of time or memory.
+            GrammarError: the grammar cannot be used; the message is for the client.
+            GrammarTooHeavy: a time or memory limit was exceeded.
             CompilerFailure: the process failed.
         """
         job = msgspec.msgpack.encode(Job(params, self.seconds))
-        answer = self._ask(job)
+        answer = self._run_job(job)
         if _was_killed(answer):
-            answer = self._ask(job)
+            answer = self._run_job(job)
         if isinstance(answer, int):
-            raise self._loss(params.kind, answer)
+            raise self._failure(params.kind, answer)
         verdict = msgspec.msgpack.decode(answer, type=Verdict)
         if verdict.problem is not None:
             raise (GrammarError if verdict.is_final else GrammarTooHeavy)(
@@ -105,12 +104,12 @@ class GrammarCompiler:
         return CompiledGrammar(grammar_key(params), verdict.backend, verdict.payload)
 
     def close(self) -> None:
-        """Ends the process, also from another thread than the one that compiles."""
+        """Stops the process; may be called from any thread."""
         self._closed = True
         self._kill()
 
-    def _ask(self, job: bytes) -> bytes | int:
-        """The process's answer, or the exit code of a process that ended without one."""
+    def _run_job(self, job: bytes) -> bytes | int:
+        """Answer of the process, or its exit code if it exited without one."""
         process = self._ready_process()
         deadline = time.monotonic() + self.seconds * STARVED
         try:
@@ -118,9 +117,9 @@ class GrammarCompiler:
             answer = _read_frame(process, deadline)
         except TimeoutError:
             self._kill()
-            self._start()  # ready for the next one
+            self._start()  # start loading for the next job
             raise CompilerFailure(
-                f"the compiling process got less than {self.seconds} s of processor time in "
+                f"the compiling process got less than {self.seconds} s of CPU time in "
                 f"{self.seconds * STARVED} s"
             ) from None
         except OSError:
@@ -132,8 +131,8 @@ class GrammarCompiler:
         self._start()
         return code
 
-    def _loss(self, kind: str, code: int) -> GrammarError | CompilerFailure:
-        """The exception for a process that ended with this exit code."""
+    def _failure(self, kind: str, code: int) -> GrammarError | CompilerFailure:
+        """Exception for a process that exited with this code."""
         if _was_killed(code):
             return CompilerFailure("the compiling process was killed, twice")
         if code == -signal.SIGPROF:
@@ -154,24 +153,26 @@ class GrammarCompiler:
                 greeting = None
             if greeting is None:
                 self._kill()
-                raise CompilerFailure("grammars cannot be compiled here: see the worker's log")
+                raise CompilerFailure("the compiling process does not start: see the worker's log")
             self.vocabulary = msgspec.msgpack.decode(greeting, type=Vocabulary)
             self._greeted = True
         return process
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._closed:
-            raise CompilerFailure("this worker is ending")
+            raise CompilerFailure("this worker is shutting down")
         self._greeted = False
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "worker.front.grammar.compiling"),
+                sys.executable,
+                "-m",
+                "worker.front.grammar.compiling",
                 msgspec.json.encode(self._setting).decode(),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            # Threads that a library makes by the core would count against the memory limit.
+            # Threads per core, started by libraries, would count against the memory limit.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
         )
         assert self._process.stdin is not None
@@ -188,12 +189,12 @@ class GrammarCompiler:
             if stream is not None:
                 try:
                     stream.close()
-                except OSError:  # unsent bytes of a process that is gone
+                except OSError:  # unsent data of a process that has exited
                     continue
 
 
 def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> None:
-    """Writes to the process. Raises TimeoutError if it does not read, OSError if it has ended."""
+    """Writes to the process. Raises TimeoutError if it does not read, OSError if it has exited."""
     assert process.stdin is not None
     fd, left = process.stdin.fileno(), memoryview(octets)
     while left:
@@ -202,7 +203,7 @@ def _write(process: subprocess.Popen[bytes], octets: bytes, deadline: float) -> 
 
 
 def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """Reads the one frame that is under way; None if the process ended. Raises TimeoutError."""
+    """Reads one frame; returns None if the process exited. Raises TimeoutError."""
     assert process.stdout is not None
     fd, reader = process.stdout.fileno(), FrameReader()
     payloads: list[bytes] = []
@@ -216,8 +217,8 @@ def _read_frame(process: subprocess.Popen[bytes], deadline: float) -> bytes | No
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:
-    """Waits until `fd` is ready for `event`, or broken. Raises TimeoutError."""
-    poller = select.poll()  # select() takes no descriptors above 1023
+    """Waits until `fd` is ready for `event`, or closed. Raises TimeoutError."""
+    poller = select.poll()  # select() does not support descriptors above 1023
     poller.register(fd, event)
     left = deadline - time.monotonic()
     if left <= 0 or not poller.poll(1e3 * left):
@@ -225,13 +226,12 @@ def _wait(fd: int, event: int, deadline: float) -> None:
 
 
 def _was_killed(answer: bytes | int) -> bool:
-    """Whether `answer` is the exit code of a process that was ended from outside or by its
-    owner."""
+    """Whether `answer` is the exit code of a process killed from outside or by its owner."""
     return isinstance(answer, int) and (answer == 0 or -answer in _KILLED)
 
 
 def setting_of(info: EngineInfo) -> Setting:
-    """Setting of compiling processes for an engine."""
+    """Settings of compiling processes for an engine."""
     return Setting(
         info.tokenizer or info.model,
         info.vocab_size,
@@ -241,6 +241,6 @@ def setting_of(info: EngineInfo) -> Setting:
 
 
 def grammar_key(params: StructuredOutputsParams) -> str:
-    """Key of a grammar: a hash of all that decides what it compiles to."""
+    """Cache key of a grammar: a hash of everything that affects its compilation."""
     parts = (params.kind, str(params.disable_any_whitespace), params.text)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Grammar service of a frontend: compiles each grammar once, and caches the outcome."""
+"""Grammar service of a frontend: compiles each grammar once and caches the result."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ from worker.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 NUM_PROCESSES = 2
-"""Compiling processes: more than one, so that a slow grammar does not hold all others up."""
+"""Number of compiling processes: several, so that a slow grammar does not block all others."""
 CACHE_BYTES = 64 * 2**20
-"""Bound of the cached outcomes."""
+"""Maximum size of cached results in bytes."""
 MAX_CACHED = 4096
-"""Most cached outcomes. Final refusals are cached, too, so that a broken grammar is not compiled
-again and again."""
+"""Maximum number of cached results. Final refusals are cached too, so that an invalid grammar is
+not compiled again and again."""
 MAX_WAITING = 4096
-"""Most grammars that are being compiled or wait for it; further requests get 503."""
+"""Maximum number of grammars being compiled or queued; further requests get 503."""
 WAITING_CHARACTERS = 64 * 2**20
-"""Characters of these grammars above which further requests get 503."""
+"""Maximum characters of these grammars; beyond, further requests get 503."""
 PATIENCE_S = 8.0
-"""Seconds after which a request whose grammar is not compiled gets 503. The grammar is then kept
-for later requests, or not compiled at all if that has not begun. Gateways wait a little longer."""
+"""Seconds after which a request gets 503 if its grammar is not compiled yet. The result is cached
+for later requests, or the compilation cancelled if it has not started. Gateways wait slightly
+longer."""
 
 
 class Refusal(NamedTuple):
-    """Reason for which a grammar was not compiled."""
+    """Reason why a grammar was not compiled."""
 
     message: str
     status: int
-    """HTTP status: 400 where the grammar is at fault, 503 where another worker may serve it."""
+    """HTTP status: 400 if the grammar is invalid, 503 if another worker may serve it."""
     is_final: bool
-    """Whether compiling it again would end the same way."""
+    """Whether compiling it again would give the same result."""
 
 
 class GrammarService:
-    """Compiles grammars for a worker's engines, one after another; lives on one event loop.
+    """Compiles grammars for a worker's engines, for use on one event loop.
 
     Args:
-        info: the first engine; later ones have the same model.
+        info: first engine; later ones have the same model.
     """
 
     def __init__(self, info: EngineInfo) -> None:
@@ -65,34 +66,35 @@ class GrammarService:
         self._idle: deque[GrammarCompiler] = deque()
         self._compilers: list[GrammarCompiler] = []
         self._tasks: dict[str, asyncio.Task[CompiledGrammar | Refusal]] = {}
-        """Compilations under way by key: one per grammar, however many requests wait for it."""
+        """Running compilations by key: one per grammar, shared by all requests for it."""
         self._waiting_characters = 0
         self._cache: OrderedDict[str, CompiledGrammar | Refusal] = OrderedDict()
-        # HAZARD: no exceptions are cached: their tracebacks would keep frames, and the grammar.
+        # HAZARD: exceptions must not be cached: their tracebacks would keep frames and the grammar
+        # alive.
         self._cached_bytes = 0
         self._vocabulary: Vocabulary | None = None
         self._sent: dict[str, None] = {}
-        """Keys of the grammars that the present engine has."""
+        """Keys of the grammars that the current engine has."""
         self._dropped: list[str] = []
-        """Keys of grammars that it has and may drop."""
+        """Keys of its grammars that it may drop."""
 
     def engine_changed(self) -> None:
-        """Notes that a new engine runs, which has no grammars yet."""
+        """Resets the state for a new engine, which has no grammars yet."""
         self._sent.clear()
         self._dropped.clear()
 
     async def compile(
         self, submits: Sequence[Submit]
     ) -> tuple[dict[str, CompiledGrammar], list[Rejection]]:
-        """Compiles the grammars that these submits ask for.
+        """Compiles the grammars of these submits.
 
-        Submits whose grammar is compiled are changed: they have its key in place of its text.
+        In submits with compiled grammars, the grammar's text is replaced by its key.
 
         Returns:
-            Grammars by key, and a rejection for each submit whose grammar is not compiled.
+            Compiled grammars by key, and a rejection for each submit whose grammar is not compiled.
         """
         structured = [s for s in submits if s.sampling.structured_outputs is not None]
-        # Completions of one request share their parameters, and so the verdict.
+        # Completions of one request share their parameters, and so the result.
         samplings = {id(submit.sampling): submit.sampling for submit in structured}
         verdicts = await asyncio.gather(*map(self._verdict, samplings.values()))
         found = {
@@ -120,7 +122,7 @@ class GrammarService:
         return grammars, rejections
 
     def attach(self, batch: SubmitBatch, grammars: Mapping[str, CompiledGrammar]) -> None:
-        """Adds the grammars that the engine lacks to a batch, just before it is sent."""
+        """Adds grammars that the engine does not have to a batch, just before it is sent."""
         if not batch.submits:
             return
         keys = dict.fromkeys(submit.grammar for submit in batch.submits if submit.grammar)
@@ -132,14 +134,14 @@ class GrammarService:
         self._sent.update(dict.fromkeys(missing))
 
     def close(self) -> None:
-        """Ends the compiling processes."""
+        """Stops the compiling processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for compiler in self._compilers:
             compiler.close()
 
     async def _verdict(self, sampling: SamplingParams) -> CompiledGrammar | Refusal:
         params = sampling.structured_outputs
-        assert params is not None, "only these are asked about"
+        assert params is not None, "only for structured outputs"
         key = grammar_key(params)
         cached = self._cache.get(key)
         if cached is not None:
@@ -157,7 +159,7 @@ class GrammarService:
             async with asyncio.timeout(PATIENCE_S):
                 return await asyncio.shield(task)
         except TimeoutError:
-            return _later("the grammar is being compiled still")
+            return _later("the grammar is still being compiled")
 
     async def _compile(
         self, key: str, params: StructuredOutputsParams
@@ -208,11 +210,11 @@ class GrammarService:
 
 
 def _later(problem: str) -> Refusal:
-    """Refusal by 503, which says nothing about the grammar."""
-    return Refusal(f"structured_outputs: {problem}: try again shortly", 503, is_final=False)
+    """Refusal with 503, which is unrelated to the grammar."""
+    return Refusal(f"structured_outputs: {problem}: retry later", 503, is_final=False)
 
 
 def _size(key: str, verdict: CompiledGrammar | Refusal) -> int:
-    """Bytes of a cached outcome, without some hundred for objects (which MAX_CACHED bounds)."""
+    """Bytes of a cached result, without per-object overhead (which MAX_CACHED limits)."""
     text = verdict.payload if isinstance(verdict, CompiledGrammar) else verdict.message
     return sys.getsizeof(key) + sys.getsizeof(text)

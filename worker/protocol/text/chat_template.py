@@ -16,10 +16,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplate:
-    """One compiled template. Rendering is thread-safe.
+    """Compiled chat template. Rendering is thread-safe.
 
     Templates come with checkpoints and are untrusted: they run in Jinja's immutable sandbox and
-    see plain JSON data only.
+    only get plain JSON data.
 
     Raises:
         ValueError: the template has a syntax error.
@@ -32,14 +32,14 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"the chat template does not parse: {error}") from error
+            raise ValueError(f"syntax error in the chat template: {error}") from error
 
     def quotes(self, word: str) -> bool:
-        """Whether the source has `word` in quotes, as names of roles and fields are."""
+        """Whether the source contains `word` in quotes, like names of roles and fields."""
         return f"'{word}'" in self.source or f'"{word}"' in self.source
 
     def fields(self, *names: str) -> tuple[str, ...]:
-        """The `names` that the source reads as fields of some object: `x.name`, `x['name']`."""
+        """The `names` that the source accesses as fields of an object: `x.name`, `x['name']`."""
         return tuple(
             name
             for name in names
@@ -47,7 +47,7 @@ class ChatTemplate:
         )
 
     def reads(self, *variables: str) -> bool:
-        """Whether the source has one of these names as a word."""
+        """Whether the source contains one of these names as a word."""
         return any(re.search(rf"\b{re.escape(name)}\b", self.source) for name in variables)
 
     def render(
@@ -58,7 +58,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt text. Raises ValueError where the template refuses the messages."""
+        """Renders the prompt text. Raises ValueError if the template rejects the messages."""
         values: dict[str, Any] = {**self._special_tokens, **variables}
         values["messages"] = messages
         values["tools"] = tools
@@ -66,11 +66,11 @@ class ChatTemplate:
         try:
             return self._template.render(values)
         except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError) as error:
-            raise ValueError(f"the chat template refused the messages: {error}") from error
+            raise ValueError(f"the chat template rejected the messages: {error}") from error
 
 
 class _GenerationTag(Extension):
-    """Tag `{% generation %}`, which marks the assistant's text for training; its body is kept."""
+    """Tag `{% generation %}`, which marks assistant text for training; the body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
 
@@ -100,7 +100,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Filter `tojson` that, unlike Jinja's own, does not escape HTML characters."""
+    """Filter `tojson`, which unlike Jinja's does not escape HTML characters."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

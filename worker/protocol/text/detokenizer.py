@@ -1,4 +1,4 @@
-"""Incremental detokenization: token ids to text, and the stop strings that end it."""
+"""Incremental detokenization of token ids to text, with stop strings."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ import tokenizers
 from worker.protocol.text.stop import StopChecker, StopStrings
 
 MAX_HELD_TOKENS = 8
-"""Tokens held back for an unfinished character: none spans more, so that more are no text."""
+"""Maximum tokens held back for an incomplete character; no valid character needs more."""
 
 CONTEXT_TOKENS = 2
-"""Minimum number of earlier tokens to decode a token with. Decoders look at one (whether a token is
-the first, or repeats the last); more are kept where two tokens do not decode as within the text."""
+"""Minimum number of preceding tokens to decode a token with. Decoders look at one (is the token the
+first, does it repeat the last); more are kept if two tokens do not decode as within the text."""
 
 TRIM_TOKENS = 6
-"""Context length at which it is cut to CONTEXT_TOKENS: a decode of so many tokens takes 6 µs."""
+"""Context length at which it is cut to CONTEXT_TOKENS: decoding this many tokens takes 6 µs."""
 
 MAX_CONTEXT_TOKENS = 32
-"""Context length at which it is cut even if the rest alone decodes to another text."""
+"""Context length at which it is cut even if the rest alone decodes to different text."""
 
 CHARACTER_TOKENS = 4
-"""Maximum number of tokens of a character: a byte of UTF-8 each."""
+"""Maximum number of tokens per character: one per byte of UTF-8."""
 
 REPLACEMENT = "\ufffd"
-"""Character that decoders write for bytes that are not UTF-8."""
+"""Character that decoders emit for invalid UTF-8."""
 
 
 class Detokenizer(ABC):
-    """Detokenizer of one completion, fed as its tokens arrive.
+    """Incremental detokenizer of one completion.
 
-    All pieces joined, that of `flush` included, are what the completion adds to the text of its
-    prompt: the decoded sequence of both, less the decoded prompt. A piece never ends within a
-    character: its first bytes wait for the tokens that complete it. The completion of a prompt that
-    ends within a character begins with that character.
+    All pieces joined, including that of `flush`, are the text that the completion adds to its
+    prompt: the decoded sequence of both without the decoded prompt. A piece never ends within a
+    character: its first bytes are held back until the remaining tokens arrive. If the prompt ends
+    within a character, the completion begins with that character.
     """
 
     @abstractmethod
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds tokens, returns the text that became certain."""
+        """Adds tokens and returns the text that is now final."""
 
     @abstractmethod
     def flush(self) -> str:
-        """The rest at the end; an unfinished character becomes U+FFFD."""
+        """Remaining text at the end; an incomplete character becomes U+FFFD."""
 
 
 class Pending(NamedTuple):
-    """Unfinished character at the end of a sequence of tokens."""
+    """Incomplete character at the end of a sequence of tokens."""
 
     data: bytes
     """First bytes of the character; empty for none."""
     num_tokens: int
-    """Number of last tokens that the bytes are of."""
+    """Number of last tokens that these bytes belong to."""
     text: str
-    """Characters of those tokens before the unfinished one."""
+    """Text of those tokens before the incomplete character."""
 
 
 NOTHING_PENDING = Pending(b"", 0, "")
 
 
 class ByteDetokenizer(Detokenizer):
-    """Detokenizer for byte-level vocabularies (GPT-2, Llama 3, Qwen): a token is a run of bytes.
+    """Detokenizer for byte-level vocabularies (GPT-2, Llama 3, Qwen), whose tokens are bytes.
 
     Exact for any sequence of tokens, in constant time per token.
 
     Args:
         backend: the `tokenizers` object.
-        token_bytes: bytes by token id, filled as tokens appear; shared by all completions that
-            agree in `skip_special_tokens` and `shown`.
-        skip_special_tokens: whether special tokens yield no text.
-        shown: special tokens that yield their names even so.
-        pending: unfinished character at the end of the prompt.
+        token_bytes: bytes by token id, filled on demand; shared by all completions with the same
+            `skip_special_tokens` and `shown`.
+        skip_special_tokens: whether special tokens are omitted.
+        shown: special tokens that are never omitted.
+        pending: incomplete character at the end of the prompt.
     """
 
     __slots__ = ("_backend", "_held", "_shown", "_skip_special_tokens", "_token_bytes")
@@ -94,10 +94,10 @@ class ByteDetokenizer(Detokenizer):
         self._token_bytes = token_bytes
         self._skip_special_tokens = skip_special_tokens
         self._held = pending.data
-        """First bytes of a character that is not complete yet."""
+        """First bytes of an incomplete character."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds tokens, returns the text that became certain."""
+        """Adds tokens and returns the text that is now final."""
         known = self._token_bytes
         pieces = [self._held]
         for token_id in token_ids:
@@ -106,13 +106,13 @@ class ByteDetokenizer(Detokenizer):
                 piece = known[token_id] = self._bytes_of(token_id)
             pieces.append(piece)
         data = b"".join(pieces)
-        # As codecs' incremental decoder does it, without its frame for each token.
+        # Same as codecs' incremental decoder, without its overhead per token.
         text, num_bytes = codecs.utf_8_decode(data, "replace", False)
         self._held = data[num_bytes:]
         return text
 
     def flush(self) -> str:
-        """The rest at the end; an unfinished character becomes U+FFFD."""
+        """Remaining text at the end; an incomplete character becomes U+FFFD."""
         text, _ = codecs.utf_8_decode(self._held, "replace", True)
         self._held = b""
         return text
@@ -126,17 +126,17 @@ class ByteDetokenizer(Detokenizer):
 
 
 class StreamDetokenizer(Detokenizer):
-    """Detokenizer for all other vocabularies: decodes each token together with those before it.
+    """Detokenizer for all other vocabularies: decodes each token together with preceding ones.
 
-    Exact for decoders of which the text of a sequence begins with that of its first tokens. If a
-    token changes the text of earlier ones (invalid bytes in a run of byte tokens, replacements
-    across tokens), that text stays, and what follows is decoded by itself.
+    Exact for decoders whose text of a sequence begins with the text of its first tokens. If a token
+    changes the text of earlier ones (invalid bytes in a run of byte tokens, replacements across
+    tokens), that text is kept, and what follows is decoded separately.
 
     Args:
         backend: the `tokenizers` object.
         context: last tokens of the prompt.
-        pending: unfinished character at the end of `context`.
-        skipped: ids of tokens that have no text; None to decode special tokens.
+        pending: incomplete character at the end of `context`.
+        skipped: ids of tokens without text; None to decode special tokens.
     """
 
     __slots__ = ("_backend", "_before", "_num_held", "_skipped", "_window")
@@ -152,24 +152,24 @@ class StreamDetokenizer(Detokenizer):
         self._backend = backend
         self._skipped = skipped
         self._window: list[int] = []
-        """Context, then the tokens that are held back."""
+        """Context, followed by the tokens held back."""
         self._num_held = 0
-        """Number of tokens at the end of the window whose text is not certain."""
+        """Number of tokens at the end of the window whose text is not final."""
         self._before = ""
         """Text of the context."""
         if context:
             self._begin_after(context, pending)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds tokens, returns the text that became certain."""
+        """Adds tokens and returns the text that is now final."""
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        """The rest at the end; an unfinished character becomes U+FFFD."""
+        """Remaining text at the end; an incomplete character becomes U+FFFD."""
         return self._advance(is_end=True) if self._num_held else ""
 
     def _begin_after(self, context: Sequence[int], pending: Pending) -> None:
-        """Sets the window to the last tokens of a prompt, from the beginning of a character on."""
+        """Sets the window to the last tokens of a prompt, from a character boundary."""
         for first in range(max(len(context) - TRIM_TOKENS, 0), -1, -1):
             if first == 0 or not self._decode(context[first:]).startswith(REPLACEMENT):
                 context = context[first:]
@@ -185,8 +185,7 @@ class StreamDetokenizer(Detokenizer):
         return self._advance(is_end=self._num_held > MAX_HELD_TOKENS)
 
     def _advance(self, *, is_end: bool) -> str:
-        """The text of the tokens that are held back, unless it may change and `is_end` is not
-        set."""
+        """Text of the tokens held back, unless it may still change and `is_end` is not set."""
         text = self._decode(self._window)
         if not is_end and text.endswith(REPLACEMENT):
             return ""
@@ -203,7 +202,7 @@ class StreamDetokenizer(Detokenizer):
         return piece
 
     def _trim(self) -> None:
-        """Cuts the window to the fewest last tokens that decode to the end of its text."""
+        """Reduces the window to the shortest suffix that decodes to the end of its text."""
         size = len(self._window)
         for kept in range(CONTEXT_TOKENS, size):
             text = self._decode(self._window[-kept:])
@@ -216,14 +215,14 @@ class StreamDetokenizer(Detokenizer):
 
 
 class RequestText:
-    """Detokenizer and stop strings of one completion together.
+    """Detokenizes one completion and matches its stop strings.
 
     Args:
-        detokenizer: a fresh one of the completion's model.
+        detokenizer: new detokenizer of the model.
         stop: stop strings; None for none.
-        include_stop_str_in_output: whether the text keeps the stop string that ended it.
-        min_tokens: number of tokens in whose text stop strings do not count.
-        with_offsets: whether `offsets` are kept.
+        include_stop_str_in_output: whether the text includes the matched stop string.
+        min_tokens: number of tokens in which stop strings are ignored.
+        with_offsets: whether to record `offsets`.
     """
 
     __slots__ = (
@@ -253,26 +252,26 @@ class RequestText:
         self._include = include_stop_str_in_output
         self._min_tokens = min_tokens
         self._length = 0
-        """Characters of the text so far, held ones included."""
+        """Characters of the text so far, including those held back."""
         self._num_shown = 0
-        """Characters of the text that has been returned."""
+        """Characters of the text returned so far."""
         self.num_tokens = 0
-        """Tokens taken so far, without those after a matched stop string."""
+        """Tokens received so far, without those after a matched stop string."""
         self.offsets: list[int] | None = [] if with_offsets else None
-        """Index in the text at which the text of each token begins, which ends where that of the
-        next one begins; None if they are not kept. A character of several tokens is the text of the
-        last of them. Tokens of a stop string that the text does not keep are at its end."""
+        """Start index in the text of each token, which is the end index of the previous one; None
+        if not recorded. A character of several tokens counts as the text of the last of them.
+        Tokens of an omitted stop string are at the end of the text."""
 
     @property
     def stop_reason(self) -> str | None:
-        """Stop string that ended the text; None while none did."""
+        """Stop string that ended the text; None if none matched."""
         return None if self._checker is None else self._checker.matched
 
     def push(self, token_ids: Sequence[int], *, stopped: bool = False) -> str:
-        """Adds tokens, returns the text that may be shown; empty after a stop string has matched.
+        """Adds tokens and returns new text; empty after a stop string has matched.
 
-        With `stopped` the last token is the one that ended the completion: it counts, but has text
-        only with `include_stop_str_in_output`.
+        With `stopped`, the last token is the one that ended the completion: it is counted, but its
+        text is only included with `include_stop_str_in_output`.
         """
         shown = token_ids[:-1] if stopped and not self._include else token_ids
         if self._checker is None and self.offsets is None:
@@ -289,20 +288,20 @@ class RequestText:
         if len(shown) < len(token_ids):
             self.num_tokens += 1
             if self.offsets is not None:
-                # An unfinished character belongs to the token before.
+                # An incomplete character belongs to the token before.
                 pieces.append(self._show(self._detokenizer.flush()))
                 self.offsets.append(self._num_shown if self.stop_reason else self._length)
         return "".join(pieces)
 
     def flush(self) -> str:
-        """Text that was held back, once the completion has ended without a stop string."""
+        """Text that was held back, for a completion that ended without a stop string."""
         text = self._detokenizer.flush()
         if self._checker is None:
             return text
         return self._checker.push(text) + self._checker.flush()
 
     def _show(self, text: str) -> str:
-        """The part of new text that may be shown."""
+        """Part of new text that may be returned."""
         self._length += len(text)
         if self._checker is not None and self.num_tokens > self._min_tokens:
             text = self._checker.push(text)
@@ -316,13 +315,12 @@ class RequestText:
 
 
 def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: bool) -> bytes:
-    """Bytes of one token by itself, whatever stands around it; empty for an id that names no token
-    (padding rows of the embedding).
+    """Bytes of one token in isolation; empty for ids without a token (embedding padding).
 
     Args:
         backend: the `tokenizers` object.
         token_id: id of the token.
-        byte_level: whether names are spelled in GPT-2's alphabet, else in SentencePiece's.
+        byte_level: whether token names use GPT-2's alphabet; otherwise SentencePiece's.
     """
     token = backend.id_to_token(token_id)
     if token is None:
@@ -331,14 +329,13 @@ def bytes_of_token(backend: tokenizers.Tokenizer, token_id: int, *, byte_level: 
         try:
             return bytes([_BYTE_OF_CHARACTER[character] for character in token])
         except KeyError:
-            return token.encode()  # an added token, spelled as it is
+            return token.encode()  # an added token, whose name is its text
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
 def pending_of(pieces: Sequence[bytes]) -> Pending:
-    """Unfinished character at the end of a sequence, of whose last CHARACTER_TOKENS tokens these
-    are the bytes."""
+    """Incomplete character at the end, given the bytes of the last CHARACTER_TOKENS tokens."""
     data = b"".join(pieces)
     _, num_bytes = codecs.utf_8_decode(data, "replace", False)
     rest = data[num_bytes:]
@@ -351,8 +348,7 @@ def pending_of(pieces: Sequence[bytes]) -> Pending:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Bytes by character in GPT-2's alphabet: printable Latin-1 stands for itself, other bytes are
-    characters from 256 on."""
+    """Byte by character in GPT-2's alphabet: printable Latin-1 as is, others from 256."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

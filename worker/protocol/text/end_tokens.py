@@ -1,4 +1,4 @@
-"""End tokens of a model (EOS), in all files of a checkpoint that name some."""
+"""End tokens (EOS) of a model, from all files of a checkpoint that specify any."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class _AddedToken(msgspec.Struct):
 
 class _Vocabulary(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]] = msgspec.field(default_factory=dict)
-    """Ids by name, or names in the order of ids with their scores (Unigram)."""
+    """Ids by name, or (name, score) pairs in the order of ids (Unigram)."""
 
 
 class _TokenizerFile(msgspec.Struct):
-    """The parts of tokenizer.json that give tokens their ids."""
+    """Parts of tokenizer.json that define token ids."""
 
     model: msgspec.Raw
-    """A _Vocabulary, of 150,000 tokens perhaps, which special tokens are rarely found in alone."""
+    """Encoded _Vocabulary of perhaps 150,000 tokens, which rarely contains special tokens."""
     added_tokens: list[_AddedToken] = []
 
 
 def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """End tokens in the content of config.json or generation_config.json; empty without any.
+    """End tokens in the content of config.json or generation_config.json; empty if unset.
 
     Raises:
-        ValueError: eos_token_id is neither a token id nor a list of them.
+        ValueError: eos_token_id is neither a token id nor a list of token ids.
     """
     value = config.get("eos_token_id")
     if value is None:
@@ -47,14 +47,14 @@ def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def tokenizer_eos_token_id(model: str) -> int | None:
-    """The end token that a checkpoint's tokenizer names (`eos_token`), which for fine-tuned models
-    may end the turns of chats; None if it names none.
+    """End token of a checkpoint's tokenizer (`eos_token`), which may end the turns of fine-tuned
+    chat models; None if unset.
 
-    Reads tokenizer.json as JSON, which takes a tenth of the time that loading the tokenizer does.
+    Parses tokenizer.json as JSON, in a tenth of the time needed to load the tokenizer.
 
     Raises:
-        ValueError: the folder does not exist, the Hub does not have the model, or a file is not
-            what it should be.
+        ValueError: the folder does not exist, the Hub does not have the model, or a file is
+            invalid.
     """
     folder = checkpoint_folder(model)
     name = special_tokens(folder).get("eos_token")
@@ -68,7 +68,7 @@ def tokenizer_eos_token_id(model: str) -> int | None:
                 return token.id
         vocab = msgspec.json.decode(file.model, type=_Vocabulary).vocab
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
+        raise ValueError(f"{path} is not a valid tokenizers file: {error}") from error
     if isinstance(vocab, dict):
         return vocab.get(name)
     return next((token_id for token_id, (piece, _) in enumerate(vocab) if piece == name), None)

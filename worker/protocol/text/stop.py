@@ -1,4 +1,4 @@
-"""Stop strings, found in a text while it grows."""
+"""Stop strings, matched in a growing text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Stop strings of a request as an automaton, made once for all its completions.
+    """Automaton for the stop strings of a request, shared by all its completions.
 
-    A state is the longest beginning of a stop string that a text ends with (Aho and Corasick 1975):
-    each character costs amortised constant time, however many stop strings there are.
+    A state is the longest prefix of a stop string that a text ends with (Aho and Corasick 1975):
+    each character takes amortized constant time, regardless of the number of stop strings.
 
     Args:
         stop: the strings, none of them empty.
@@ -21,7 +21,7 @@ class StopStrings:
         self.texts = tuple(dict.fromkeys(stop))
         self.firsts = frozenset(text[0] for text in self.texts)
         self.moves: list[dict[str, int]] = [{}]
-        """Next state by character, for each state; state 0 is the empty beginning."""
+        """Next state by character, for each state; state 0 is the empty prefix."""
         self.depths = [0]
         """Length in characters of each state."""
         self.matches: list[str | None] = [None]
@@ -33,7 +33,7 @@ class StopStrings:
         self._link()
 
     def follow(self, state: int, character: str) -> int:
-        """The state after one more character."""
+        """State after one more character."""
         while (found := self.moves[state].get(character)) is None:
             if not state:
                 return 0
@@ -52,7 +52,7 @@ class StopStrings:
         self.matches[state] = text
 
     def _link(self) -> None:
-        """Sets failures and matches level by level, since a failure is less deep than its state."""
+        """Computes failures and matches level by level: failure links lead to lower levels."""
         level = [*self.moves[0].values()]
         while level:
             below = []
@@ -66,15 +66,15 @@ class StopStrings:
 
 
 class StopChecker:
-    """Finds the first stop string that completes in a growing text, however the text is cut.
+    """Finds the first stop string that completes in a growing text, however the text is split.
 
-    Text that may turn out to be the beginning of a stop string is held back until it is certain.
-    Where two stop strings complete at the same character, the longer one wins.
+    Text that may be the beginning of a stop string is held back. If two stop strings complete at
+    the same character, the longer one wins.
 
     Args:
         stop: the stop strings.
-        include_stop_str_in_output: whether to keep the match in the text; nothing is then held
-            back.
+        include_stop_str_in_output: whether to include the match in the text; nothing is held back
+            then.
     """
 
     __slots__ = ("_held", "_include", "_state", "_stop", "matched")
@@ -85,10 +85,10 @@ class StopChecker:
         self._state = 0
         self._held = ""
         self.matched: str | None = None
-        """Stop string that ended the text; None while none did."""
+        """Stop string that ended the text; None if none matched."""
 
     def push(self, text: str) -> str:
-        """Adds text, returns what may be shown. After a match everything is dropped."""
+        """Adds text and returns what may be shown. After a match, everything is dropped."""
         if self.matched is not None:
             return ""
         if not self._state and self._stop.firsts.isdisjoint(text):
@@ -105,12 +105,12 @@ class StopChecker:
         return shown[:cut]
 
     def flush(self) -> str:
-        """Text that is still held back, when the text ends without a match."""
+        """Text still held back, for a text that ends without a match."""
         held, self._held = self._held, ""
         return held
 
     def _scan(self, text: str) -> tuple[int, str | None]:
-        """Advances over `text` up to a match; the number of characters taken, and the match."""
+        """Advances over `text` up to a match; returns the characters consumed and the match."""
         stop, state = self._stop, self._state
         for position, character in enumerate(text, start=1):
             state = stop.follow(state, character)

@@ -1,4 +1,4 @@
-"""Tokenizer and chat template of a checkpoint, without transformers and without torch."""
+"""Tokenizer and chat template of a checkpoint, without transformers and torch."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from worker.protocol.text.detokenizer import (
 from worker.protocol.text.separators import separators
 
 SHORT_TEXT = 1024
-"""Characters up to which a text is encoded (within a millisecond) before another thread would
-run."""
+"""Maximum length in characters of texts that are encoded inline (within a millisecond)."""
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint. All methods may run in any thread.
+    """Tokenizer of a checkpoint. All methods are thread-safe.
 
     Args:
         backend: the `tokenizers` object of tokenizer.json.
-        chat_template: Jinja source; None where the checkpoint has none.
-        special_tokens: contents by role (`eos_token`, ...), which are variables of the template.
+        chat_template: Jinja source; None if the checkpoint has none.
+        special_tokens: contents by role (`eos_token`, ...), which templates can use as variables.
     """
 
     def __init__(
@@ -56,30 +55,30 @@ class Tokenizer:
             self._template = ChatTemplate(chat_template, self.special_tokens)
         kinds = _decoder_kinds(backend)
         self._byte_level = "ByteLevel" in kinds
-        """Whether names of tokens are spelled in GPT-2's alphabet."""
+        """Whether token names use GPT-2's byte alphabet."""
         self._is_bytes = kinds[:1] == ["ByteLevel"] and not {*kinds[1:]} - {"Fuse"}
-        """Whether a text is its tokens' bytes, joined."""
+        """Whether text is the concatenation of its tokens' bytes."""
         added_ids = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(n for n, token in added_ids.items() if token.special)
-        """Ids of special tokens, which stand for no text, such as the ends of turns."""
+        """Ids of special tokens, which have no text, such as end-of-turn tokens."""
         added = added_ids.values()
         template = chat_template or ""
-        wanted = {token.content for token in added if token.content in template}
-        self._separators = separators(added, wanted.union(self.special_tokens.values()))
+        candidates = {token.content for token in added if token.content in template}
+        self._separators = separators(added, candidates.union(self.special_tokens.values()))
         self._token_bytes: dict[tuple[bool, frozenset[str]], dict[int, bytes]] = {}
         self._longest_token: int | None = None
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
+        """Number of tokens, including added tokens."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def longest_token(self) -> int:
-        """Most characters of a token's name; takes a while when first asked.
+        """Maximum length of a token's name in characters; slow on first access.
 
-        As in vLLM, a text with more characters than that times N counts as one of more than N
-        tokens, though a normalizer might shorten it, or many unknown characters be one token.
+        As in vLLM, a text longer than N times this is treated as having more than N tokens,
+        although a normalizer might shorten it, or a single token cover many unknown characters.
         """
         if self._longest_token is None:
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
@@ -88,17 +87,17 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """Chat template that `render_chat` renders; None where the checkpoint has none."""
+        """Chat template used by `render_chat`; None if the checkpoint has none."""
         return self._template
 
     def with_chat_template(self, source: str) -> Tokenizer:
-        """The same tokenizer with another template. Raises ValueError if that does not parse."""
+        """Same tokenizer with another template. Raises ValueError if it has a syntax error."""
         return Tokenizer(self._backend, chat_template=source, special_tokens=self.special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with those that the checkpoint puts around texts if asked for."""
-        # HAZARD: the library's `encode` keeps the interpreter's lock: for a long prompt it would
-        # halt every stream of the process, whatever thread it runs in. Batches do not.
+        """Token ids of `text`, by default with the special tokens that the checkpoint adds."""
+        # HAZARD: the library's `encode` holds the GIL: for a long prompt it would block every
+        # stream of the process, whatever thread runs it. Batch encoding does not.
         if len(text) <= SHORT_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -107,9 +106,9 @@ class Tokenizer:
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Index in `text` at which the text of each token of `encode` begins.
 
-        It ends where that of the next token begins: white space that the tokenizer drops counts as
-        of the token behind it, a character of several tokens as of the last one. Tokens that the
-        checkpoint puts around texts have none.
+        A token ends where the next one begins: white space dropped by the tokenizer counts as part
+        of the following token, a character of several tokens as part of the last one. Special
+        tokens that the checkpoint adds to texts are empty.
         """
         [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         offsets: list[int] = []
@@ -122,9 +121,9 @@ class Tokenizer:
         return offsets
 
     def pieces(self, text: str) -> list[str]:
-        """Pieces of `text` whose tokens, each encoded by itself, are those of the whole.
+        """Splits `text` into pieces that can be tokenized independently.
 
-        Cuts are before special tokens that the chat template writes, as between messages.
+        The cuts are before special tokens of the chat template, such as between messages.
         """
         if self._separators is None:
             return [text]
@@ -132,7 +131,7 @@ class Tokenizer:
         return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
-        """Token ids of each piece, without the tokens that the checkpoint puts around texts."""
+        """Token ids of each piece, without the special tokens that the checkpoint adds to texts."""
         encodings = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -141,28 +140,27 @@ class Tokenizer:
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token given as text (`"<|im_end|>"`), None if there is none."""
+        """Id of a token by its name, such as `"<|im_end|>"`; None if there is none."""
         return self._backend.token_to_id(token)
 
     def token(self, token_id: int) -> str | None:
-        """Name of a token in the vocabulary, such as Ġis; None where no token has that id."""
+        """Name of a token in the vocabulary, such as Ġis; None for an unknown id."""
         return self._backend.id_to_token(token_id)
 
     def vocabulary(self, size: int) -> list[bytes]:
         """Bytes of each token of a model, as grammar libraries need them.
 
-        Empty for tokens without a name and for special ones: a special token's name in a text is
-        not that token, so grammars must not yield it.
+        Empty for ids without a token and for special tokens: the name of a special token in a text
+        is not that token, so grammars must not generate it.
 
         Args:
-            size: number of tokens of the model, which may be more than the tokenizer has.
+            size: vocabulary size of the model, which may exceed the tokenizer's.
         """
         special = self.special_token_ids
         return [b"" if number in special else self.token_bytes(number) for number in range(size)]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token by itself, perhaps part of a character; a special token's are its
-        name."""
+        """Bytes of a token (perhaps an incomplete character); the name of a special token."""
         return bytes_of_token(self._backend, token_id, byte_level=self._byte_level)
 
     def special_tokens_named(self, names: Collection[str]) -> frozenset[str]:
@@ -177,13 +175,13 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         shown: frozenset[str] = frozenset(),
     ) -> tuple[int, ...]:
-        """Last tokens of a prompt, on which the text of a completion's first tokens depends: the
+        """Last tokens of a prompt, which affect the text of a completion's first tokens: the
         `context` of `detokenizer`.
 
         Args:
             prompt: token ids of the prompt.
-            skip_special_tokens: as of `detokenizer`, as is `shown`.
-            shown: special tokens that yield their names.
+            skip_special_tokens: as for `detokenizer`.
+            shown: as for `detokenizer`.
         """
         skipped = self._skipped(skip_special_tokens, shown) or frozenset()
         tokens = (token_id for token_id in reversed(prompt) if token_id not in skipped)
@@ -196,14 +194,13 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         shown: frozenset[str] = frozenset(),
     ) -> Detokenizer:
-        """A fresh incremental detokenizer for one completion.
+        """Creates an incremental detokenizer for one completion.
 
         Args:
-            context: what `context` returns for the prompt; empty to decode tokens as if they were
-                the first.
-            skip_special_tokens: whether special tokens yield no text.
-            shown: special tokens that yield their names even so; in vocabularies that are not
-                byte-level, all do then.
+            context: result of `context` for the prompt; empty to decode without a prompt.
+            skip_special_tokens: whether special tokens are omitted.
+            shown: special tokens that are never omitted; unless the vocabulary is byte-level, all
+                special tokens are then shown.
         """
         pending = pending_of([self.token_bytes(number) for number in context[-CHARACTER_TOKENS:]])
         if self._is_bytes:
@@ -219,7 +216,7 @@ class Tokenizer:
         return StreamDetokenizer(self._backend, context=context, pending=pending, skipped=skipped)
 
     def _skipped(self, skip_special_tokens: bool, shown: frozenset[str]) -> frozenset[int] | None:
-        """Ids of tokens that yield no text; None to have special tokens decoded by their names."""
+        """Ids of tokens without text; None to decode special tokens by their names."""
         return self.special_token_ids if skip_special_tokens and not shown else None
 
     def render_chat(
@@ -230,10 +227,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **chat_template_kwargs: Any,
     ) -> str:
-        """The prompt text of a chat; encode it with `add_special_tokens=False`.
+        """Renders the prompt text of a chat; encode it with `add_special_tokens=False`.
 
         Raises:
-            ValueError: the checkpoint has no chat template, or it refuses these messages.
+            ValueError: the checkpoint has no chat template, or the template rejects the messages.
         """
         if self._template is None:
             raise ValueError("this model has no chat template: use /v1/completions")
@@ -249,8 +246,8 @@ def load_tokenizer(model: str) -> Tokenizer:
     """Loads the tokenizer of a checkpoint folder, or of a Hub repository by name.
 
     Raises:
-        Unavailable: the folder is not there or lacks tokenizer.json, or the Hub is unreachable.
-        ValueError: the Hub does not give the repository, or has no tokenizer.json in it.
+        Unavailable: the folder or its tokenizer.json does not exist, or the Hub is unreachable.
+        ValueError: the repository cannot be downloaded, or has no tokenizer.json.
     """
     folder = checkpoint_folder(model)
     path = folder / "tokenizer.json"
@@ -258,7 +255,7 @@ def load_tokenizer(model: str) -> Tokenizer:
         kind = Unavailable if local_folder(model) else ValueError
         raise kind(
             f"no tokenizer.json in {folder}: save the checkpoint with a fast tokenizer "
-            "(tokenizer.save_pretrained of transformers writes one)"
+            "(tokenizer.save_pretrained in transformers)"
         )
     return Tokenizer(
         tokenizers.Tokenizer.from_file(str(path)),
@@ -270,7 +267,7 @@ def load_tokenizer(model: str) -> Tokenizer:
 def special_tokens(folder: Path) -> dict[str, str]:
     """Special tokens of a checkpoint's tokenizer by role (`eos_token`, ...).
 
-    Raises ValueError if a file that names them holds no JSON object.
+    Raises ValueError if one of the files is not a JSON object.
     """
     config = {
         **read_json(folder / "special_tokens_map.json"),
@@ -279,7 +276,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
     tokens: dict[str, str] = {}
     for key in SPECIAL_TOKEN_KEYS:
         value = config.get(key)
-        if isinstance(value, Mapping):  # an added token with its flags
+        if isinstance(value, Mapping):  # an added token with flags
             value = value.get("content")
         if isinstance(value, str):
             tokens[key] = value
@@ -289,36 +286,36 @@ def special_tokens(folder: Path) -> dict[str, str]:
 def checkpoint_folder(model: str) -> Path:
     """Folder of a checkpoint, or a local snapshot of the small text files of a Hub repository.
 
-    Raises as `local_folder` and `download` of `worker.protocol.hub` do.
+    Raises the errors of `local_folder` and `download` in `worker.protocol.hub`.
     """
     return local_folder(model) or download(model, ["*.json", "*.jinja"])
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Object in a JSON file, empty if there is no file. Raises ValueError for any other content."""
+    """Object in a JSON file; empty if there is no file. Raises ValueError for other content."""
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object")
+        raise ValueError(f"{path} must contain a JSON object")
     return content
 
 
 def _find_chat_template(folder: Path) -> str | None:
-    """Chat template of a checkpoint; a file of its own wins over the tokenizer's configuration."""
+    """Chat template of a checkpoint; a separate file overrides the tokenizer's config."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
     template = read_json(folder / "chat_template.json").get("chat_template")
     template = template or read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):  # several named ones
+    if isinstance(template, list):  # several named templates
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template if isinstance(template, str) else None
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    """Types of a tokenizer's decoders, in the order in which they apply; empty without any."""
+    """Types of a tokenizer's decoders in order of application; empty without a decoder."""
     if backend.decoder is None:
         return []
     kinds: list[str] = []

@@ -24,11 +24,11 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 Content = tuple[str, tuple[int, ...]]
-"""The salt and all tokens up to a page's end."""
+"""Salt and all tokens up to the end of a page."""
 
 
 class Step(NamedTuple):
-    """In flight: what it copies and writes, and what the pages of its lease must hold then."""
+    """In flight: copies and writes, and the expected content of the lease's pages."""
 
     stores: PageCopies
     loads: PageCopies
@@ -39,8 +39,8 @@ class Step(NamedTuple):
 class CacheMachine(RuleBasedStateMachine):
     """Leases open with a match, compute some pages per step, commit when steps complete.
 
-    A step's copies and writes take place as late as it completes; what is free meanwhile is
-    overwritten.
+    The copies and writes of a step happen as late as it completes; free memory is overwritten
+    meanwhile.
     """
 
     num_pages = 25
@@ -58,13 +58,13 @@ class CacheMachine(RuleBasedStateMachine):
         )
         self.leases: list[tuple[Lease, array[int], str]] = []
         self.content: dict[int, Content] = {}
-        """By page, when all steps launched have completed."""
+        """Content by page when all launched steps have completed."""
         self.host_content: dict[int, Content] = {}
         """The same by host slot."""
         self.pages: dict[int, Content] = {}
-        """By page, now."""
+        """Current content by page."""
         self.slots: dict[int, Content] = {}
-        """By host slot, now."""
+        """Current content by host slot."""
         self.steps: deque[Step] = deque()
         self.mirror: dict[str, set[int]] = {"device": set(), "host": set()}
         self.seq = 0
@@ -86,7 +86,7 @@ class CacheMachine(RuleBasedStateMachine):
         if not self.cache.num_free_slots:
             return
         if computes:
-            # As where that is quicker than a copy: what the host has is superseded later.
+            # As if recomputing is faster than a copy: the host's content is superseded later.
             missing += match.num_host
             match = match._replace(host_node=None, num_host=0)
         if missing + match.num_host > self.cache.num_available - match.num_unlocked:
@@ -133,7 +133,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.complete(self.completed)
 
     def churn(self, seed: int, count: int) -> None:
-        """Many operations at random: evictions come late, when all pages are in use."""
+        """Many random operations, since evictions only start when all pages are in use."""
         rng = random.Random(seed)
         for _ in range(count):
             kind = rng.randrange(8)
@@ -223,7 +223,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.host.num_free + used == self.num_host_pages
 
     def _compute(self, lease: Lease, row: array[int], salt: str, count: int) -> None:
-        """One step that fills `count` new pages of a lease, and its last page further."""
+        """One step that fills `count` new pages of a lease, and more of its last page."""
         self.seq += 1
         lease.fence = self.seq
         assert 0 not in self.cache.allocate(lease, count)
@@ -252,7 +252,7 @@ def _copy(
     targets: Sequence[int],
     target: dict[int, Content],
 ) -> None:
-    """KeyError where a source was overwritten."""
+    """Raises KeyError if a source was overwritten."""
     target |= dict(zip(targets, [source[number] for number in sources], strict=True))
 
 

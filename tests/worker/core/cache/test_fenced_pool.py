@@ -33,8 +33,8 @@ def test_the_check_finds_lost_and_doubly_owned_ids() -> None:
         pool.check_invariants([])
 
 
-def test_more_than_is_free_is_a_bug_of_the_caller() -> None:
-    with pytest.raises(AssertionError, match="3 wanted, 2 free"):
+def test_taking_more_than_is_free_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="3 requested, 2 free"):
         FencedPool(0, 2).take(3)
 
 

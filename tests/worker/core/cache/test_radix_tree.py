@@ -62,7 +62,7 @@ def test_a_long_generation_stays_one_node() -> None:
     tree.check_invariants([node])
 
 
-def test_two_that_stand_on_one_node_do_not_grow_into_each_other() -> None:
+def test_two_leases_at_one_node_do_not_extend_each_other() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     first = store(tree, "aa", [1])
     second = tree.lock(tree.match(key("aa"), 1, "").node, "")
@@ -73,7 +73,7 @@ def test_two_that_stand_on_one_node_do_not_grow_into_each_other() -> None:
     tree.check_invariants([first, second])
 
 
-def test_pages_already_cached_are_handed_back() -> None:
+def test_already_cached_pages_are_returned() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     store(tree, "aabbcc", [1, 2, 3])
     node = tree.lock(None, "")
@@ -97,7 +97,7 @@ def test_eviction_takes_the_least_recently_used_leaf_from_its_tail() -> None:
     assert list(tree.nodes()) == []
 
 
-def test_a_prefix_that_requests_share_outlives_what_one_used_later() -> None:
+def test_a_shared_prefix_is_kept_longer_than_later_unshared_ones() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     for text, page in (("aabb", 2), ("aacc", 3)):
         tree.unlock(store(tree, text, [1, page]), 0)
@@ -106,7 +106,7 @@ def test_a_prefix_that_requests_share_outlives_what_one_used_later() -> None:
     assert cached(tree, "aa") == [1]
 
 
-def test_a_shared_prefix_that_is_used_no_more_goes_as_well() -> None:
+def test_an_unused_shared_prefix_is_evicted_eventually() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     for text, page in (("aabb", 2), ("aacc", 3)):
         tree.unlock(store(tree, text, [1, page]), 0)
@@ -135,7 +135,7 @@ def test_locked_paths_are_not_evicted() -> None:
     tree.check_invariants([kept])
 
 
-def test_a_lock_ends_behind_its_fence() -> None:
+def test_a_lock_ends_after_its_fence() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aabb", [1, 2])
     tree.complete(1)
@@ -145,7 +145,7 @@ def test_a_lock_ends_behind_its_fence() -> None:
     assert tree.evict(2) == [2, 1]
 
 
-def test_a_match_counts_pages_nobody_has_locked() -> None:
+def test_a_match_counts_unlocked_pages() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     short = store(tree, "aa", [1])
     long = store(tree, "aabbcc", [1, 2, 3])
@@ -154,7 +154,7 @@ def test_a_match_counts_pages_nobody_has_locked() -> None:
     tree.check_invariants([short])
 
 
-def test_events_tell_what_entered_and_left_in_chain_order() -> None:
+def test_events_are_in_chain_order() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aabb", [1, 2])
     node, _ = tree.insert(node, key("cc"), [3])
@@ -166,7 +166,7 @@ def test_events_tell_what_entered_and_left_in_chain_order() -> None:
     assert tree.events == [BlockRemoved([chain[2], chain[1]])]
 
 
-def test_events_do_not_change_after_they_were_made() -> None:
+def test_events_do_not_change_after_creation() -> None:
     tree = RadixTree(SIZE, "m", CAPACITY)
     node = store(tree, "aa", [1])
     tree.insert(node, key("bb"), [2])

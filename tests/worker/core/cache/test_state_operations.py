@@ -1,4 +1,4 @@
-"""Random leases of requests that keep a state, against states that are forgotten when free."""
+"""Random leases of requests with states, against a model in which free states are erased."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from worker.core.cache.lease import Lease
 from worker.core.cache.manager import CacheManager
 from worker.core.cache.snapshots import PendingSnapshot, SnapshotPool
 from worker.plan.plan import StateLoad
-from worker.protocol.page_groups import LEAST_SNAPSHOTS, PageGroups
+from worker.protocol.page_groups import MIN_SNAPSHOTS, PageGroups
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 Content = tuple[str, tuple[int, ...]]
-"""The salt and all tokens that a state has seen."""
+"""Salt and all tokens that are part of a state."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Running:
     computed: int
     """Positions, by steps launched."""
     state: Content | None = None
-    """What the slot holds, by steps completed."""
+    """Content of the slot, by steps completed."""
 
 
 @dataclass
@@ -204,7 +204,7 @@ def manager(snapshot_pages: int, num_pages: int = 101) -> CacheManager:
 
 
 class Alone:
-    """A request that computes in steps of its own."""
+    """A request that computes in its own steps."""
 
     def __init__(self, cache: CacheManager, tokens: list[int], seq: int) -> None:
         self.cache, self.row, self.seq = cache, array("i", tokens), seq
@@ -227,18 +227,18 @@ class Alone:
         return sorted(one.position for one in stored)
 
 
-def test_what_is_kept_of_a_prompt_and_of_an_output() -> None:
+def test_snapshots_of_a_prompt_and_an_output() -> None:
     cache = manager(snapshot_pages=5)
     first = Alone(cache, [*range(40)], 0)
     first.row = first.row[:25]
-    # At the end of a step; at whole intervals of 10; where the same prompt could begin.
+    # At the end of a step, at intervals of 10, and where the same prompt could continue.
     assert first.compute(17) == [10, 16]
     first.lease.borders = (24,)
     assert first.compute(25) == [20, 24]
     first.row.extend(range(25, 40))
     assert [first.compute(end) for end in range(26, 32)] == [[26], [], [28], [], [30], []]
     cache.release(first.lease)
-    # Of those that later ones replace only the last is there.
+    # Of the rolling ones, only the last is left.
     pool = cache._snapshots
     assert pool is not None
     assert len(pool._of_page) == 4
@@ -248,7 +248,7 @@ def test_what_is_kept_of_a_prompt_and_of_an_output() -> None:
         cache.release(again.lease)
 
 
-def test_where_two_prompts_part_the_third_goes_on() -> None:
+def test_a_third_prompt_continues_where_two_diverged() -> None:
     cache = manager(snapshot_pages=50)
     first = Alone(cache, [*range(30)], 0)
     first.compute(30)
@@ -261,7 +261,7 @@ def test_where_two_prompts_part_the_third_goes_on() -> None:
     cache.check_invariants([first.lease, second.lease, third.lease])
 
 
-def test_without_room_a_request_goes_on_and_what_was_used_last_stays() -> None:
+def test_without_room_requests_continue_and_recent_snapshots_are_kept() -> None:
     cache = manager(snapshot_pages=1000)
     pool = cache._snapshots
     assert pool is not None
@@ -274,14 +274,14 @@ def test_without_room_a_request_goes_on_and_what_was_used_last_stays() -> None:
         again = Alone(cache, [100 * number + at for at in range(9)], 9)
         hits.append(again.num_hit)
         cache.release(again.lease)
-    assert hits == [8] * LEAST_SNAPSHOTS + [0, 0]
-    # All being written or read, a step stores none.
-    taken = [pool.take() for _ in range(LEAST_SNAPSHOTS + 1)]
+    assert hits == [8] * MIN_SNAPSHOTS + [0, 0]
+    # While all are being written or read, a step stores none.
+    taken = [pool.take() for _ in range(MIN_SNAPSHOTS + 1)]
     assert taken[-1] is None
-    assert len({*taken[:-1]}) == LEAST_SNAPSHOTS
+    assert len({*taken[:-1]}) == MIN_SNAPSHOTS
 
 
-def test_what_is_being_read_is_not_taken() -> None:
+def test_snapshots_being_loaded_are_not_evicted() -> None:
     pool = SnapshotPool(2)
     first = pool.take()
     assert first is not None
@@ -290,7 +290,7 @@ def test_what_is_being_read_is_not_taken() -> None:
     second = pool.take()
     assert second not in (None, first)
     assert pool.take() is None
-    pool.give_up(7)
+    pool.drop_rolling(7)
     assert pool.take_loads(1) == [StateLoad(3, first)]
     assert pool.take() is None
     pool.complete(1)

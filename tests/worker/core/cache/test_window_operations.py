@@ -1,4 +1,4 @@
-"""Random leases where layers see a window, against memory that forgets what is free."""
+"""Random leases with sliding windows, against a model in which free memory is erased."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP_TOKENS = 6
 Cell = tuple[int, int]
 """Page and offset."""
 Content = tuple[str, tuple[int, ...]]
-"""The salt and all tokens up to a position."""
+"""Salt and all tokens up to a position."""
 
 
 @dataclass
@@ -43,8 +43,8 @@ class Step:
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """Leases open with a match, compute some positions per step, of which some may have been
-    wrong guesses, and commit and advance when steps complete."""
+    """Leases open with a match, compute some positions per step, some of which are rejected drafts,
+    and commit and advance when steps complete."""
 
     groups = PageGroups(num_full=1, num_window=1, window=5)
     num_pages = 31
@@ -156,7 +156,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.cache.check_invariants([])
         assert self.cache.num_available == self.num_pages - 1
         assert not self.cache.is_fenced
-        # All that is cached can be had.
+        # All cached pages can be reclaimed.
         count = self.cache.num_allocatable
         lease = self.cache.open(self.cache.match(array("i", [9]), "y"), "y", shared=False)
         assert len(self.cache.allocate(lease, count)) == count

@@ -1,4 +1,4 @@
-"""What the libraries make of schemas, patterns, choices and grammars."""
+"""Schemas, patterns, choices and grammars in both libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.worker.vocabularies import follow, make_backend
+from tests.support.worker.vocabularies import make_backend, make_state
 from worker.core.grammar.base import GrammarBackend, GrammarError
 from worker.core.grammar.exactness import inexact_keyword
 from worker.core.grammar.guidance_backend import GuidanceBackend
@@ -16,14 +16,14 @@ from worker.protocol.structured import StructuredOutputsParams
 
 def accepts(backend: GrammarBackend, text: str, **params: Any) -> bool:
     try:
-        follower = follow(backend, **params)
+        state = make_state(backend, **params)
         for byte in text.encode():
-            if follower.advance(byte) is not None:
+            if state.advance(byte) is not None:
                 return False
     except GrammarError:
         return False
-    octets = follower.mask
-    return follower.is_complete or bool(octets[256 // 8] & 1)
+    octets = state.mask
+    return state.is_complete or bool(octets[256 // 8] & 1)
 
 
 LIST = {
@@ -58,7 +58,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("name", ["xgrammar", "guidance"])
 @pytest.mark.parametrize(("params", "good", "bad"), CASES, ids=lambda value: str(value)[:30])
-def test_what_conforms_is_accepted_and_nothing_else(
+def test_only_matching_texts_are_accepted(
     name: str, params: dict[str, Any], good: str, bad: str
 ) -> None:
     backend = make_backend(name)
@@ -90,8 +90,8 @@ def test_what_guidance_enforces(schema: Any, good: str | None, bad: str) -> None
     assert not accepts(backend, bad, json=schema)
 
 
-def test_of_forced_text_the_longest_tokens_are_admitted() -> None:
-    """llguidance admits nothing but the first token of what has to follow."""
+def test_the_longest_tokens_of_forced_text_are_allowed() -> None:
+    """llguidance only admits the first token of forced text."""
     tokens = [*(bytes([byte]) for byte in range(128)), b"name", b'name":', b"na"]
     backend = GuidanceBackend([*tokens, b""], [len(tokens)])
     schema = {
@@ -140,9 +140,9 @@ def params_of(tag: str) -> Any:
     [
         ({"type": "array", "items": {"type": "string", "maxLength": 10}}, "maxLength"),
         ({"properties": {"x": {"type": "string", "minLength": 1}}}, "properties"),
-        ({"type": "object", "properties": {"a": {}}}, "additionalProperties beside properties"),
+        ({"type": "object", "properties": {"a": {}}}, "additionalProperties with properties"),
         ({"type": "string", "pattern": "^a$"}, "pattern"),
-        ({"$ref": "#/$defs/a", "minimum": 2, "$defs": {"a": {}}}, "minimum beside $ref"),
+        ({"$ref": "#/$defs/a", "minimum": 2, "$defs": {"a": {}}}, "minimum with $ref"),
         ({"type": "object", "required": ["a"]}, "required without properties of the same name"),
         ({"anyOf": [{"type": "null"}, {"allOf": [{}]}]}, "allOf"),
         ({"enum": ['a"b']}, "enum"),
@@ -152,7 +152,7 @@ def params_of(tag: str) -> Any:
         ({}, None),
     ],
 )
-def test_what_xgrammar_would_not_enforce_is_found(schema: Any, keyword: str | None) -> None:
+def test_keywords_that_xgrammar_ignores_are_detected(schema: Any, keyword: str | None) -> None:
     assert inexact_keyword(schema) == keyword
 
 
@@ -178,7 +178,7 @@ def test_what_xgrammar_would_not_enforce_is_found(schema: Any, keyword: str | No
         ({"const": 2**53 + 1}, "const"),
     ],
 )
-def test_what_is_not_supported_is_rejected_with_its_name(schema: Any, keyword: str) -> None:
+def test_unsupported_keywords_are_rejected_by_name(schema: Any, keyword: str) -> None:
     for name in ("xgrammar", "guidance"):
         for params in ({"json": schema}, {"structural_tag": tag_of(schema)}):
             with pytest.raises(GrammarError) as rejection:

@@ -1,5 +1,4 @@
-"""Schemas as Pydantic, zod and OpenAI's strict mode write them are accepted, and so are their
-values."""
+"""Schemas written by Pydantic, zod and OpenAI's strict mode are accepted, with their values."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
-from tests.support.worker.vocabularies import EOS, allowed, follow, make_backend
+from tests.support.worker.vocabularies import EOS, allowed, make_backend, make_state
 from worker.core.grammar.base import GrammarBackend, GrammarError
 
 
 def strict(**properties: Any) -> dict[str, Any]:
-    """An object as OpenAI's strict mode wants it."""
+    """An object as OpenAI's strict mode requires it."""
     return {
         "type": "object",
         "properties": properties,
@@ -172,11 +171,11 @@ ACCEPTED: dict[str, tuple[Any, Any]] = {
 
 
 def accepts(backend: GrammarBackend, text: str, schema: Any) -> bool:
-    follower = follow(backend, json=schema)
+    state = make_state(backend, json=schema)
     for byte in text.encode():
-        if byte not in allowed(follower) or follower.advance(byte) is not None:
+        if byte not in allowed(state) or state.advance(byte) is not None:
             return False
-    return follower.is_complete or EOS in allowed(follower)
+    return state.is_complete or EOS in allowed(state)
 
 
 @pytest.mark.parametrize(("schema", "value"), ACCEPTED.values(), ids=ACCEPTED)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.worker.vocabularies import EOS, VOCAB_SIZE, allowed, make_backend
 from worker.core.grammar.base import GrammarError, LoadedGrammar
-from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.matcher_state import MatcherState
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 
@@ -39,7 +39,7 @@ NOT_CANONICAL = {
     "uri.json": "IPv6 addresses as hosts",
     "uri-template.json": "modifiers of variables",
 }
-"""Files with valid instances in forms that are not accepted, and which these are."""
+"""Files with valid instances that are not accepted, and in which form."""
 NOT_CANONICAL_GROUPS = ("nul characters in strings", "dependencies with escaped characters")
 
 
@@ -49,17 +49,16 @@ def suite() -> Path:
 
 
 def accepts(grammar: LoadedGrammar, instance: Any) -> bool:
-    follower = GrammarFollower(
-        grammar(), SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE
-    )
+    state = MatcherState(grammar(), SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
     for byte in json.dumps(instance, ensure_ascii=False).encode():
-        if byte not in allowed(follower) or follower.advance(byte) is not None:
+        if byte not in allowed(state) or state.advance(byte) is not None:
             return False
-    return follower.is_complete or EOS in allowed(follower)
+    return state.is_complete or EOS in allowed(state)
 
 
 def orders(instance: Any) -> Iterator[Any]:
-    """The instance with integers as such, and with its members in each order: grammars fix it."""
+    """Variants of an instance with integers as such, and with its members in each order, which
+    grammars fix."""
     if isinstance(instance, float) and instance.is_integer():
         yield int(instance)
     elif isinstance(instance, list):

@@ -17,7 +17,7 @@ from tests.support.effort import cases
 from tests.support.worker.random_schemas import SchemaGenerator, walk
 from tests.support.worker.vocabularies import EOS, VOCAB_SIZE, allowed, make_backend
 from worker.core.grammar.base import GrammarBackend, GrammarError, LoadedGrammar
-from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.matcher_state import MatcherState
 from worker.core.grammar.tagged_arguments import TAGGED_STYLES
 from worker.protocol.argument_types import argument_types
 from worker.protocol.sampling import SamplingParams
@@ -32,7 +32,7 @@ BACKENDS = {name: make_backend(name) for name in ("xgrammar", "guidance")}
 
 def schemas(shard: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Schemas of a shard with their seeds; two of three have two given keywords, so that all pairs
-    come."""
+    occur."""
     for seed in range(shard, cases(NUM_SCHEMAS), NUM_SHARDS):
         made = SchemaGenerator(random.Random(seed))
         names = made.keywords
@@ -45,13 +45,13 @@ def loaded(backend: GrammarBackend, **params: Any) -> LoadedGrammar | None:
     """The grammar, as a compiling process accepts it; None for one that it rejects."""
     try:
         grammar = backend.load(backend.compile(StructuredOutputsParams(**params)))
-        return grammar if allowed(follower(grammar)) else None
+        return grammar if allowed(state_of(grammar)) else None
     except GrammarError:
         return None
 
 
-def follower(grammar: LoadedGrammar) -> GrammarFollower:
-    return GrammarFollower(grammar(), SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
+def state_of(grammar: LoadedGrammar) -> MatcherState:
+    return MatcherState(grammar(), SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
 
 
 def value_of(text: bytes) -> Any:
@@ -80,7 +80,7 @@ def test_texts_under_a_response_format(shard: int) -> None:
                 continue
             draw = random.Random(seed)
             for _ in range(NUM_TEXTS):
-                if (text := walk(follower(grammar), draw)) is not None:
+                if (text := walk(state_of(grammar), draw)) is not None:
                     check(schema, value_of(text))
                     num_checked += 1
     assert num_checked > num_schemas, "most schemas are accepted"
@@ -103,7 +103,7 @@ def test_arguments_of_calls(name: str, is_strict: bool) -> None:
             if (grammar := loaded(backend, structural_tag=made)) is None:
                 continue
             num_accepted += 1
-            call = follower(grammar)
+            call = state_of(grammar)
             for byte in tools.before.replace("NAME", "act").encode() if is_strict else b"":
                 assert call.advance(byte) is None
             text = walk(call, random.Random(seed), limit=900, closing=closing)

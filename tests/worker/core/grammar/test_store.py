@@ -1,4 +1,4 @@
-"""Grammars on their way to requests: a loop that sleeps is woken for each, and for nothing else."""
+"""Grammars that become ready wake a sleeping loop once, and nothing else does."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def store() -> Iterator[GrammarStore]:
     store.close()
 
 
-def test_what_comes_between_two_looks_of_the_loop_wakes_it(
+def test_grammars_between_two_polls_wake_the_loop(
     store: GrammarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poller = select.poll()
     poller.register(store.wake_fd, select.POLLIN)
     is_looking = threading.Event()
 
-    def follow(*_: object) -> None:
+    def create_state(*_: object) -> None:
         is_looking.wait(120)
         raise GrammarFault("whatever it is")
 
@@ -44,7 +44,7 @@ def test_what_comes_between_two_looks_of_the_loop_wakes_it(
             poller.poll(200)
         return read(fd, size)  # type: ignore[operator]
 
-    monkeypatch.setattr(store, "_follow", follow)
+    monkeypatch.setattr(store, "_create_state", create_state)
     monkeypatch.setattr(os, "read", read)
     store.request(SUBMIT)
     assert store.take() == []
@@ -52,7 +52,7 @@ def test_what_comes_between_two_looks_of_the_loop_wakes_it(
     assert [one.request_id for one in store.take()] == ["r"]
 
 
-def test_whatever_comes_wakes_the_loop_once(store: GrammarStore) -> None:
+def test_ready_grammars_wake_the_loop_once(store: GrammarStore) -> None:
     poller = select.poll()
     poller.register(store.wake_fd, select.POLLIN)
     for _ in range(2000):

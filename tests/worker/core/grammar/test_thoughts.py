@@ -1,11 +1,11 @@
-"""A thought before what a grammar admits: where it may begin, that it must end, and its drafts."""
+"""Reasoning before structured output: where it may begin, that it must end, and its drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tests.support.worker.vocabularies import EOS, TOKENS, VOCAB_SIZE, allowed, make_backend
-from worker.core.grammar.follower import GrammarFollower
+from worker.core.grammar.matcher_state import MatcherState
 from worker.core.grammar.thoughts import ThoughtMatcher
 from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams, ThoughtTokens
@@ -17,63 +17,63 @@ FIRST = {ord("a"), TOKENS.index(b"ab")}
 ANY = set(range(VOCAB_SIZE)) - {EOS}
 
 
-def follow(*, is_open: bool, output: Sequence[int] = ()) -> GrammarFollower:
+def make_state(*, is_open: bool, output: Sequence[int] = ()) -> MatcherState:
     thought = ThoughtTokens(opening=OPENING, closing=CLOSING, is_open=is_open)
     matcher = ThoughtMatcher(LOADED(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
-    return GrammarFollower(
+    return MatcherState(
         matcher, SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=output
     )
 
 
-def test_the_form_begins_behind_an_open_thought() -> None:
-    follower = follow(is_open=True)
+def test_structured_output_begins_after_reasoning() -> None:
+    state = make_state(is_open=True)
     for token_id in (ord("x"), OPENING, ord("a")):
-        assert allowed(follower) == ANY
-        assert follower.advance(token_id) is None
-    assert follower.advance(CLOSING) is None
-    assert allowed(follower) == FIRST, "a second thought has no place"
+        assert allowed(state) == ANY
+        assert state.advance(token_id) is None
+    assert state.advance(CLOSING) is None
+    assert allowed(state) == FIRST, "reasoning cannot start again"
     for token_id in (ord("a"), ord("b"), ord("7")):
-        assert not follower.is_complete
-        assert follower.advance(token_id) is None
-    assert follower.is_complete
+        assert not state.is_complete
+        assert state.advance(token_id) is None
+    assert state.is_complete
 
 
-def test_a_thought_may_end_with_a_sequence_alone() -> None:
-    """As harmony does: the same token ends other headers."""
+def test_reasoning_may_require_a_sequence_to_end() -> None:
+    """As in harmony, where the same token ends other headers."""
     thought = ThoughtTokens(opening=OPENING, closing=CLOSING, before=(7, 8), is_open=True)
     matcher = ThoughtMatcher(LOADED(), thought, eos_token_ids=[EOS], vocab_size=VOCAB_SIZE)
-    follower = GrammarFollower(
+    state = MatcherState(
         matcher, SamplingParams(), eos_token_ids=[EOS], vocab_size=VOCAB_SIZE, output=[]
     )
     for token_id in (CLOSING, 8, CLOSING, 7, CLOSING, 7, 8):
-        assert follower.advance(token_id) is None
-        assert allowed(follower) == ANY
+        assert state.advance(token_id) is None
+        assert allowed(state) == ANY
     drafts = [CLOSING, ord("a"), ord("b")]
-    assert follower.walk(drafts) == follower.walk(drafts), "the state stays as it is"
-    assert follower.advance(CLOSING) is None
-    assert allowed(follower) == FIRST
+    assert state.walk(drafts) == state.walk(drafts), "the state stays as it is"
+    assert state.advance(CLOSING) is None
+    assert allowed(state) == FIRST
 
 
-def test_a_thought_may_begin_with_the_first_token_alone() -> None:
-    follower = follow(is_open=False)
-    assert allowed(follower) == FIRST | {OPENING}
-    assert follower.advance(ord("a")) is None
-    assert allowed(follower) == {ord("b")}
-    follower = follow(is_open=False, output=[OPENING, ord("x")])
-    assert allowed(follower) == ANY
+def test_reasoning_may_only_begin_with_the_first_token() -> None:
+    state = make_state(is_open=False)
+    assert allowed(state) == FIRST | {OPENING}
+    assert state.advance(ord("a")) is None
+    assert allowed(state) == {ord("b")}
+    state = make_state(is_open=False, output=[OPENING, ord("x")])
+    assert allowed(state) == ANY
     assert (
-        follow(is_open=False, output=[OPENING, CLOSING]).mask
-        == follow(is_open=True, output=[CLOSING]).mask
+        make_state(is_open=False, output=[OPENING, CLOSING]).mask
+        == make_state(is_open=True, output=[CLOSING]).mask
     )
 
 
-def test_drafts_go_over_the_end_of_a_thought_and_back() -> None:
+def test_drafts_cross_the_end_of_reasoning() -> None:
     for is_open, before in ((True, []), (False, [OPENING])):
-        follower = follow(is_open=is_open)
+        state = make_state(is_open=is_open)
         drafts = [*before, ord("x"), CLOSING, ord("a"), ord("b")]
-        masks = follower.walk(drafts)
-        assert masks == follower.walk(drafts), "the state stays as it is"
+        masks = state.walk(drafts)
+        assert masks == state.walk(drafts), "the state stays as it is"
         for mask, token_id in zip(masks, drafts, strict=False):
-            assert follower.mask == mask
-            follower.advance(token_id)
-        assert follower.mask == masks[-1]
+            assert state.mask == mask
+            state.advance(token_id)
+        assert state.mask == masks[-1]

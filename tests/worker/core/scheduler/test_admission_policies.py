@@ -1,4 +1,4 @@
-"""Whom a round admits, against the definition and against brute force."""
+"""Requests admitted by a round, against the definition and against brute force."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIFO, PACK = POLICIES["fifo"], POLICIES["pack"]
 def admit(
     policy: AdmissionPolicy, costs: list[int], max_tokens: int, max_requests: int = 1000
 ) -> list[int]:
-    """A round in which slots and pages never lack, and prompts are not chunked."""
+    """A round in which slots and pages never run out, and prompts are not chunked."""
     headroom = StepBudget(10_000, 0, max_prefill_tokens=max_tokens, chunked=False).headroom(
         [], max_requests
     )
@@ -40,37 +40,37 @@ def admit(
 
 
 def play(policy: AdmissionPolicy, items: list[Item], headroom: StepHeadroom) -> dict[int, int]:
-    """What each gets, where all that are tried find a place."""
+    """Tokens granted, if every tried request finds a slot and pages."""
     round_ = AdmissionRound(policy, items, headroom)
     while round_.next() is not None:
         round_.report(Outcome.ENTERED)
     return round_.lengths
 
 
-def test_the_most_urgent_prompts_take_all_that_they_can_use() -> None:
+def test_the_most_urgent_prompts_get_all_tokens_they_can_use() -> None:
     budget = StepBudget(100, 0, share=0.5)
-    # Under way: 30 of level 6, 60 of level 7; new: 200 of level 7, 50 of level 6.
+    # Running: 30 of level 6, 60 of level 7; new: 200 of level 7, 50 of level 6.
     headroom = budget.headroom([60], 9, above=0)
     assert headroom.tokens == 50
     lengths = budget.allot([30, 60], [49, 1], [200, 50], [6, 7, 7, 6])
     assert lengths == [0, 50, 49, 1]
-    # More urgent ones under way leave the rest to new ones.
+    # More urgent running ones leave the rest to new ones.
     assert StepBudget(100, 0, share=0.5).headroom([], 9, above=70).tokens == 30
     assert not StepBudget(100, 0, share=0.5).headroom([], 9, above=170).is_open
-    # Shares are for equals: alone at the top, a prompt takes all; below, halves.
+    # Shares are between equals: alone at the top, a prompt takes all; below, halves.
     assert StepBudget(100, 0, share=0.5).allot([90, 80], [40], [300], [4, 4, 7]) == [0, 0, 100]
     assert StepBudget(100, 0, share=0.5).allot([90, 80], [20], [20], [4, 4, 7]) == [40, 40, 20]
 
 
-def test_pack_takes_the_small_ones_and_leaves_the_large_at_the_head() -> None:
+def test_pack_admits_small_requests_before_a_large_head() -> None:
     assert admit(PACK, [100, 2, 2], 4) == [1, 2]
 
 
-def test_pack_sends_an_oversize_head_alone_when_nothing_fits() -> None:
+def test_pack_admits_an_oversize_head_alone_when_nothing_fits() -> None:
     assert admit(PACK, [100, 100], 4) == [0]
 
 
-def test_fifo_sends_an_oversize_head_alone_and_stops_at_a_misfit() -> None:
+def test_fifo_admits_an_oversize_head_alone_and_stops_at_a_misfit() -> None:
     assert admit(FIFO, [100, 2, 2], 4) == [0]
     assert admit(FIFO, [2, 100, 2], 4) == [0]
     assert admit(FIFO, [2, 2, 2], 4) == [0, 1]
@@ -90,7 +90,7 @@ def subsets(costs: list[int], max_tokens: int, max_requests: int) -> list[tuple[
     max_tokens=st.integers(1, 20),
     max_requests=st.integers(1, 8),
 )
-def test_pack_admits_as_many_as_any_choice_could_and_of_these_the_cheapest(
+def test_pack_maximizes_the_number_then_minimizes_the_cost(
     costs: list[int], max_tokens: int, max_requests: int
 ) -> None:
     found = admit(PACK, costs, max_tokens, max_requests)
@@ -98,7 +98,7 @@ def test_pack_admits_as_many_as_any_choice_could_and_of_these_the_cheapest(
     if not possible:
         assert found == [0]
         return
-    # Most requests; then fewest tokens; then of equal costs the earliest.
+    # Maximum requests, then minimum tokens, then the earliest of equal costs.
     best = min(
         possible,
         key=lambda chosen: (-len(chosen), sum(costs[i] for i in chosen), chosen),
@@ -109,7 +109,7 @@ def test_pack_admits_as_many_as_any_choice_could_and_of_these_the_cheapest(
         sorted((costs[i], i) for i in found)
         == sorted(zip(costs, range(99), strict=False))[: len(best)]
     )
-    assert found == sorted(found), "what is taken leaves in the order of the queue"
+    assert found == sorted(found), "admitted requests are in queue order"
 
 
 @given(
@@ -117,7 +117,7 @@ def test_pack_admits_as_many_as_any_choice_could_and_of_these_the_cheapest(
     max_tokens=st.integers(1, 20),
     max_requests=st.integers(1, 8),
 )
-def test_fifo_admits_the_longest_beginning_that_fits(
+def test_fifo_admits_the_longest_prefix_that_fits(
     costs: list[int], max_tokens: int, max_requests: int
 ) -> None:
     found = admit(FIFO, costs, max_tokens, max_requests)
@@ -134,7 +134,7 @@ def test_fifo_admits_the_longest_beginning_that_fits(
     max_tokens=st.integers(1, 20),
     lacking=st.sets(st.integers(0, 7)),
 )
-def test_nobody_gets_in_before_a_more_urgent_one_that_lacks_pages(
+def test_no_request_overtakes_a_more_urgent_one_without_pages(
     items: list[tuple[int, int]], max_tokens: int, lacking: set[int]
 ) -> None:
     ordered = [Item(*item, item[0]) for item in sorted(items, key=lambda item: -item[1])]
@@ -170,14 +170,14 @@ def test_the_budget_is_never_exceeded_nor_left_unused(
     assert sum(lengths) == min(available, sum(needs) + sum(costs))
     wants = needs + costs
     assert all(0 <= length <= want for length, want in zip(lengths, wants, strict=True))
-    assert all(lengths[len(needs) :]), "who is admitted computes something"
+    assert all(lengths[len(needs) :]), "every admitted request computes something"
     most = max(1, int(share * available))
     if needs and available and sum(min(cost, most) for cost in costs) >= available:
-        # Others want all there is: prompts under way leave them all but their share.
+        # Others need all tokens: running prefills leave them all but their share.
         assert sum(lengths[: len(needs)]) <= most
 
 
-def test_a_long_prompt_holds_back_short_ones_by_no_more_than_its_share() -> None:
+def test_a_long_prompt_delays_short_ones_by_its_share_only() -> None:
     def steps_until_first_tokens(share: float) -> list[int]:
         harness = Harness(
             max_num_batched_tokens=16,
@@ -201,7 +201,7 @@ def test_a_long_prompt_holds_back_short_ones_by_no_more_than_its_share() -> None
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack"])
-def test_costs_are_what_is_not_cached(policy: str) -> None:
+def test_costs_are_uncached_tokens(policy: str) -> None:
     harness = Harness(
         max_num_batched_tokens=64,
         num_pages=65,
@@ -222,7 +222,7 @@ def test_costs_are_what_is_not_cached(policy: str) -> None:
     harness.drain()
 
 
-def test_lpm_takes_the_longest_cached_prefix_first() -> None:
+def test_lpm_admits_the_longest_cached_prefix_first() -> None:
     harness = Harness(
         max_num_batched_tokens=8,
         max_num_seqs=1,
@@ -264,7 +264,7 @@ def test_every_nth_round_is_fifo() -> None:
     assert large.tokens
 
 
-def test_rules_of_admission_change_while_it_runs() -> None:
+def test_admission_options_change_at_run_time() -> None:
     harness = Harness(
         max_num_batched_tokens=64,
         num_pages=65,
@@ -283,8 +283,8 @@ def test_rules_of_admission_change_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
-    """A flood of small requests never ends; each large one is passed over boundedly often."""
+def test_no_request_starves_in_thousands_of_rounds(chunked: bool) -> None:
+    """A flood of small requests never ends; the number of passes over each large one is bounded."""
     rng = random.Random(5)
     harness = Harness(
         checked=False,
@@ -324,12 +324,12 @@ def test_nobody_starves_in_thousands_of_rounds(chunked: bool) -> None:
                 waits.append(rounds - entered.pop(name))
     # At most 23 others were there before: (k + 1) passes, and rounds in which nothing fits.
     assert max(waits) <= 24 * (MAX_PASSES + 2)
-    assert max(waits) > MAX_PASSES // 2, "no request was ever passed over: the test tells nothing"
+    assert max(waits) > MAX_PASSES // 2, "no request was ever passed over: the test is meaningless"
     assert len(waits) > cases(5_000)
     assert all(rounds - since <= 24 * (MAX_PASSES + 2) for since in entered.values())
 
 
-def test_room_of_its_own_goes_to_the_first_of_the_most_urgent() -> None:
+def test_the_most_urgent_oversize_request_gets_its_own_step() -> None:
     headroom = StepBudget(50, 0, max_prefill_tokens=4, chunked=False).headroom([], 9)
     items = [Item(20, 9, 20), Item(20, 9, 20), Item(1, 4, 1)]
     assert play(PACK, items, headroom) == {0: 20}

@@ -1,4 +1,4 @@
-"""What waits costs each step and each arrival little, however much of it there is."""
+"""Waiting requests cost each step and each arrival little, however many there are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def step(made: Scheduler) -> None:
     made.take_report()
 
 
-def test_requests_that_wait_for_a_prefix_are_not_looked_up_each_step(
+def test_requests_waiting_for_a_prefix_are_not_matched_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, number = scheduler(128), 100
@@ -70,7 +70,7 @@ def test_requests_that_wait_for_a_prefix_are_not_looked_up_each_step(
         step(made)
         if len(made.state.running) == 1:
             assert looked_up <= number + 2 * num_steps, "look-ups repeat while requests wait"
-    assert 4 <= num_steps < 12  # they waited for the prefix, and not for longer
+    assert 4 <= num_steps < 12  # they waited for the prefix, not longer
     while len(made.state.running) < number:
         step(made)
     assert made.state.stats.num_prefix_hits >= 0.7 * number * len(PREFIX)
@@ -111,7 +111,7 @@ def test_new_tenants_take_linear_time() -> None:
         max_size=60,
     )
 )
-def test_a_tenant_that_comes_is_lifted_to_the_least_that_waits(
+def test_a_new_tenant_is_lifted_to_the_lowest_waiting_one(
     events: list[tuple[str, str, int]],
 ) -> None:
     service = TenantService()

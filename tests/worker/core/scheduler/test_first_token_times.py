@@ -1,4 +1,4 @@
-"""The first delta of a request tells how its time at the worker was spent."""
+"""The first delta of a request has the parts of its time at the worker."""
 
 from __future__ import annotations
 

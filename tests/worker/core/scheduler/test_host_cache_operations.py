@@ -1,4 +1,4 @@
-"""Random operations with a tier in host memory: nothing is lost, and outputs stay the same."""
+"""Random operations with a host-memory tier: nothing is leaked, and outputs are unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def totals(harness: Harness) -> HostCacheTotals:
     ("seed", "depth", "num_host_pages", "policy"),
     [(1, 1, 150, "always"), (2, 0, 10, "always"), (3, 1, 60, "auto")],
 )
-def test_hundreds_of_operations_lose_no_page_and_no_slot(
+def test_hundreds_of_operations_leak_no_page_or_slot(
     seed: int,
     depth: int,
     num_host_pages: int,
@@ -42,7 +42,7 @@ def test_hundreds_of_operations_lose_no_page_and_no_slot(
     harness.device.token_ms = 1.0
 
     def change_speed() -> None:
-        """To compute a page takes 4 ms."""
+        """Computing a page takes 4 ms."""
         harness.device.load_ms = rng.choice([1.0, 20.0])
 
     operations = [

@@ -15,7 +15,7 @@ TOKEN_S = 1e-3
 
 
 def make_policy(policy: HostCachePolicy = "auto") -> HostLoadPolicy:
-    """Computing a page takes 16 ms, and more the more is before it."""
+    """Computing a page takes 16 ms, and more with a longer context."""
     forecast = StepForecast(1024)
     for seq in range(1, 61):
         tokens = 32 * (seq % 4)
@@ -30,7 +30,7 @@ def match(num_host: int = 4) -> Match:
     return Match(node, [1], 0, node, num_host)
 
 
-def test_pages_are_copied_until_a_copy_is_known_to_take_longer() -> None:
+def test_pages_are_copied_until_copies_are_measured_to_be_slower() -> None:
     policy = make_policy()
     assert policy.choose(match()).num_host == 4
     policy.observe(4, 4 * 0.001)
@@ -41,7 +41,7 @@ def test_pages_are_copied_until_a_copy_is_known_to_take_longer() -> None:
     assert (found.num_pages, found.num_host, found.host_node) == (1, 0, None)
 
 
-def test_a_dear_copy_is_tried_again_some_day() -> None:
+def test_a_slow_copy_is_eventually_retried() -> None:
     policy = make_policy()
     policy.observe(1, 0.030)
     assert not policy.choose(match()).num_host
@@ -50,13 +50,13 @@ def test_a_dear_copy_is_tried_again_some_day() -> None:
     assert policy.choose(match()).num_host == 4
 
 
-def test_always_asks_for_no_price() -> None:
+def test_always_copies_at_any_cost() -> None:
     policy = make_policy("always")
     policy.observe(1, 100.0)
     assert policy.choose(match()).num_host == 4
 
 
-def test_what_is_copied_counts_by_its_time() -> None:
+def test_copied_tokens_count_by_the_time_of_the_copy() -> None:
     policy = make_policy()
     policy.observe(10, 10 * 0.004)
     assert policy.cost(160) == pytest.approx(40, rel=0.2)

@@ -1,4 +1,4 @@
-"""Logits parameters: what completions of one request have in common is made once."""
+"""Logits parameters: shared values are computed once for all completions of a request."""
 
 from __future__ import annotations
 

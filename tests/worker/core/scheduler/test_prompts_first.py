@@ -1,4 +1,4 @@
-"""Decodes that step aside for prompts, and prompts that step aside for much more urgent ones."""
+"""Decodes that are skipped for prompts, and prompts that are skipped for much more urgent ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plans(harness: Harness, count: int) -> list[Plan]:
 
 
 def backlog(steps: int, decoding: int, prompts: int = 4) -> tuple[Harness, list[bool]]:
-    """Whether each step decodes, while ten prompts of a whole step each wait behind a decode."""
+    """Whether each step decodes, while ten prompts of a whole step each wait after a decode."""
     harness = Harness(
         max_num_seqs=16,
         max_num_batched_tokens=16,
@@ -51,7 +51,7 @@ def backlog(steps: int, decoding: int, prompts: int = 4) -> tuple[Harness, list[
     return harness, [any(row.length == 1 for row in plan.rows) for plan in plans(harness, 9)]
 
 
-def test_decodes_step_aside_for_so_many_steps_in_a_row() -> None:
+def test_decodes_are_skipped_for_a_maximum_of_consecutive_steps() -> None:
     harness, decodes = backlog(3, 4)
     assert decodes == [False] * 3 + [True] + [False] * 3 + [True] + [False]
     harness.drain()
@@ -61,12 +61,12 @@ def test_decodes_step_aside_for_so_many_steps_in_a_row() -> None:
     harness.check_drained()
 
 
-def test_none_steps_aside_by_default_nor_for_less_urgent_prompts() -> None:
+def test_no_decode_is_skipped_by_default_or_for_less_urgent_prompts() -> None:
     assert backlog(0, 4)[1] == [True] * 9
     assert backlog(3, 5)[1] == [True] * 9
 
 
-def test_none_steps_aside_where_prompts_do_not_fill_a_step() -> None:
+def test_no_decode_is_skipped_if_prompts_do_not_fill_a_step() -> None:
     harness = Harness(
         max_num_batched_tokens=16,
         num_pages=100,
@@ -79,7 +79,7 @@ def test_none_steps_aside_where_prompts_do_not_fill_a_step() -> None:
     assert sorted(row.length for row in plan.rows) == [1, 12]
 
 
-def test_none_steps_aside_where_prompts_find_no_pages() -> None:
+def test_no_decode_is_skipped_if_prompts_lack_pages() -> None:
     harness = Harness(
         max_num_seqs=8,
         max_num_batched_tokens=16,
@@ -97,7 +97,7 @@ def test_none_steps_aside_where_prompts_find_no_pages() -> None:
     harness.finished("d")
 
 
-def test_none_steps_aside_where_no_prompt_could_take_a_slot() -> None:
+def test_no_decode_is_skipped_without_a_free_slot() -> None:
     harness = Harness(
         max_num_seqs=2,
         max_num_batched_tokens=16,
@@ -113,7 +113,7 @@ def test_none_steps_aside_where_no_prompt_could_take_a_slot() -> None:
 
 
 @pytest.mark.parametrize(("urgent", "shared"), [(7, False), (6, True)])
-def test_an_urgent_prompt_has_the_step_for_itself(urgent: int, shared: bool) -> None:
+def test_an_urgent_prompt_gets_the_step_to_itself(urgent: int, shared: bool) -> None:
     harness = Harness(max_num_batched_tokens=16, num_pages=100, max_num_seqs=8)
     submit(harness, "under way", 40, 2)
     plans(harness, 1)
@@ -121,7 +121,7 @@ def test_an_urgent_prompt_has_the_step_for_itself(urgent: int, shared: bool) -> 
     submit(harness, "urgent", 32, 2, urgent)
     first, second = plans(harness, 2)
     if shared:
-        # It goes first, and keeps nobody out; who enters with it gets a token at least.
+        # It goes first, but does not block others; each admitted request gets at least one token.
         assert sorted(row.length for row in first.rows) == [1, 15]
     else:
         assert [row.length for row in [*first.rows, *second.rows]] == [16, 16]
@@ -134,7 +134,7 @@ def test_an_urgent_prompt_has_the_step_for_itself(urgent: int, shared: bool) -> 
 def urgent_beside_decodes(
     urgent: int, length: int, num_decodes: int = 6, steps: int = 4
 ) -> tuple[Harness, list[list[int]]]:
-    """Row lengths of each step from which on an urgent prompt is there, longest first."""
+    """Row lengths of each step after the arrival of an urgent prompt, longest first."""
     harness = Harness(
         max_num_seqs=8,
         max_num_batched_tokens=32,
@@ -152,9 +152,9 @@ def urgent_beside_decodes(
     return harness, lengths
 
 
-def test_decodes_step_aside_for_an_urgent_prompt_that_needs_several_steps() -> None:
+def test_decodes_are_skipped_for_an_urgent_prompt_of_several_steps() -> None:
     harness, lengths = urgent_beside_decodes(7, 80)
-    # 32 + 32 alone, and what is left beside all decodes.
+    # 32 + 32 alone, then the tokens left by all decodes.
     assert lengths[:3] == [[32], [32], [16, *[1] * 6]]
     harness.drain()
     for number in range(6):
@@ -162,7 +162,7 @@ def test_decodes_step_aside_for_an_urgent_prompt_that_needs_several_steps() -> N
     harness.check_drained()
 
 
-def test_decodes_step_aside_for_so_many_steps_then_have_their_turn() -> None:
+def test_skipped_decodes_get_their_turn_after_a_maximum_of_steps() -> None:
     _, lengths = urgent_beside_decodes(7, 300, steps=2)
     assert lengths[:7] == [[32], [32], [26, *[1] * 6]] * 2 + [[32]]
 
@@ -171,12 +171,12 @@ def test_decodes_step_aside_for_so_many_steps_then_have_their_turn() -> None:
     ("urgent", "length", "num_decodes", "steps"),
     [
         (6, 80, 6, 4),  # does not outrank them
-        (7, 20, 6, 4),  # fits beside them
-        (7, 80, 3, 4),  # they are few
+        (7, 20, 6, 4),  # fits in addition to them
+        (7, 80, 3, 4),  # they are too few
         (7, 80, 6, 0),
     ],
 )
-def test_decodes_stay_where_leaving_them_out_gains_little(
+def test_decodes_are_not_skipped_if_that_gains_little(
     urgent: int, length: int, num_decodes: int, steps: int
 ) -> None:
     _, lengths = urgent_beside_decodes(urgent, length, num_decodes, steps)
@@ -192,10 +192,10 @@ def test_decodes_stay_where_leaving_them_out_gains_little(
         (0.0, 20, False),
     ],
 )
-def test_decodes_step_aside_where_they_take_a_good_part_of_the_time(
+def test_decodes_are_skipped_if_they_take_much_of_the_time(
     token_ms: float, length: int, alone: bool
 ) -> None:
-    """However few tokens they are: beside a short prompt, and not where rows cost nothing."""
+    """However few tokens they are: with a short prompt, unless rows cost nothing."""
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 512}
     harness = Harness(**limits, num_pages=400, prefill_max_ms=0)
     harness.device.token_ms = token_ms
@@ -216,7 +216,7 @@ def test_decodes_step_aside_where_they_take_a_good_part_of_the_time(
     harness.check_drained()
 
 
-def test_a_deadline_takes_no_tokens_from_equals_under_way() -> None:
+def test_a_deadline_takes_no_tokens_from_running_equals() -> None:
     harness = Harness(max_num_batched_tokens=16, num_pages=100, max_num_seqs=8)
     submit(harness, "under way", 60, 2)
     plans(harness, 1)
@@ -227,19 +227,19 @@ def test_a_deadline_takes_no_tokens_from_equals_under_way() -> None:
     assert sorted(row.length for row in plan.rows) == [8, 8]
 
 
-def test_a_negative_number_of_steps_is_refused() -> None:
+def test_a_negative_number_of_steps_is_rejected() -> None:
     with pytest.raises(ValueError, match="urgent_first_steps in --scheduler-config"):
         AdmissionOptions(urgent_first_steps=-1)
     with pytest.raises(ValueError, match="prefill_first_steps in --scheduler-config"):
         AdmissionOptions(prefill_first_steps=-1)
 
 
-def test_urgent_requests_do_not_wait_for_a_prefix_that_less_urgent_ones_compute() -> None:
+def test_urgent_requests_do_not_wait_for_prefixes_of_less_urgent_ones() -> None:
     harness = Harness(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256, num_pages=200)
     shared = [7] * 60
     harness.submit(make_submit("low", [*shared, 3], max_tokens=2, ignore_eos=True, priority=1))
     plans(harness, 1)
-    # While other urgent prompts are computed, "low" is left out of each step.
+    # While other urgent prompts are computed, "low" is skipped in each step.
     submit(harness, "other", 200, 2, 9)
     urgent = harness.submit(
         make_submit("urgent", [*shared, 4], max_tokens=2, ignore_eos=True, priority=9)
@@ -253,7 +253,8 @@ def test_urgent_requests_do_not_wait_for_a_prefix_that_less_urgent_ones_compute(
 
 @pytest.mark.parametrize(("limit_ms", "most"), [(0, 1023), (1, 64), (150, 150), (1_000_000, 1023)])
 def test_decodes_wait_no_longer_than_the_limit_for_prompts(limit_ms: int, most: int) -> None:
-    """A long prompt beside a decode takes what steps of late tell, and all there is without one."""
+    """A long prompt takes what recent steps predict beside a decode, and the whole budget
+    otherwise."""
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "max_model_len": 4096}
     harness = Harness(
         **limits, num_pages=2000, prefill_max_ms=limit_ms, enable_prefix_caching=False
@@ -279,7 +280,7 @@ def test_decodes_wait_no_longer_than_the_limit_for_prompts(limit_ms: int, most: 
     harness.check_drained()
 
 
-def test_a_prompt_beside_a_last_token_that_is_being_drawn_takes_all_there_is() -> None:
+def test_a_prompt_gets_all_tokens_beside_a_last_token_in_flight() -> None:
     harness = Harness(
         max_num_seqs=8, max_num_batched_tokens=1024, max_model_len=4096, num_pages=2000
     )
@@ -300,8 +301,8 @@ def test_a_prompt_beside_a_last_token_that_is_being_drawn_takes_all_there_is() -
     harness.check_drained()
 
 
-def test_decodes_run_when_prompts_find_no_pages() -> None:
-    """Before, such a step was empty, which ended the engine."""
+def test_decodes_run_when_prompts_lack_pages() -> None:
+    """Regression test: such a step was empty, which crashed the engine."""
     harness = Harness(
         max_num_seqs=8,
         max_num_batched_tokens=16,
@@ -322,11 +323,11 @@ def test_decodes_run_when_prompts_find_no_pages() -> None:
 
 
 @pytest.mark.parametrize("seed", range(cases(150)))
-def test_a_long_prompt_beside_decodes_with_scarce_pages_always_ends(seed: int) -> None:
-    """Under any admission options: a quarter of these ended the engine, before."""
+def test_a_long_prompt_with_decodes_and_scarce_pages_always_ends(seed: int) -> None:
+    """Regression test with any admission options, a quarter of which crashed the engine."""
     rng = random.Random(seed)
     page_size, num_decodes, length = rng.choice([1, 4]), rng.randint(1, 8), rng.choice([100, 300])
-    # As many as admission keeps for all of them, and few more.
+    # As many as admission reserves for all of them, and a few more.
     num_pages = num_decodes * (-(-13 // page_size) + 1) + -(-length // page_size)
     harness = Harness(
         max_num_seqs=8,

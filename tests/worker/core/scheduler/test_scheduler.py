@@ -1,4 +1,4 @@
-"""Single behaviours of the scheduler, each over a device that checks every page it reads."""
+"""Single behaviours of the scheduler, each with a device that checks every page it reads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_prefix_is_hit_in_full_pages_and_leaves_a_token_to_compute() -> None:
     assert first.tokens == second.tokens
 
 
-def test_another_salt_hits_nothing() -> None:
+def test_a_different_salt_misses() -> None:
     harness = Harness()
     harness.submit(make_submit("a", prompt(16), max_tokens=3, cache_salt="x", seed=1000))
     harness.drain()
@@ -90,7 +90,7 @@ def test_chunks_of_a_step_in_flight_are_not_hit() -> None:
     harness = Harness()
     harness.submit(make_submit("a", prompt(8), max_tokens=3))
     harness.schedule()
-    # One page of six in common is too little to wait for.
+    # One common page of six is too little to wait for.
     second = harness.submit(make_submit("b", [*prompt(4), *prompt(20, 9)], max_tokens=3))
     harness.schedule()
     harness.drain()
@@ -99,7 +99,7 @@ def test_chunks_of_a_step_in_flight_are_not_hit() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack"])
-def test_others_with_the_prefix_wait_for_the_first_and_hold_nobody_back(policy: str) -> None:
+def test_requests_wait_for_a_shared_prefix_without_blocking_others(policy: str) -> None:
     harness = Harness(
         max_num_batched_tokens=32,
         max_num_seqs=8,
@@ -125,7 +125,7 @@ def test_generated_pages_are_cached_for_the_next_turn() -> None:
     harness.drain()
     harness.submit(make_submit("b", [*prompt(8), *first.tokens, 3], max_tokens=2))
     harness.drain()
-    # The last token was drawn but never computed: 16 of 17 tokens are in full pages.
+    # The last token was sampled but never computed: 16 of 17 tokens are in full pages.
     assert harness.finished("b").num_cached == 16
 
 
@@ -230,10 +230,10 @@ def test_a_resumed_request_hits_the_pages_it_left_and_reports_its_first_hit() ->
     assert len(admit.token_ids) // 4 > 8
     assert row.start > 0
     assert young.num_cached == 0
-    assert harness.report().load.num_prefix_hits == 0, "of first admissions alone"
+    assert harness.report().load.num_prefix_hits == 0, "only first admissions count"
 
 
-def test_with_a_step_in_flight_a_victim_is_parked_one_step_and_preempted_in_the_next() -> None:
+def test_with_a_step_in_flight_a_victim_is_skipped_then_preempted() -> None:
     harness = Harness(num_pages=12, max_num_seqs=3, max_num_batched_tokens=32)
     for index, length in enumerate((8, 9, 10)):
         options = {"max_tokens": 24, "ignore_eos": True}
@@ -245,20 +245,20 @@ def test_with_a_step_in_flight_a_victim_is_parked_one_step_and_preempted_in_the_
         slots.append([row.slot for row in plan.rows])
         if len(harness.device.in_flight) > 1:
             harness.apply()
-    # Oldest first: 0 lacks a page and waits; 2 is parked, then preempted; 1 goes on throughout.
+    # Oldest first: 0 lacks a page and waits; 2 is deferred, then preempted; 1 continues throughout.
     assert slots[-3:] == [[0, 1, 2], [1], [0, 1]]
     harness.drain(1)
     for index in range(3):
         harness.finished(f"r{index}")
 
 
-def test_admission_leaves_the_pages_that_running_requests_will_need() -> None:
+def test_admission_reserves_pages_for_running_requests() -> None:
     harness = Harness(num_pages=10, max_num_batched_tokens=32)
     harness.submit(make_submit("long", prompt(24), max_tokens=4, ignore_eos=True))
     harness.submit(make_submit("next", prompt(8, 9), max_tokens=4, ignore_eos=True))
     plan = harness.schedule()
     assert plan is not None
-    # Three free pages would hold "next" and its first token, but "long" will want one of them.
+    # Three free pages would hold "next" and its first token, but "long" will need one of them.
     assert [row.length for row in plan.rows] == [24]
     harness.apply()
     harness.drain()
@@ -321,7 +321,7 @@ def test_an_end_found_one_step_late_costs_one_dropped_token() -> None:
     assert harness.scheduler.state.stats.num_dropped_tokens == 1
 
 
-def test_a_length_known_beforehand_costs_no_useless_step() -> None:
+def test_a_known_final_length_wastes_no_step() -> None:
     harness = Harness()
     harness.submit(make_submit("a", prompt(4), max_tokens=3, ignore_eos=True))
     harness.drain(depth=1)
@@ -404,7 +404,7 @@ def test_sampling_parameters_reach_the_device_in_its_terms() -> None:
     assert (first.logits_params, second.logits_params) == (None, None)
 
 
-def test_rules_reach_the_device_only_where_there_are_any() -> None:
+def test_logits_params_are_only_sent_if_there_are_any() -> None:
     harness = Harness()
     fields = {"min_tokens": 3, "stop_token_ids": (9, 7), "logit_bias": {4: 1.5}, "logprobs": 0}
     harness.submit(make_submit("a", prompt(6), **fields))
@@ -432,7 +432,7 @@ def test_the_load_snapshot_has_every_number() -> None:
     assert (load.num_free_pages, load.step_ms, load.num_step_tokens) == (18, 1.5, 8)
 
 
-def test_loads_report_what_the_last_step_was_made_of() -> None:
+def test_loads_report_the_shape_of_the_last_step() -> None:
     harness = Harness(max_num_batched_tokens=12)
     harness.submit(make_submit("a", prompt(6), max_tokens=9, ignore_eos=True))
     harness.submit(make_submit("b", prompt(14, 9), max_tokens=9, ignore_eos=True))
@@ -483,7 +483,7 @@ def test_loads_count_every_submit_even_if_it_is_ignored() -> None:
     assert harness.report().load.num_submits_seen == 3
 
 
-def test_results_that_do_not_belong_to_the_step_in_flight_are_refused() -> None:
+def test_results_of_another_step_are_rejected() -> None:
     harness = Harness()
     with pytest.raises(ValueError, match="result of step 1"):
         harness.scheduler.apply(StepResult(1, [], 0.0))
@@ -531,7 +531,7 @@ def test_the_same_calls_make_the_same_plans() -> None:
 @pytest.mark.parametrize("num_pages", [7, 9, 12])
 @pytest.mark.parametrize("length", [4, 10, 19])
 def test_equal_prompts_in_a_small_cache_all_end(depth: int, num_pages: int, length: int) -> None:
-    """They compute the same pages side by side, and only one set of them enters the cache."""
+    """They compute the same pages at the same time, and only one set of them is cached."""
     harness = Harness(num_pages=num_pages, max_num_batched_tokens=64)
     for name in "abc":
         harness.submit(make_submit(name, prompt(length), max_tokens=40, ignore_eos=True))
@@ -541,7 +541,7 @@ def test_equal_prompts_in_a_small_cache_all_end(depth: int, num_pages: int, leng
     harness.check_drained()
 
 
-def test_a_repeated_submit_is_ignored_and_says_so() -> None:
+def test_a_repeated_submit_is_ignored_and_reported() -> None:
     harness = Harness()
     scheduler = harness.scheduler
     one = make_submit("a", [3] * 4, max_tokens=3, ignore_eos=True)

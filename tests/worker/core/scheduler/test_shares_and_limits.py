@@ -1,4 +1,4 @@
-"""Fair share among tenants, and a queue that does not grow without bound."""
+"""Fair sharing between tenants, and a bounded queue."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_three_tenants_at_ten_to_one_to_one_get_equal_service(policy: str) -> No
     for _ in range(600):
         harness.step()
     waiting = {request.tenant for request in harness.scheduler.state.queue.window(10_000)}
-    assert waiting == {"a", "b", "c"}, "somebody ran out of requests: shares mean nothing then"
+    assert waiting == {"a", "b", "c"}, "a tenant ran out of requests: shares are meaningless"
     for (name, _), outcome in harness.outcomes.items():
         if outcome.num_cached >= 0 or outcome.tokens:
             length = len(outcome.submit.prompt) // 4
@@ -53,7 +53,7 @@ def test_three_tenants_at_ten_to_one_to_one_get_equal_service(policy: str) -> No
     assert all(abs(value - mean) < 0.1 * mean for value in served.values()), served
 
 
-def test_a_tenant_saves_nothing_up_while_it_sends_nothing() -> None:
+def test_an_idle_tenant_saves_up_no_service() -> None:
     harness = Harness(max_num_seqs=1, enable_prefix_caching=False)
     for i in range(30):
         harness.submit(make_submit(f"a{i}", [3] * 4, max_tokens=4, ignore_eos=True, tenant="a"))
@@ -70,7 +70,7 @@ def test_a_tenant_saves_nothing_up_while_it_sends_nothing() -> None:
     assert since.count("b") in (3, 4, 5), ends
 
 
-def test_an_arrival_too_many_gets_429_and_when_to_come_again() -> None:
+def test_an_arrival_beyond_the_limit_gets_429_with_retry_after() -> None:
     harness = Harness(max_num_seqs=1, max_queued_requests=2)
     outcomes = [
         harness.submit(make_submit(f"r{i}", [3] * 4, max_tokens=8, ignore_eos=True))
@@ -89,7 +89,7 @@ def test_an_arrival_too_many_gets_429_and_when_to_come_again() -> None:
     harness.check_drained()
 
 
-def test_a_more_urgent_arrival_sheds_the_least_urgent_that_waits() -> None:
+def test_a_more_urgent_arrival_sheds_the_least_urgent_waiting_request() -> None:
     harness = Harness(max_num_seqs=1, max_queued_requests=2, preempt_priority_gap=0)
     harness.submit(make_submit("running", [3] * 4, max_tokens=8, ignore_eos=True))
     harness.step()
@@ -117,7 +117,7 @@ def test_tokens_are_bounded_too_and_one_request_may_be_larger() -> None:
     harness.finished("large")
 
 
-def test_what_has_begun_is_never_turned_away() -> None:
+def test_started_requests_are_never_rejected() -> None:
     harness = Harness(max_num_seqs=1, max_queued_requests=1, max_num_batched_tokens=32)
     harness.submit(make_submit("v", [3] * 8, max_tokens=12, ignore_eos=True, priority=0))
     for _ in range(4):
@@ -127,7 +127,7 @@ def test_what_has_begun_is_never_turned_away() -> None:
     assert harness.report().load.num_preemptions == 1
     harness.submit(make_submit("n", [5] * 8, max_tokens=2, ignore_eos=True, priority=8))
     moved = make_submit("m", [5] * 8, max_tokens=4, ignore_eos=True, num_resumed=2, priority=0)
-    harness.submit(moved)  # another worker had begun it
+    harness.submit(moved)  # another worker had started it
     taken = make_submit("t", [5] * 8, max_tokens=4, ignore_eos=True, is_resubmitted=True)
     harness.submit(taken)  # it had waited at another worker
     harness.drain()
@@ -136,7 +136,7 @@ def test_what_has_begun_is_never_turned_away() -> None:
     assert harness.outcomes["n", 0].rejection is not None
 
 
-def test_who_comes_from_a_lost_worker_goes_before_its_class() -> None:
+def test_resubmitted_requests_come_first_in_their_class() -> None:
     harness = Harness(max_num_seqs=1, enable_prefix_caching=False)
     for name in ("running", "first", "second"):
         harness.submit(make_submit(name, [3] * 4, max_tokens=3, ignore_eos=True))
@@ -147,7 +147,7 @@ def test_who_comes_from_a_lost_worker_goes_before_its_class() -> None:
     harness.drain()
 
 
-def test_tokens_of_another_worker_are_charged_to_nobody() -> None:
+def test_tokens_of_another_worker_are_not_charged() -> None:
     harness = Harness(enable_prefix_caching=False)
     moved = make_submit(
         "m", [4] * 20, max_tokens=18, ignore_eos=True, num_resumed=12, tenant="a", attempt=1
@@ -159,7 +159,7 @@ def test_tokens_of_another_worker_are_charged_to_nobody() -> None:
     assert served == PROMPT_WEIGHT * 20 + OUTPUT_WEIGHT * 6
 
 
-def test_a_tenant_with_fewer_waiting_sheds_one_of_the_tenant_with_most() -> None:
+def test_a_tenant_with_fewer_requests_sheds_one_of_a_tenant_with_more() -> None:
     harness = Harness(max_num_seqs=1, max_queued_requests=4)
     harness.submit(make_submit("running", [3] * 4, max_tokens=8, ignore_eos=True))
     harness.step()
@@ -174,7 +174,7 @@ def test_a_tenant_with_fewer_waiting_sheds_one_of_the_tenant_with_most() -> None
 
 
 def drain(rate: DrainRate, begin: float, seconds: float, per_s: int = 10, tokens: int = 50) -> None:
-    """A backlog that lasts so long, of which so many requests leave each second."""
+    """A backlog of this duration, which this many requests leave per second."""
     rate.tick(begin, is_waiting=True)
     for i in range(1, round(seconds * per_s) + 1):
         rate.note(tokens)
@@ -183,25 +183,25 @@ def drain(rate: DrainRate, begin: float, seconds: float, per_s: int = 10, tokens
 
 def test_retry_after_follows_the_drain_rate() -> None:
     rate = DrainRate()
-    assert rate.retry_after_s(100, 1000) == 1  # nothing is known yet
+    assert rate.retry_after_s(100, 1000) == 1  # no information yet
     drain(rate, 0.0, 40.0)
     assert rate.retry_after_s(100, 0) in (10, 11)
     assert rate.retry_after_s(10, 10_000) in (20, 21)
     rate.tick(70.0, is_waiting=True)
-    assert rate.retry_after_s(100, 0) > 60  # it has stalled since
+    assert rate.retry_after_s(100, 0) > 60  # it has stalled
     assert rate.retry_after_s(10**9, 0) == 120
 
 
-def test_a_backlog_that_has_just_begun_says_nothing_of_a_stall() -> None:
-    """None has left it in the first moments, since all slots are taken."""
+def test_a_new_backlog_is_not_a_stall() -> None:
+    """No request has left it initially, since all slots are taken."""
     rate = DrainRate()
     rate.tick(0.0, is_waiting=True)
     rate.tick(0.02, is_waiting=True)
     assert rate.retry_after_s(100, 50_000) <= 2
 
 
-def test_requests_that_find_free_slots_are_no_backlog() -> None:
-    """64 begin at once, then two a second: a queue of 100 takes 50 s."""
+def test_requests_with_free_slots_are_not_a_backlog() -> None:
+    """64 start immediately, then two per second: a queue of 100 takes 50 s."""
     rate = DrainRate()
     for _ in range(64):
         rate.note(50)
@@ -234,7 +234,7 @@ def test_idle_time_between_busy_periods_changes_no_estimate(
     assert estimates(pauses) == pytest.approx(estimates([0.0] * len(pauses)), abs=1)
 
 
-def test_a_burst_after_an_idle_minute_is_told_the_true_time() -> None:
+def test_a_burst_after_an_idle_minute_gets_the_right_retry_after() -> None:
     def retry_after_s(idle_s: float) -> set[int]:
         harness = Harness(max_num_seqs=4, max_queued_requests=20)
         for name in ("before", "after"):

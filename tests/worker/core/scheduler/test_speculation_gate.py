@@ -1,4 +1,4 @@
-"""The gate: its limits, and that requests stop drafting and come back."""
+"""The gate: its limits, and that requests stop drafting and resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.protocol.slo import Slo
 from worker.protocol.speculation import Decision
 
 
-def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_later() -> None:
+def test_a_request_with_rejected_drafts_stops_and_retries_ever_later() -> None:
     record, step = RequestRecord(0.8, CommonGain(), 0), 0
 
     def is_wrong() -> None:
@@ -41,12 +41,12 @@ def test_a_request_whose_drafts_are_wrong_falls_silent_and_tries_again_ever_late
     assert wait() == 4
 
 
-def test_looks_that_find_nothing_gain_nothing() -> None:
+def test_lookups_without_drafts_gain_nothing() -> None:
     record = RequestRecord(0.8, CommonGain(), 0)
     for step in range(20):
         record.observe(0, 0, 0.0, step)
     assert 0.0 < record.gain < 0.1
-    assert record.rate == pytest.approx(0.8), "of drafts nothing was learnt"
+    assert record.rate == pytest.approx(0.8), "no information about drafts"
 
 
 def decisions(gate: SpeculationGate) -> dict[Decision, int]:
@@ -79,7 +79,7 @@ def make_request(priority: int = 4, slo: Slo | None = None) -> Request:
         (11.01, 1, make_request(slo=Slo(e2e_ms=1000)), Decision.DRAFT),
     ],
 )
-def test_each_limit_keeps_drafts_out(
+def test_each_limit_disables_drafts(
     now: float, num_running: int, request_: Request, decision: Decision
 ) -> None:
     config = EngineConfig(
@@ -92,7 +92,7 @@ def test_each_limit_keeps_drafts_out(
     assert decisions(gate) == {decision: 1 if gate.is_open else num_running}
 
 
-def test_a_later_token_is_due_as_if_tokens_came_evenly() -> None:
+def test_deadlines_of_later_tokens_are_evenly_spaced() -> None:
     request = make_request(slo=Slo(ttft_ms=300, tpot_ms=100))
     assert request.due_s == pytest.approx(10.3)
     request.times.first_token_s = 10.2

@@ -1,4 +1,4 @@
-"""The gate in worlds of which everything is known: what it loses, and what it lets slip."""
+"""The gate in fully known simulations: losses and missed gains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worker.plan.plan import DraftRow, PlannedRow, Row, StepResult
 from worker.protocol.messages import StepShape, Submit
 from worker.protocol.sampling import SamplingParams
 
-MOST = 8
+MAX_DRAFTS = 8
 LEASE = Lease(slot=0, pages=[], node=None, num_cached_pages=0)
 
 
@@ -30,7 +30,8 @@ class World:
     """Steps of `running` requests at once, each of `length` tokens."""
 
     likelihood: Callable[[random.Random, float], float]
-    """Of one guess, by its probability and the world's time in ms, to be right."""
+    """Probability that one draft token is right, by its own probability and the simulated time in
+    ms."""
     running: int = 1
     length: int = 20
     base_ms: float = 0.4
@@ -38,9 +39,9 @@ class World:
     look_ms: float = 0.15
     draft_ms: float = 0.06
     start_ms: float = 0.1
-    """What the first look of a request takes."""
+    """Cost of the first look-up of a request."""
     is_calibrated: bool = True
-    """The proposer knows the probability of each guess and ends drafts at the threshold."""
+    """Whether the proposer knows the probability of each draft and stops at the threshold."""
     rng: random.Random = field(default_factory=lambda: random.Random(7))
     now_ms: float = 0.0
     num_tokens: int = 0
@@ -52,14 +53,14 @@ class World:
     left: dict[str, int] = field(default_factory=dict)
 
     def run(self, gate: SpeculationGate | None, num_tokens: int) -> float:
-        """Tokens per ms of so many more tokens."""
+        """Tokens per ms over this many more tokens."""
         tokens, elapsed = self.num_tokens, self.now_ms
         while self.num_tokens < tokens + num_tokens:
             self.step(gate)
         return (self.num_tokens - tokens) / (self.now_ms - elapsed)
 
     def step(self, gate: SpeculationGate | None) -> None:
-        """One step of all that run."""
+        """One step of all running requests."""
         while len(self.requests) < self.running:
             request = make_request(str(next(self.ids)))
             self.left[request.request_id] = self.length
@@ -69,13 +70,13 @@ class World:
         is_open = gate is not None and gate.is_open
         allowed = [gate.num_drafts(request) if is_open else 0 for request in self.requests]
         drafted, drawn, draft_ms = [], [], 0.0
-        for request, most in zip(self.requests, allowed, strict=True):
+        for request, limit in zip(self.requests, allowed, strict=True):
             num_drafts, num_right = self.draft(
-                min(most, self.left[request.request_id] - 1), threshold
+                min(limit, self.left[request.request_id] - 1), threshold
             )
             drafted.append(num_drafts)
             drawn.append(num_right + 1)
-            if most:
+            if limit:
                 is_first = request.speculation is None or not request.speculation.has_drafted
                 draft_ms += self.look_ms + is_first * self.start_ms
         step_ms = self.base_ms + self.row_ms * self.running + self.draft_ms * sum(drafted)
@@ -86,10 +87,10 @@ class World:
         self.num_drafts += sum(drafted)
         if gate is not None:
             rows = [
-                InFlightRow(row(most), request, LEASE)
-                for request, most in zip(self.requests, allowed, strict=True)
+                InFlightRow(row(limit), request, LEASE)
+                for request, limit in zip(self.requests, allowed, strict=True)
             ]
-            drafting = [place for place, most in enumerate(allowed) if most]
+            drafting = [place for place, limit in enumerate(allowed) if limit]
             result = StepResult(
                 seq=self.num_steps,
                 token_ids=[5] * sum(drawn),
@@ -97,28 +98,28 @@ class World:
                 drafted=[drafted[place] for place in drafting] or None,
                 drawn=[drawn[place] for place in drafting] or None,
             )
-            self.tell(gate, in_flight(self.num_steps, rows), result)
+            self.report(gate, in_flight(self.num_steps, rows), result)
         for request, count in zip(self.requests, drawn, strict=True):
             self.left[request.request_id] -= count
         self.requests = [one for one in self.requests if self.left[one.request_id] > 0]
 
-    def tell(self, gate: SpeculationGate, step: StepInFlight, result: StepResult) -> None:
-        """As the scheduler does."""
+    def report(self, gate: SpeculationGate, step: StepInFlight, result: StepResult) -> None:
+        """Reports a result as the scheduler does."""
         shape, elapsed_ms = step.measured(result)
         self.forecast.observe(shape, elapsed_ms / 1e3)
         gate.observe(step, result, TokenSteps.counts(step, result), shape)
 
-    def draft(self, most: int, threshold: float) -> tuple[int, int]:
+    def draft(self, max_drafts: int, threshold: float) -> tuple[int, int]:
         """Drafts of one row, and how many of them are right."""
         reach, num_right, all_right = 1.0, 0, True
-        for number in range(most):
+        for number in range(max_drafts):
             share = self.likelihood(self.rng, self.now_ms)
             reach *= share
             if self.is_calibrated and reach < threshold:
                 return number, num_right
             all_right &= self.rng.random() < share
             num_right += all_right
-        return most, num_right
+        return max_drafts, num_right
 
 
 def row(num_drafts: int) -> Row:
@@ -126,7 +127,7 @@ def row(num_drafts: int) -> Row:
 
 
 def in_flight(seq: int, rows: list[InFlightRow]) -> StepInFlight:
-    # Speculative rows come behind the others.
+    # Speculative rows come after the others.
     rows = sorted(rows, key=lambda one: isinstance(one.row, DraftRow))
     shape = StepShape(seq, decode_rows=len(rows))
     return StepInFlight(seq=seq, rows=rows, num_tokens=len(rows), shape=shape, has_chunks=False)
@@ -142,15 +143,20 @@ def make_request(request_id: str) -> Request:
     return Request(submit, arrival=1, arrived_s=0.0, max_total_tokens=99, eos_token_ids=())
 
 
-def make_gate(*, most: int = MOST, adaptive: bool = True, stops: bool = True) -> SpeculationGate:
+def make_gate(
+    *, max_drafts: int = MAX_DRAFTS, adaptive: bool = True, stops: bool = True
+) -> SpeculationGate:
     config = EngineConfig(
-        model="any", num_speculative_tokens=most, max_num_seqs=999, speculative_adaptive=adaptive
+        model="any",
+        num_speculative_tokens=max_drafts,
+        max_num_seqs=999,
+        speculative_adaptive=adaptive,
     )
     return SpeculationGate(config, stops_itself=stops)
 
 
 def often(rng: random.Random, now_ms: float) -> float:
-    """Most guesses are nearly certain, some are not."""
+    """Most drafts are nearly certain, some are not."""
     return 0.98 if rng.random() < 0.85 else 0.5
 
 
@@ -159,23 +165,26 @@ def never(rng: random.Random, now_ms: float) -> float:
 
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
-def test_where_drafts_pay_it_is_as_good_as_the_best_fixed_number(is_calibrated: bool) -> None:
+def test_profitable_drafts_match_the_best_fixed_number(is_calibrated: bool) -> None:
     def world() -> World:
         return World(often, is_calibrated=is_calibrated)
 
-    fixed = [world().run(make_gate(most=most, adaptive=False), 6000) for most in range(1, MOST + 1)]
+    fixed = [
+        world().run(make_gate(max_drafts=limit, adaptive=False), 6000)
+        for limit in range(1, MAX_DRAFTS + 1)
+    ]
     plain = world().run(None, 6000)
     gate, own = make_gate(stops=is_calibrated), world()
     own.run(gate, 500)
     rate = own.run(gate, 6000)
-    assert max(fixed) > 1.5 * plain, "it is a world in which drafts pay"
-    # Requests do not differ here: what a proposer that cannot tell learns of each is noise.
+    assert max(fixed) > 1.5 * plain, "drafts pay off in this simulation"
+    # Requests do not differ here, so what a proposer without probabilities learns of each is noise.
     assert rate > (0.97 if is_calibrated else 0.93) * max(fixed)
 
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
 @pytest.mark.parametrize("running", [1, 4, 32])
-def test_where_drafts_are_wrong_nearly_nothing_is_lost(running: int, is_calibrated: bool) -> None:
+def test_wrong_drafts_cost_almost_nothing(running: int, is_calibrated: bool) -> None:
     def world() -> World:
         return World(never, running=running, length=96, is_calibrated=is_calibrated)
 
@@ -185,7 +194,7 @@ def test_where_drafts_are_wrong_nearly_nothing_is_lost(running: int, is_calibrat
     assert own.run(gate, 6000 * running) > 0.98 * plain
 
 
-def test_where_a_draft_costs_what_a_token_does_nearly_nothing_is_lost() -> None:
+def test_expensive_drafts_cost_almost_nothing() -> None:
     def world() -> World:
         return World(
             often, running=32, length=30, row_ms=0.06, draft_ms=0.065, look_ms=0.02, start_ms=0.02
@@ -197,7 +206,7 @@ def test_where_a_draft_costs_what_a_token_does_nearly_nothing_is_lost() -> None:
     assert own.run(gate, 60000) > 0.98 * plain
 
 
-def test_it_falls_silent_as_acceptance_ends_and_comes_back_with_it() -> None:
+def test_drafting_stops_and_resumes_with_acceptance() -> None:
     def drifts(rng: random.Random, now_ms: float) -> float:
         return 0.01 if 1000.0 < now_ms < 3000.0 else 0.95
 
@@ -217,7 +226,7 @@ def test_it_falls_silent_as_acceptance_ends_and_comes_back_with_it() -> None:
     assert drafts_per_step(4000.0) > 5.0
 
 
-def test_what_large_batches_lose_does_not_silence_small_ones() -> None:
+def test_losses_of_large_batches_do_not_affect_small_ones() -> None:
     gate = make_gate()
     costly = World(often, running=32, row_ms=0.1, draft_ms=0.1, look_ms=0.1)
     costly.run(gate, 20000)
@@ -226,17 +235,17 @@ def test_what_large_batches_lose_does_not_silence_small_ones() -> None:
     assert small.run(gate, 1000) > 1.4 * World(often).run(None, 1000)
 
 
-def test_a_row_behind_the_end_of_its_request_tells_nothing_of_costs() -> None:
+def test_a_row_after_the_end_of_its_request_has_no_effect_on_costs() -> None:
     gates, worlds = [make_gate(), make_gate()], [World(often), World(often)]
     for gate, world in zip(gates, worlds, strict=True):
         world.run(gate, 300)
     request = make_request("ended")
     for _ in range(50):
-        one = InFlightRow(row(MOST), request, LEASE)
+        one = InFlightRow(row(MAX_DRAFTS), request, LEASE)
         worlds[0].num_steps += 1
         seq = worlds[0].num_steps
         result = StepResult(seq=seq, token_ids=[], compute_ms=0.02, drafted=[0], drawn=[0])
-        worlds[0].tell(gates[0], in_flight(seq, [one]), result)
+        worlds[0].report(gates[0], in_flight(seq, [one]), result)
     thresholds = [
         gate.begin_step(1, 1, 0.0, world.forecast.costs)
         for gate, world in zip(gates, worlds, strict=True)
@@ -245,7 +254,7 @@ def test_a_row_behind_the_end_of_its_request_tells_nothing_of_costs() -> None:
     assert gates[0].totals.num_decode_rows == gates[1].totals.num_decode_rows
 
 
-def test_it_decides_by_what_it_was_told_alone() -> None:
+def test_decisions_depend_on_the_calls_only() -> None:
     worlds = [World(often), World(often)]
     rates = [world.run(make_gate(), 3000) for world in worlds]
     assert rates[0] == rates[1]

@@ -1,4 +1,4 @@
-"""Priorities and deadlines: who goes first, who gives way, and who does so no more than needed."""
+"""Priorities and deadlines: order, preemption, and no more preemption than necessary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompt(length: int, family: int = 3) -> list[int]:
 
 
 def first_tokens(harness: Harness, depth: int = 0) -> list[str]:
-    """Names in the order of their first tokens, until nothing is left to do."""
+    """Names in the order of their first tokens, until all work is done."""
     order: list[str] = []
     busy = True
     while busy:
@@ -40,7 +40,7 @@ def first_tokens(harness: Harness, depth: int = 0) -> list[str]:
     return order
 
 
-def test_the_more_urgent_goes_first_then_the_earlier_deadline_then_the_older() -> None:
+def test_order_is_urgency_then_deadline_then_age() -> None:
     harness = Harness(max_num_seqs=1, preempt_priority_gap=0)
     for name, options in {
         "first": {},
@@ -67,19 +67,19 @@ def test_near_its_deadline_a_request_gains_two_levels_and_loses_them_when_it_is_
         assert first_tokens(harness) == expected
 
 
-def test_the_last_moment_is_the_deadline_less_the_time_it_takes() -> None:
+def test_the_latest_start_is_the_deadline_minus_the_predicted_time() -> None:
     class Slow:
         def first_token_s(self, num_tokens: int) -> float:
             return num_tokens * 0.1
 
     urgency = Urgency(0.05, Slow())
     request = new_request(make_submit("a", prompt(4), slo=Slo(ttft_ms=1000)))
-    assert urgency.standing(request, 0.0) == (4, 1.0, pytest.approx(0.55))
-    assert urgency.standing(request, 0.56) == (6, 1.0, pytest.approx(0.6))
-    assert urgency.standing(request, 0.61)[0] == 4
+    assert urgency.of_request(request, 0.0) == (4, 1.0, pytest.approx(0.55))
+    assert urgency.of_request(request, 0.56) == (6, 1.0, pytest.approx(0.6))
+    assert urgency.of_request(request, 0.61)[0] == 4
 
 
-def test_the_forecast_learns_what_steps_take() -> None:
+def test_the_forecast_learns_step_times() -> None:
     forecast = StepForecast(100)
     assert forecast.first_token_s(1000) == 0.0
     rng = random.Random(1)
@@ -88,11 +88,11 @@ def test_the_forecast_learns_what_steps_take() -> None:
         shape = StepShape(seq + 1, tokens, tokens * tokens // 2, rows, 50 * rows)
         forecast.observe(shape, 0.01 + 0.001 * tokens + 0.0005 * rows)
     forecast.observe(StepShape(500, 0, 0, 10, 500), 0.015)
-    # 180 tokens beside 10 decodes: two steps of 90.
+    # 180 tokens with 10 decodes: two steps of 90.
     assert forecast.first_token_s(180) == pytest.approx(0.18 + 2 * 0.015, rel=0.1)
 
 
-def test_the_forecast_tells_how_many_tokens_of_a_prompt_fit_into_a_time() -> None:
+def test_the_forecast_predicts_prompt_tokens_for_a_time() -> None:
     forecast = StepForecast(1024)
     assert forecast.prompt_tokens(0.1, 0) == math.inf
     rng = random.Random(1)
@@ -125,11 +125,11 @@ def test_prompts_that_are_scored_leave_room_for_fewer_tokens() -> None:
     assert forecast.prompt_tokens(0.15, 0, scored=True) == pytest.approx(375, rel=0.05)
 
 
-def test_what_it_waited_at_its_gateway_counts() -> None:
+def test_waiting_time_at_the_gateway_counts() -> None:
     urgency = Urgency(0.05, NoForecast())
     submit = make_submit("a", prompt(4), slo=Slo(ttft_ms=1000), waited_ms=700)
     request = Request(submit, arrival=1, arrived_s=5.0 - 0.7, max_total_tokens=64, eos_token_ids=())
-    assert urgency.standing(request, 5.0) == (4, pytest.approx(5.3), pytest.approx(5.25))
+    assert urgency.of_request(request, 5.0) == (4, pytest.approx(5.3), pytest.approx(5.25))
 
 
 def new_request(submit: object, arrival: int = 1) -> Request:
@@ -143,8 +143,8 @@ def new_request(submit: object, arrival: int = 1) -> Request:
 
 
 @given(st.data())
-def test_the_queue_is_in_order_whatever_enters_leaves_and_comes_near(data: st.DataObject) -> None:
-    """Against a list that is sorted anew each time."""
+def test_the_queue_stays_in_order(data: st.DataObject) -> None:
+    """Against a list that is sorted again each time."""
     queue = WaitingQueue(Urgency(0.05, NoForecast()), TenantService())
     urgency = Urgency(0.05, NoForecast())
     waiting: list[tuple[Request, bool]] = []
@@ -169,7 +169,7 @@ def test_the_queue_is_in_order_whatever_enters_leaves_and_comes_near(data: st.Da
 
         def place(entry: tuple[Request, bool], now: float = now) -> tuple[float, ...]:
             request, back = entry
-            level, deadline, _ = urgency.standing(request, now)
+            level, deadline, _ = urgency.of_request(request, now)
             return (-level, not back, 0 if back else deadline, request.arrival)
 
         expected = [request for request, _ in sorted(waiting, key=place)]
@@ -180,14 +180,14 @@ def test_the_queue_is_in_order_whatever_enters_leaves_and_comes_near(data: st.Da
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_an_urgent_request_takes_a_slot_and_the_victim_resumes_exactly(depth: int) -> None:
+def test_an_urgent_request_preempts_and_the_victim_resumes_exactly(depth: int) -> None:
     harness = Harness(max_num_seqs=2)
     for name in ("a", "b"):
         harness.submit(make_submit(name, prompt(6), max_tokens=20, ignore_eos=True, seed=3))
     for _ in range(5):
         harness.step(depth)
     urgent = harness.submit(make_submit("u", prompt(5, 9), max_tokens=3, priority=9))
-    for _ in range(2 + 2 * depth):  # a step in which the victim is parked, one that runs
+    for _ in range(2 + 2 * depth):  # a step that skips the victim, and one that runs
         harness.step(depth)
     assert urgent.tokens
     harness.drain(depth)
@@ -198,7 +198,7 @@ def test_an_urgent_request_takes_a_slot_and_the_victim_resumes_exactly(depth: in
     harness.check_drained()
 
 
-def test_the_victim_re_enters_before_its_class_and_hits_what_it_left() -> None:
+def test_the_victim_resumes_first_in_its_class_from_the_cache() -> None:
     harness = Harness(max_num_seqs=1)
     victim = harness.submit(make_submit("v", prompt(8), max_tokens=20, ignore_eos=True))
     for _ in range(6):
@@ -219,7 +219,7 @@ def test_the_victim_re_enters_before_its_class_and_hits_what_it_left() -> None:
 
 
 @pytest.mark.parametrize("gap", [1, 3])
-def test_a_gap_too_small_takes_nobodys_place(gap: int) -> None:
+def test_a_gap_too_small_preempts_no_request(gap: int) -> None:
     harness = Harness(max_num_seqs=1, preempt_priority_gap=gap)
     harness.submit(make_submit("a", prompt(4), max_tokens=8, ignore_eos=True))
     harness.step()
@@ -247,7 +247,7 @@ def test_equals_never_ping_pong_even_near_their_deadlines(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_stream_of_urgent_requests_does_not_thrash_the_others(depth: int) -> None:
-    """Each time that it has been preempted, a victim must get further before the next time."""
+    """After each preemption, a victim must get further before the next one."""
     harness = Harness(max_num_seqs=2, max_num_batched_tokens=64)
     for name in ("a", "b"):
         harness.submit(make_submit(name, prompt(8), max_tokens=40, ignore_eos=True))
@@ -264,11 +264,11 @@ def test_a_stream_of_urgent_requests_does_not_thrash_the_others(depth: int) -> N
     harness.finished("a")
     harness.finished("b")
     assert harness.last is not None
-    # 40 tokens each; a victim may go after 1 or more, then 4, 8, 16 and 32 more.
+    # 40 tokens each; a victim may be preempted after 1 or more, then 4, 8, 16 and 32 more.
     assert 4 < harness.last.load.num_preemptions <= 2 * 5
 
 
-def test_pages_as_well_as_slots_are_taken_and_never_for_nothing() -> None:
+def test_pages_and_slots_are_preempted_but_never_in_vain() -> None:
     harness = Harness(max_num_seqs=8, num_pages=17, max_num_batched_tokens=64)
     harness.submit(make_submit("a", prompt(24), max_tokens=20, ignore_eos=True, priority=0))
     harness.submit(make_submit("b", prompt(24, 9), max_tokens=20, ignore_eos=True, priority=0))
@@ -282,7 +282,7 @@ def test_pages_as_well_as_slots_are_taken_and_never_for_nothing() -> None:
         harness.finished(name)
 
 
-def test_nobody_is_preempted_where_that_would_not_admit_anybody() -> None:
+def test_no_request_is_preempted_if_that_admits_none() -> None:
     harness = Harness(max_num_seqs=8, num_pages=17, max_num_batched_tokens=64)
     harness.submit(make_submit("h", prompt(40), max_tokens=12, ignore_eos=True, priority=8))
     harness.submit(make_submit("l", prompt(8, 9), max_tokens=12, ignore_eos=True, priority=0))
@@ -294,7 +294,7 @@ def test_nobody_is_preempted_where_that_would_not_admit_anybody() -> None:
     harness.finished("u")
 
 
-def test_the_cheapest_to_resume_gives_way() -> None:
+def test_the_cheapest_to_resume_is_preempted() -> None:
     harness = Harness(
         max_num_seqs=2, max_num_batched_tokens=64, page_size=8, enable_prefix_caching=False
     )
@@ -325,7 +325,7 @@ def test_an_urgent_burst_is_served_together() -> None:
     harness.drain(1)
 
 
-def test_many_urgencies_at_random_end_as_alone() -> None:
+def test_random_urgencies_change_no_output() -> None:
     rng = random.Random(3)
     harness = Harness(
         num_pages=40,

@@ -1,4 +1,4 @@
-"""Layers that see a window: their pages are given back, while requests run and before they end."""
+"""Sliding windows: pages are given back while requests run, and when they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE, CHUNK, LENGTH = 16, 1024, 32768
 
 
 def window_pages_held(harness: Harness, request: Request) -> int:
-    """Pages of a window group that nobody else can have."""
+    """Pages of a window group that are not available to others."""
     lease, blocks = request.lease, harness.scheduler.state.cache._blocks
     assert lease is not None
     assert blocks is not None
@@ -27,7 +27,7 @@ def test_a_long_request_holds_a_window_and_a_step(
     groups: PageGroups, depth: int, caching: bool
 ) -> None:
     num_full = groups.num_full * LENGTH // PAGE
-    # The window, a step, and what of pages both ends leave.
+    # The window, a step, and partial pages at both ends.
     most = groups.window // PAGE + CHUNK // PAGE + 1
     harness = Harness(
         checked=False,
@@ -54,7 +54,7 @@ def test_a_long_request_holds_a_window_and_a_step(
     harness.check_drained()
 
 
-def test_a_hit_needs_what_a_window_before_its_end_has() -> None:
+def test_a_hit_needs_the_window_pages_at_its_end() -> None:
     groups = PageGroups(num_full=1, num_window=1, window=9)
     harness = Harness(page_groups=groups, num_pages=121, max_model_len=200, max_num_seqs=2)
     cache = harness.scheduler.state.cache
@@ -68,12 +68,12 @@ def test_a_hit_needs_what_a_window_before_its_end_has() -> None:
         return harness.finished(name).num_cached
 
     assert ask("first", prompt) == 0
-    # Pages that the window has passed over are cached until others need them.
+    # Pages behind the window are cached until others need them.
     assert ask("middle", prompt[:30]) == 28
     assert ask("end", [*prompt, 9, 9]) == 60
     blocks.reclaim(10**6, ends=False)
     assert ask("end again", [*prompt, 8, 8]) == 60
-    # What goes on from the middle hits as far as the second prompt ended; others hit nothing.
+    # A continuation of the middle hits as far as the second prompt ended; others miss.
     assert ask("middle again", [*prompt[:30], 8, 8]) == 28
     assert ask("elsewhere", [*prompt[:44], 9, 9]) == 28
     assert ask("now here", [*prompt[:44], 7, 7]) == 44
@@ -99,9 +99,8 @@ def test_computed_again_window_pages_are_cached_again() -> None:
     harness.check_drained()
 
 
-def test_more_requests_fit_where_windows_give_back() -> None:
-    """Four requests of 160 tokens beside each other, where the pages of all positions would do for
-    two."""
+def test_more_requests_fit_with_windows() -> None:
+    """Four concurrent requests of 160 tokens, with memory for all positions of two."""
     groups = PageGroups(num_full=1, num_window=3, window=16)
     harness = Harness(
         page_groups=groups, num_pages=4 * 80 + 1, max_model_len=200, max_num_batched_tokens=16
@@ -120,8 +119,8 @@ def test_more_requests_fit_where_windows_give_back() -> None:
     harness.check_drained()
 
 
-def test_features_that_need_all_pages_are_refused() -> None:
-    with pytest.raises(ValueError, match="no host tier"):
+def test_features_that_need_all_pages_are_rejected() -> None:
+    with pytest.raises(ValueError, match="a host tier"):
         Harness(page_groups=FULL_AND_WINDOW, num_host_pages=3)
-    with pytest.raises(ValueError, match="keep a state go with no host tier"):
+    with pytest.raises(ValueError, match="incompatible with a host tier"):
         Harness(page_groups=PageGroups(snapshot_pages=4), num_host_pages=3)

@@ -273,7 +273,7 @@ def test_offline_with_ranks_in_processes(
         llm = LLM(checkpoint.folder, device="cpu", cpu_threads=1, kv_cache_tokens=2048)
     with llm:
         found = llm.generate(inputs, sampling(), detokenize=False)
-        with pytest.raises(ValueError, match="logprobs is not available for this model"):
+        with pytest.raises(ValueError, match="logprobs is not supported for block-diffusion"):
             llm.generate(inputs[:1], SamplingParams(logprobs=1), detokenize=False)
     assert [one.outputs[0].token_ids for one in found] == [one.token_ids for one in alone]
 

@@ -15,7 +15,7 @@ from tests.support.checkpoints.sdar import write_sdar
 from tests.support.engines.block_engine import AheadEngine, is_ahead
 from tests.support.engines.engine_driver import Engine, Outcome
 from tests.support.paths import DEMO
-from worker.core.grammar import follower
+from worker.core.grammar import matcher_state
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.limits import refuse
 from worker.protocol.messages import Submit
@@ -152,8 +152,8 @@ def test_nobody_waits_for_a_slow_grammar(
     model: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its second token on each of them is taken out until its grammar has taken the last."""
-    monkeypatch.setattr(follower, "SLOW_S", -1.0)
-    monkeypatch.setattr(follower, "CREDIT_S", 60.0)
+    monkeypatch.setattr(matcher_state, "SLOW_S", -1.0)
+    monkeypatch.setattr(matcher_state, "CREDIT_S", 60.0)
     guided = [(pattern, one) for pattern, one in requests() if pattern is not None]
     with Engine(model, kv_cache_tokens=1024, max_num_seqs=4) as engine:
         outputs = dict(engine.submit(tokenizer.encode("Tell me."), one) for _, one in guided)
@@ -186,4 +186,4 @@ def test_an_algorithm_that_edits_is_refused(model: str) -> None:
         rejection = refuse(submit, msgspec.structs.replace(info, dllm_algorithm=server))
         assert (rejection is not None) == is_refused
         if rejection is not None:
-            assert "leaves decided tokens as they are" in rejection.message
+            assert "not supported with JointThreshold" in rejection.message

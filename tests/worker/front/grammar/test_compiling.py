@@ -1,4 +1,4 @@
-"""The compiling process: what it serves, what it refuses, and its limits."""
+"""The compiling process: what it accepts and rejects, and its limits."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_a_key_stands_for_the_content(compiler: GrammarCompiler) -> None:
         ({"grammar": "root ::= ("}, "EBNF"),
         ({"grammar": 'root ::= "a" foo'}, "foo"),
         ({"grammar": "start: foo"}, "foo"),
-        ({"grammar": "root ::= root"}, "no text conforms"),
+        ({"grammar": "root ::= root"}, "no text matches"),
         ({"json": "{"}, "malformed"),
         ({"json": {"type": "record"}}, "record"),
         ({"json": {"$ref": "#/nope"}}, "nope"),
-        ({"json": {"$ref": "#"}}, "leads back to itself"),
+        ({"json": {"$ref": "#"}}, "infinite recursion"),
         ({"json": {"required": 5}}, "required"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": '{"properties":{"a":' * 9000 + "{}" + "}}" * 9000}, "malformed|recursion"),
@@ -82,13 +82,13 @@ def test_a_key_stands_for_the_content(compiler: GrammarCompiler) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_broken_grammars_are_refused_with_the_reason(
+def test_invalid_grammars_are_rejected_with_the_reason(
     compiler: GrammarCompiler, params: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(GrammarError, match=reason) as refusal:
         compile_with(compiler, **params)
     assert str(refusal.value).startswith("structured_outputs: ")
-    assert "/project/" not in str(refusal.value), "no paths of somebody's build machine"
+    assert "/project/" not in str(refusal.value), "no paths of a build machine"
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_broken_grammars_are_refused_with_the_reason(
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_heavy_grammars_are_served_or_refused_in_time(
+def test_heavy_grammars_are_compiled_or_rejected_in_time(
     compiler: GrammarCompiler, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "seconds", 0.7)
-    monkeypatch.setattr(process, "STARVED", 600)  # the box may be busy with something else
+    monkeypatch.setattr(process, "STARVED", 600)  # the machine may be busy
     began = time.monotonic()
     refusal = ""
     try:
@@ -119,23 +119,21 @@ def test_heavy_grammars_are_served_or_refused_in_time(
     except GrammarError as error:
         refusal = str(error)
     assert not refusal or re.search("simplify|memory|ambiguous", refusal)
-    assert time.monotonic() - began < 600.0  # alone some would take hours
+    assert time.monotonic() - began < 600.0  # without limits some would take hours
     monkeypatch.undo()
     assert compile_with(compiler, regex="[a-z]{3}").payload, "the next one is served"
 
 
-def test_the_limit_is_of_processor_time(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_is_cpu_time(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "seconds", 0.2)
-    monkeypatch.setattr(process, "STARVED", 600)  # the box may be busy with something else
+    monkeypatch.setattr(process, "STARVED", 600)  # the machine may be busy
     heavy = {"properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
     with pytest.raises(GrammarTooHeavy, match=r"longer than 0\.2 s to compile: simplify it"):
         compile_with(compiler, json=heavy)
     compile_with(compiler, regex="the next one is served")
 
 
-def test_what_xgrammar_would_pass_over_goes_to_guidance(compiler: GrammarCompiler) -> None:
+def test_schemas_that_xgrammar_ignores_go_to_guidance(compiler: GrammarCompiler) -> None:
     both = {"type": "string", "pattern": "^a+$", "maxLength": 3}
     assert compile_with(compiler, json=both).backend == "guidance"
     assert compile_with(compiler, json={"type": "string"}).backend == "xgrammar"
@@ -158,14 +156,14 @@ def test_sizes_and_kinds_are_checked_before_anything_is_compiled() -> None:
         StructuredOutputsParams(choice=())
 
 
-def test_a_process_that_cannot_start_says_so() -> None:
+def test_a_process_that_cannot_start_is_reported() -> None:
     compiler = GrammarCompiler(Setting("no/such-folder/here", 10, [2], "auto"))
     with pytest.raises(CompilerFailure):
         compile_with(compiler, regex="a")
     compiler.close()
 
 
-def test_grammars_are_of_the_tokenizer_that_the_engine_was_given() -> None:
+def test_grammars_use_the_configured_tokenizer() -> None:
     hello = Hello(rank=0, num_pages=9, max_model_len=64, vocab_size=2560)
     for tokenizer, expected in (("", MODEL), ("other", "other")):
         config = EngineConfig(model=MODEL, tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""Grammars at the front: what refusals cost, and what is no verdict on a grammar."""
+"""Grammars in the frontend: the cost of refusals, and failures that are no verdict on a grammar."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine it takes its time to start a process."""
+    """On a busy machine, starting a process takes a while."""
     monkeypatch.setattr(service, "PATIENCE_S", 60.0)
 
 
@@ -47,7 +47,7 @@ async def grammars() -> AsyncIterator[GrammarService]:
 async def ask(
     grammars: GrammarService, **params: Any
 ) -> tuple[CompiledGrammar | None, Rejection | None]:
-    """What becomes of one request."""
+    """Outcome of one request."""
     wanted = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(**params))
     submit = Submit(request_id="r", gateway_id="g", prompt=bytes(4), sampling=wanted)
     compiled, rejections = await grammars.compile([submit])
@@ -79,7 +79,7 @@ def resume(pids: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("frozen_heap")
-async def test_a_refusal_costs_its_message_and_that_is_short(grammars: GrammarService) -> None:
+async def test_a_refusal_only_keeps_its_short_message(grammars: GrammarService) -> None:
     await ask(grammars, regex="a")
     gc.collect()
     tracemalloc.start()
@@ -93,15 +93,15 @@ async def test_a_refusal_costs_its_message_and_that_is_short(grammars: GrammarSe
             assert "parenthesis" in rejection.message
             assert len(rejection.message.encode()) <= MAX_MESSAGE_BYTES
             del text, rejection
-        # Neither their grammars stay, nor the library's quotes of them; the last one leaves with
-        # the task that has passed its refusal on.
+        # Neither their grammars are kept, nor the library's quotes of them; the last one is freed
+        # with the task that has passed on its refusal.
         async with asyncio.timeout(120):
             while tracemalloc.get_traced_memory()[0] - before >= 2**18:
                 await asyncio.sleep(0.01)
                 gc.collect()
     finally:
         tracemalloc.stop()
-    assert grammars._cached_bytes > 6 * 500, "they count for what they hold"
+    assert grammars._cached_bytes > 6 * 500, "they count with their size"
 
 
 async def test_the_cache_is_bounded_by_the_bytes_of_refusals(
@@ -114,14 +114,14 @@ async def test_the_cache_is_bounded_by_the_bytes_of_refusals(
     assert 0 < len(grammars._cache) <= 2
 
 
-async def test_a_schema_is_served_when_stopped_compilers_go_on(grammars: GrammarService) -> None:
+async def test_a_schema_is_compiled_when_stopped_compilers_resume(grammars: GrammarService) -> None:
     pids = await compilers(grammars)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
         first = asyncio.create_task(ask(grammars, json=SCHEMA))
-        # More than a pipe takes.
+        # More than the capacity of a pipe.
         large = asyncio.create_task(ask(grammars, json=SCHEMA | {"title": "x" * 200_000}))
         await until(lambda: time.monotonic() > began + 3 * 0.5 or first.done())
     finally:
@@ -133,7 +133,7 @@ async def test_a_schema_is_served_when_stopped_compilers_go_on(grammars: Grammar
     assert (await large)[1] is None
 
 
-async def test_a_compiler_that_hangs_is_replaced_and_says_nothing_of_the_grammar(
+async def test_a_hung_compiler_is_replaced_without_a_verdict(
     grammars: GrammarService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pid in (pids := await compilers(grammars)):
@@ -150,9 +150,9 @@ async def test_a_compiler_that_hangs_is_replaced_and_says_nothing_of_the_grammar
     assert compiled is not None
 
 
-async def test_a_compiler_that_is_killed_takes_no_request_along(grammars: GrammarService) -> None:
+async def test_a_killed_compiler_fails_no_request(grammars: GrammarService) -> None:
     for pid in (pids := await compilers(grammars)):
-        os.kill(pid, signal.SIGSTOP)  # so that it is killed with the grammar in its hands
+        os.kill(pid, signal.SIGSTOP)  # so that it is killed while compiling
     work = asyncio.create_task(ask(grammars, json=SCHEMA))
     await until(lambda: len(grammars._idle) == 1)
     for pid in pids:
@@ -174,11 +174,11 @@ async def test_requests_do_not_wait_longer_than_their_gateways(
     assert rejection.status == 503
     resume(pids)
     compiled, _ = await ask(grammars, json=SCHEMA)
-    assert compiled is not None, "it was compiled all the same"
+    assert compiled is not None, "it was compiled anyway"
 
 
 class SlowCompiler:
-    """Plays a compiling process: its grammars go beyond a limit until told otherwise."""
+    """Simulates a compiling process whose grammars exceed a limit until configured otherwise."""
 
     vocabulary = None
     num_compiled = 0
@@ -189,7 +189,7 @@ class SlowCompiler:
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         SlowCompiler.num_compiled += 1
-        time.sleep(0.02)  # so that requests meet
+        time.sleep(0.02)  # so that requests overlap
         if self.is_heavy:
             raise GrammarTooHeavy("structured_outputs: json takes longer than 1.5 s")
         return CompiledGrammar("key", "xgrammar", "payload")
@@ -198,7 +198,7 @@ class SlowCompiler:
         pass
 
 
-async def test_a_limit_is_no_verdict_and_costs_one_attempt_at_a_time(
+async def test_a_limit_is_not_a_verdict_and_attempts_are_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "GrammarCompiler", SlowCompiler)
@@ -215,7 +215,7 @@ async def test_a_limit_is_no_verdict_and_costs_one_attempt_at_a_time(
     grammars.close()
 
 
-async def test_texts_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "GrammarCompiler", SlowCompiler)
     monkeypatch.setattr(service, "WAITING_CHARACTERS", 100_000)
     grammars = GrammarService(INFO)

@@ -1,1 +1,1 @@
-"""JSON schemas: rewrites them to what grammars enforce exactly, or rejects them."""
+"""JSON schemas: rewritten so that grammars enforce them exactly, or rejected."""

@@ -1,9 +1,9 @@
 """Rewrites a JSON schema to one that llguidance enforces exactly.
 
-llguidance leaves out some keywords, and takes others with small differences (rounded bounds,
-classes of patterns). The rewritten schema allows no more than the given one, and of what that
-allows at most forms that few would write are missing (100.0 for an integer). What cannot be
-rewritten is rejected with the keyword's name.
+llguidance ignores some keywords, and interprets others slightly differently (rounded bounds,
+classes of patterns). The rewritten schema never allows more than the original, and excludes only
+uncommon forms of valid values (100.0 for an integer). Schemas that cannot be rewritten are rejected
+with the keyword's name.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _PREFIX = "#/$defs/"
 
 
 def exact_schema(schema: Json) -> dict[str, Any]:
-    """The rewritten schema of a document.
+    """Rewrites the schema of a document.
 
     Raises:
-        GrammarError: it is malformed, or has a keyword that cannot be enforced.
+        GrammarError: the schema is malformed, or has a keyword that cannot be enforced.
     """
     return _Rewriting(schema).document()
 
@@ -51,29 +51,29 @@ class _Rewriting:
         self._references = References(root)
         self._exclusion = Exclusion(self._references)
         self._names: dict[int, str] = {}
-        """Name in the rewritten document's $defs of a schema that is referred to, by id()."""
+        """Name in the rewritten document's $defs of each referenced schema, by id()."""
         self._pending: list[tuple[str, Json]] = []
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self._refs_are_alone = isinstance(dialect, str) and any(
             draft in dialect for draft in _BEFORE_2019
         )
-        """Whether keywords beside `$ref` are ignored."""
+        """Whether siblings of `$ref` are ignored."""
 
     def document(self) -> dict[str, Any]:
-        """The rewritten document: all that is referred to is in its $defs."""
+        """The rewritten document, with all referenced schemas in its $defs."""
         self._references.check_loops()
         rewritten = self.schema(self._root)
         if rewritten is False:
-            raise GrammarError("JSON schema: nothing is valid under it")
+            raise GrammarError("JSON schema: no value is valid")
         definitions: dict[str, Schema] = {}
         while self._pending:
             name, found = self._pending.pop()
             definitions[name] = self.schema(found)
-        own = {} if rewritten is True else rewritten
-        return {**own, "$defs": definitions} if definitions else own
+        document = {} if rewritten is True else rewritten
+        return {**document, "$defs": definitions} if definitions else document
 
     def schema(self, given: Json) -> Schema:
-        """One schema, rewritten."""
+        """Rewrites one schema."""
         if isinstance(given, bool):
             return given
         if not isinstance(given, dict):
@@ -94,27 +94,27 @@ class _Rewriting:
         return {"$ref": _PREFIX + name}
 
     def reference(self, given: Mapping[str, Json], keyword: str) -> Schema:
-        """The reference of a schema, rewritten."""
+        """Rewritten reference of a schema."""
         return self._reference(given, keyword)
 
     def target(self, given: Mapping[str, Json], keyword: str) -> Json:
-        """What a schema refers to, as it was given."""
+        """Original schema that a schema refers to."""
         return self._references.find(given, keyword)
 
     def are_exclusive(self, alternatives: list[Json]) -> bool:
-        """Whether no value is valid under two of these schemas, as they were given."""
+        """Whether no value is valid under two of these original schemas."""
         return all(
-            self._exclusion.are_exclusive(one, other)
-            for number, one in enumerate(alternatives)
+            self._exclusion.are_exclusive(schema, other)
+            for number, schema in enumerate(alternatives)
             for other in alternatives[number + 1 :]
         )
 
 
 class _Part:
-    """Rewriting of one schema.
+    """Rewrites one schema.
 
     Args:
-        given: the schema.
+        given: the original schema.
         whole: rewriting of its document.
     """
 
@@ -122,15 +122,15 @@ class _Part:
         self.given = given
         self.whole = whole
         self.types: frozenset[str] | None = None
-        """Types that are allowed; None for all."""
+        """Allowed types; None for all."""
         self.out: dict[str, Json] = {}
-        """The rewritten keywords about values."""
+        """Rewritten keywords about values."""
         self.applied: dict[str, Json] = {}
-        """The rewritten keywords that apply other schemas in place."""
+        """Rewritten keywords that apply other schemas in place."""
         self.also: list[Schema] = []
-        """Further schemas that have to hold."""
+        """Additional schemas that must hold."""
         self.is_empty = False
-        """Whether nothing is valid."""
+        """Whether no value is valid."""
 
     def rewritten(self) -> Schema:
         self._types()
@@ -152,7 +152,7 @@ class _Part:
             self.out["type"] = sorted(self.types)
             if len(self.types) == 1:
                 self.out["type"] = next(iter(self.types))
-        # What comes first is first in the order of properties.
+        # The first keyword determines the order of properties.
         first = next(iter(self.given), "")
         if first in _IN_PLACE:
             return {**self.applied, **self.out}
@@ -188,7 +188,7 @@ class _Part:
         if given is False:
             return
         if not isinstance(given, (dict, bool)):
-            raise GrammarError("not must be a schema")
+            raise GrammarError("not must be an object or a boolean")
         constraints = names.constraints(given) if isinstance(given, dict) else {}
         if not constraints:
             self.is_empty = True
@@ -198,16 +198,16 @@ class _Part:
             self._keep_types(frozenset({"object"}))
             self.also.append({"properties": {constraints["required"][0]: False}})
         else:
-            raise unsupported("not", "is supported with a type or one required property only")
+            raise unsupported("not", "is only supported with a type or a single required property")
 
     def _not_types(self, given: Json) -> None:
         excluded = set(given if isinstance(given, list) else [given])
-        own = frozenset(TYPES) - {"integer"} if self.types is None else self.types
-        if "integer" in excluded and "number" not in excluded and "number" in own:
+        types = frozenset(TYPES) - {"integer"} if self.types is None else self.types
+        if "integer" in excluded and "number" not in excluded and "number" in types:
             raise unsupported("not", "of integers is not supported")
         if "number" in excluded:
             excluded.add("integer")
-        self._keep_types(own - excluded)
+        self._keep_types(types - excluded)
 
     def _conditions(self) -> None:
         condition = self.given.get("if")
@@ -230,8 +230,8 @@ class _Part:
             if keyword in self.applied:
                 listed = self.applied["enum"] if keyword == "enum" else [self.applied["const"]]
                 if self.types is not None:
-                    own = self.types
-                    listed = [value for value in listed if types_of(value) & own]
+                    types = self.types
+                    listed = [value for value in listed if types_of(value) & types]
                 if not listed:
                     self.is_empty = True
                 elif keyword == "enum":
@@ -304,7 +304,7 @@ class _Part:
         if unevaluated in (True, {}) or "items" in self.out:
             return
         if any(name in self.given for name in (*_APPLICATORS, "contains")):
-            raise unsupported("unevaluatedItems", "beside other schemas is not supported")
+            raise unsupported("unevaluatedItems", "with other schemas is not supported")
         self.out["items"] = self.whole.schema(unevaluated)
 
     def _objects(self) -> None:
@@ -331,10 +331,13 @@ class _Part:
                 self.out[keyword] = bound
         num_required = len(self.out.get("required", []))
         if self.out.get("minProperties", num_required + 1) <= num_required:
-            del self.out["minProperties"]  # as required demands as many
-        # Of names that are not listed, a text may have one twice: that is one property.
+            del self.out["minProperties"]  # implied by required
+        # A text may repeat the name of an unlisted property, which counts as one property.
         if self.out.get("minProperties", 0) > num_required + 1:
-            raise unsupported("minProperties", "is supported up to one beyond what is required")
+            raise unsupported(
+                "minProperties",
+                "is supported up to one more than the number of required properties",
+            )
 
     def _unevaluated_properties(self) -> None:
         unevaluated = self.given.get("unevaluatedProperties", True)
@@ -347,19 +350,19 @@ class _Part:
         for name in known:
             properties.setdefault(name, True)
         if patterns:
-            own = self.out.setdefault("patternProperties", {NOT_ASCII: False})
+            allowed = self.out.setdefault("patternProperties", {NOT_ASCII: False})
             for pattern in patterns:
-                own.setdefault(translated(pattern, is_ascii=True), True)
+                allowed.setdefault(translated(pattern, is_ascii=True), True)
         self.out["additionalProperties"] = self.whole.schema(unevaluated)
 
     def _evaluated(self, given: Json, depth: int) -> tuple[list[str], list[str], bool]:
-        """Names and patterns of properties that a schema and those in its allOf and $ref evaluate;
-        and whether these are all properties."""
+        """Names and patterns of properties that a schema and those in its allOf and $ref evaluate,
+        and whether it evaluates all properties."""
         if not isinstance(given, dict):
             return [], [], False
         other = [name for name in _APPLICATORS if name in given and name not in ("$ref", "allOf")]
         if other or depth > 20:
-            raise unsupported("unevaluatedProperties", f"beside {(other or ['$ref'])[0]} is not")
+            raise unsupported("unevaluatedProperties", f"with {(other or ['$ref'])[0]} is not")
         known = list(an_object(given, "properties")) if "properties" in given else []
         patterns = (
             list(an_object(given, "patternProperties")) if "patternProperties" in given else []
@@ -377,7 +380,7 @@ class _Part:
 
     def _property_names(self) -> None:
         given = self.given.get("propertyNames", True)
-        for _ in range(8):  # as an alias of an alias
+        for _ in range(8):  # aliases of aliases
             if not isinstance(given, dict) or set(names.constraints(given)) != {"$ref"}:
                 break
             given = self.whole.target(given, "$ref")
@@ -389,7 +392,7 @@ class _Part:
             self.out.pop("patternProperties", None)
             return
         if not isinstance(given, dict):
-            raise GrammarError("propertyNames must be a schema")
+            raise GrammarError("propertyNames must be an object or a boolean")
         names.restrict(self.out, given)
 
     def _dependencies(self) -> None:
@@ -402,7 +405,7 @@ class _Part:
                 if isinstance(needed, list) and keyword != "dependentSchemas":
                     schema: Schema = {"required": texts({keyword: needed}, keyword)}
                 elif keyword == "dependentRequired":
-                    raise GrammarError("dependentRequired must hold lists of names")
+                    raise GrammarError("dependentRequired must contain lists of names")
                 else:
                     schema = self.whole.schema(needed)
                 with_it = {"allOf": [{"required": [name]}, schema]}
@@ -426,7 +429,7 @@ class _Part:
         if "oneOf" in self.given:
             alternatives = self._each("oneOf")
             if not self.whole.are_exclusive(self.given["oneOf"]):
-                raise unsupported("oneOf", "needs schemas that exclude each other, or use anyOf")
+                raise unsupported("oneOf", "requires mutually exclusive schemas: use anyOf")
             if "anyOf" in self.applied:
                 self.also.append({"anyOf": alternatives})
             else:

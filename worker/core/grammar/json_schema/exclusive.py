@@ -1,4 +1,4 @@
-"""Finds out whether no value is valid under two JSON schemas, so that `oneOf` is `anyOf`."""
+"""Checks if JSON schemas are mutually exclusive, so that `oneOf` is equivalent to `anyOf`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Json = Any
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _MAX_BRANCHES = 32
-"""Alternatives of one schema that are compared; further ones count as anything."""
+"""Maximum alternatives of one schema to compare; further ones count as unconstrained."""
 _MAX_DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Part of what one alternative of a schema demands; each value of the alternative fits it."""
+    """Constraints of one alternative of a schema, perhaps not all of them."""
 
     types: frozenset[str] = frozenset(TYPES)
     values: tuple[Json, ...] | None = None
-    """The only values that are allowed; None for any."""
+    """The only allowed values; None for any."""
     required: frozenset[str] = frozenset()
     properties: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
-    """Schemas of properties, all of which hold."""
+    """Schemas of properties, all of which must hold."""
     closed: tuple[frozenset[str], ...] = ()
-    """Sets of names: properties of other names are not allowed."""
+    """Sets of names to which properties are restricted."""
     minimum: float = float("-inf")
     maximum: float = float("inf")
 
@@ -36,21 +36,21 @@ class Exclusion:
     """Compares schemas of a document.
 
     Args:
-        references: finds what the schemas refer to.
+        references: resolves references of the schemas.
     """
 
     def __init__(self, references: References) -> None:
         self._references = references
 
     def are_exclusive(self, first: Json, second: Json, depth: int = 0) -> bool:
-        """Whether it is certain that no value is valid under both schemas."""
+        """Whether certainly no value is valid under both schemas."""
         if depth > _MAX_DEPTH:
             return False
         ours, theirs = self._branches(first, depth), self._branches(second, depth)
-        return all(self._differ(one, other, depth) for one in ours for other in theirs)
+        return all(self._differ(first, second, depth) for first in ours for second in theirs)
 
     def _branches(self, schema: Json, depth: int) -> list[_Branch]:
-        """Alternatives of a schema; none if nothing is valid."""
+        """Alternatives of a schema; empty if no value is valid."""
         if schema is False:
             return []
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
@@ -61,31 +61,31 @@ class Exclusion:
             parts.append([self._references.find(schema, "$ref")])
         parts += [found for name in ("anyOf", "oneOf") if (found := _listed(schema, name))]
         for alternatives in parts:
-            found = [branch for one in alternatives for branch in self._branches(one, depth + 1)]
+            found = [branch for part in alternatives for branch in self._branches(part, depth + 1)]
             if len(found) * len(branches) <= _MAX_BRANCHES:
-                branches = [_both(one, other) for one in branches for other in found]
+                branches = [_both(first, second) for first in branches for second in found]
         return branches
 
-    def _differ(self, one: _Branch, other: _Branch, depth: int) -> bool:
-        """Whether no value fits both branches."""
-        types = _shared(one.types, other.types)
-        if one.values is not None or other.values is not None:
-            return not _common_values(one, other, types)
+    def _differ(self, first: _Branch, second: _Branch, depth: int) -> bool:
+        """Whether no value is valid under both branches."""
+        types = _shared(first.types, second.types)
+        if first.values is not None or second.values is not None:
+            return not _common_values(first, second, types)
         for name in types:
             if name in ("integer", "number"):
-                if one.minimum <= other.maximum and other.minimum <= one.maximum:
+                if first.minimum <= second.maximum and second.minimum <= first.maximum:
                     return False
-            elif name != "object" or not self._objects_differ(one, other, depth):
+            elif name != "object" or not self._objects_differ(first, second, depth):
                 return False
         return True
 
-    def _objects_differ(self, one: _Branch, other: _Branch, depth: int) -> bool:
-        names = one.required | other.required
+    def _objects_differ(self, first: _Branch, second: _Branch, depth: int) -> bool:
+        names = first.required | second.required
         for name in sorted(names):
-            if any(name not in known for known in (*one.closed, *other.closed)):
+            if any(name not in known for known in (*first.closed, *second.closed)):
                 return True
-            for schema in one.properties.get(name, ()):
-                for theirs in other.properties.get(name, ()):
+            for schema in first.properties.get(name, ()):
+                for theirs in second.properties.get(name, ()):
                     if self.are_exclusive(schema, theirs, depth + 1):
                         return True
         return False
@@ -123,46 +123,46 @@ def _of_keywords(schema: Mapping[str, Json]) -> _Branch:
     )
 
 
-def _both(one: _Branch, other: _Branch) -> _Branch:
-    properties = dict(one.properties)
-    for name, schemas in other.properties.items():
+def _both(first: _Branch, second: _Branch) -> _Branch:
+    properties = dict(first.properties)
+    for name, schemas in second.properties.items():
         properties[name] = properties.get(name, ()) + schemas
     return _Branch(
-        types=_shared(one.types, other.types),
-        values=other.values if one.values is None else one.values,
-        required=one.required | other.required,
+        types=_shared(first.types, second.types),
+        values=second.values if first.values is None else first.values,
+        required=first.required | second.required,
         properties=properties,
-        closed=one.closed + other.closed,
-        minimum=max(one.minimum, other.minimum),
-        maximum=min(one.maximum, other.maximum),
+        closed=first.closed + second.closed,
+        minimum=max(first.minimum, second.minimum),
+        maximum=min(first.maximum, second.maximum),
     )
 
 
-def _shared(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Types that both have; an integer is a number, too."""
-    shared = one & other
-    for mine, theirs in ((one, other), (other, one)):
+def _shared(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
+    """Types in both sets; an integer is also a number."""
+    shared = first & second
+    for mine, theirs in ((first, second), (second, first)):
         if "integer" in mine and "number" in theirs:
             shared |= {"integer"}
     return shared
 
 
-def _common_values(one: _Branch, other: _Branch, types: frozenset[str]) -> bool:
-    """Whether a value of a branch with values may fit the other branch."""
-    given = one.values if one.values is not None else other.values
+def _common_values(first: _Branch, second: _Branch, types: frozenset[str]) -> bool:
+    """Whether a value of a branch with values may be valid under the other branch."""
+    given = first.values if first.values is not None else second.values
     assert given is not None
     for value in given:
         if not types & types_of(value):
             continue
-        if one.values is None or other.values is None:
+        if first.values is None or second.values is None:
             return True
-        if any(same(value, theirs) for theirs in other.values):
+        if any(same(value, theirs) for theirs in second.values):
             return True
     return False
 
 
 def types_of(value: Json) -> frozenset[str]:
-    """Names of the types that a value has."""
+    """Type names of a value."""
     if isinstance(value, bool):
         return frozenset({"boolean"})
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -171,15 +171,17 @@ def types_of(value: Json) -> frozenset[str]:
     return frozenset({names[type(value)]})
 
 
-def same(one: Json, other: Json) -> bool:
-    """Whether two values are equal as JSON Schema has it: 1 is 1.0, and is not true."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    return bool(one == other)
+def same(first: Json, second: Json) -> bool:
+    """Whether two values are equal in JSON Schema: 1 equals 1.0, but not true."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            same(first[name], second[name]) for name in first
+        )
+    return bool(first == second)
 
 
 def _listed(schema: Mapping[str, Json], keyword: str) -> Sequence[Json]:

@@ -1,7 +1,7 @@
-"""Patterns of the formats that JSON Schema defines.
+"""Patterns for the formats defined by JSON Schema.
 
-Each matches a part of what its RFC allows that all validators agree on: no leap seconds, host names
-without "--". Formats that JSON Schema does not define are annotations, as for validators.
+Each matches the part of its RFC that all validators agree on: no leap seconds, no "--" in host
+names. Formats that JSON Schema does not define are ignored, as by validators.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Format(NamedTuple):
     """Texts of a format."""
 
     pattern: str
-    """Regular expression (Rust's syntax) of whole texts."""
+    """Regular expression (Rust's syntax) for whole texts."""
     max_length: int | None = None
 
 
@@ -81,4 +81,4 @@ FORMATS = {
 """Formats by name."""
 
 UNSUPPORTED = frozenset({"regex"})
-"""Formats that JSON Schema defines, and no pattern describes."""
+"""Formats defined by JSON Schema that no pattern describes."""

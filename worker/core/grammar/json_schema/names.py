@@ -1,4 +1,4 @@
-"""Rewrites what a schema demands of the names of properties."""
+"""Rewrites the constraints of a schema on property names."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _KNOWN = frozenset(
         *("required", "then", "type", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
     )
 )
-"""Keywords that decide what is valid."""
+"""Keywords that affect validity."""
 
 
 def constraints(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """The keywords of a schema that decide what is valid, as far as that can be seen from them."""
+    """Keywords of a schema that affect validity, as far as known."""
     return {name: value for name, value in schema.items() if name in _KNOWN}
 
 
 def check(out: Mapping[str, Json]) -> None:
-    """Raises GrammarError for names that grammars cannot write."""
+    """Raises GrammarError for names that grammars cannot generate."""
     for keyword in ("properties", "required"):
         for name in out.get(keyword, ()):
             check_writable(name, keyword)
             if "patternProperties" in out and not (name.isascii() and name.isprintable()):
-                raise unsupported("patternProperties", f"beside {name!r} is not supported")
+                raise unsupported("patternProperties", f"with {name!r} is not supported")
 
 
 def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
-    """Restricts the rewritten keywords of objects, `out`, to names that fit a schema.
+    """Restricts the rewritten keywords of objects, `out`, to names that match a schema.
 
     Raises:
         GrammarError: the schema, `propertyNames`, is not supported.
@@ -56,30 +56,32 @@ def restrict(out: dict[str, Json], given: Mapping[str, Json]) -> None:
     if not demands:
         return
     if "patternProperties" in out:
-        raise unsupported("propertyNames", "beside patternProperties is not supported")
+        raise unsupported("propertyNames", "with patternProperties is not supported")
     rest = out.get("additionalProperties", True)
     if len(demands) == 1 and ("enum" in demands or "const" in demands):
         listed = an_array(demands, "enum") if "enum" in demands else [demands["const"]]
         allowed = [name for name in listed if isinstance(name, str)]
-        own = out.get("properties", {})
-        properties = {name: schema if name in allowed else False for name, schema in own.items()}
+        listed_properties = out.get("properties", {})
+        properties = {
+            name: schema if name in allowed else False for name, schema in listed_properties.items()
+        }
         out["properties"] = {**dict.fromkeys(allowed, rest), **properties}
         out["additionalProperties"] = False
         return
     if out.get("properties") or out.get("required"):
-        raise unsupported("propertyNames", "beside properties is supported with an enum only")
+        raise unsupported("propertyNames", "with properties is only supported with an enum")
     out["patternProperties"] = {_pattern(demands): rest}
     out["additionalProperties"] = False
 
 
 def _pattern(demands: Mapping[str, Json]) -> str:
-    """Pattern of the names that fit."""
+    """Pattern of the valid names."""
     if set(demands) == {"pattern"} and isinstance(demands["pattern"], str):
         return translated(demands["pattern"])
     if set(demands) == {"format"} and FORMATS[demands["format"]].max_length is None:
         return f"^(?:{FORMATS[demands['format']].pattern})$"
     if set(demands) <= {"minLength", "maxLength"}:
-        least, most = count(demands, "minLength") or 0, count(demands, "maxLength")
-        return f"^(?s:.){{{least},{'' if most is None else most}}}$"
+        minimum, maximum = count(demands, "minLength") or 0, count(demands, "maxLength")
+        return f"^(?s:.){{{minimum},{'' if maximum is None else maximum}}}$"
     found = ", ".join(sorted(demands))
     raise unsupported("propertyNames", f"with {found} is not supported")

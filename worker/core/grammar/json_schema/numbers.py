@@ -1,4 +1,4 @@
-"""Rewrites the keywords of numbers."""
+"""Rewrites the keywords for numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Json = Any
 _MAX_DIVISOR = 10**6
 _MIN_DIVISOR = 2.0**-9
 _DIGITS = 11
-"""Digits of a number near an excluded bound: floats tell numbers of up to 15 digits apart, and
-llguidance takes multiples of 1e-10 and up."""
+"""Digits of a number near an excluded bound: floats distinguish numbers of up to 15 digits, and
+llguidance supports multiples of at least 1e-10."""
 
 
 def _num_digits(bound: Json) -> int:
@@ -24,7 +24,7 @@ def _num_digits(bound: Json) -> int:
 
 
 class Numbers(NamedTuple):
-    """Keywords of numbers, rewritten."""
+    """Rewritten keywords for numbers."""
 
     keywords: dict[str, Json]
     is_integer: bool
@@ -32,7 +32,7 @@ class Numbers(NamedTuple):
 
 
 def rewritten(given: Mapping[str, Json], *, is_integer: bool) -> Numbers | None:
-    """The keywords of numbers in a schema; None if no number is valid.
+    """Rewrites the keywords for numbers in a schema; returns None if no number is valid.
 
     Args:
         given: the schema.
@@ -58,7 +58,7 @@ def rewritten(given: Mapping[str, Json], *, is_integer: bool) -> Numbers | None:
         low, high = _floats(low, high)
     names = ("minimum", "maximum")
     if not is_integer:
-        # A text near an excluded bound must not be rounded to it: it gets few decimal places.
+        # Numbers near an excluded bound must not be rounded to it: limit their decimal places.
         nearest = [
             bound for bound, is_open in ((low, low_is_open), (high, high_is_open)) if is_open
         ]
@@ -87,7 +87,7 @@ def _number(given: Mapping[str, Json], keyword: str) -> Json:
 
 
 def _bound(given: Mapping[str, Json], closed: str, opened: str, choose: Any) -> tuple[Json, bool]:
-    """The stricter one of two bounds, and whether it is excluded itself."""
+    """The stricter of two bounds, and whether it is exclusive."""
     bound = _number(given, closed)
     excluded = given.get(opened)
     if isinstance(excluded, bool):  # as in draft 4
@@ -104,17 +104,17 @@ def _divisor(divisor: Json) -> bool:
     """Whether multiples of a divisor are integers.
 
     Raises:
-        GrammarError: validators do not agree on its multiples. 0.07 / 0.01 is not 7 in floats.
+        GrammarError: validators disagree on its multiples. 0.07 / 0.01 is not 7 in floats.
     """
     if divisor <= 0:
         raise GrammarError("multipleOf must be greater than 0")
     if divisor == math.floor(divisor):
         if divisor > _MAX_DIVISOR:
-            raise unsupported("multipleOf", f"is supported up to {_MAX_DIVISOR}")
+            raise unsupported("multipleOf", f"is only supported up to {_MAX_DIVISOR}")
         return True
     if Fraction(divisor).numerator != 1 or divisor < _MIN_DIVISOR:
         raise unsupported(
-            "multipleOf", "is supported for integers, 0.5, 0.25 and so on: others are not exact"
+            "multipleOf", "is only supported for integers and powers of 1/2: others are not exact"
         )
     return False
 
@@ -130,11 +130,11 @@ def _integers(low: Json, low_is_open: bool, high: Json, high_is_open: bool) -> t
 
 
 def _within(bound: int, keyword: str) -> int | None:
-    """An integer bound that is exact as a float, and at least as strict."""
+    """Integer bound that is exact as a float, and at least as strict."""
     is_minimum = keyword == "minimum"
     if abs(bound) <= EXACT:
         return bound
-    if (bound < 0) is is_minimum:  # a wide range, as of int64: what is beyond it is left out
+    if (bound < 0) is is_minimum:  # a wide range such as int64: exclude what is beyond
         return -EXACT if is_minimum else EXACT
     raise unsupported(keyword, f"{bound} is not supported: it is too large")
 

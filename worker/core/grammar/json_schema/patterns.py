@@ -1,7 +1,7 @@
-"""Translates regular expressions of JSON schemas to the syntax of llguidance (Rust's).
+"""Translates regular expressions of JSON schemas to llguidance's syntax (Rust).
 
-ECMA-262 and Python's `re` disagree on what some classes match (`\\d`, `\\w`, `.`). A translated
-pattern matches only texts that match the original under both.
+ECMA-262 and Python's `re` disagree on some classes (`\\d`, `\\w`, `.`). A translated pattern
+matches only texts that match the original in both languages.
 """
 
 from __future__ import annotations
@@ -11,45 +11,45 @@ import re
 from worker.core.grammar.base import GrammarError
 
 NOT_ASCII = "^(?s:.)*[^ -~](?s:.)*$"
-"""Translated pattern of texts that are not printable ASCII. Where names that match no pattern have
-a schema of their own, languages must agree on which these are."""
+"""Translated pattern of texts that are not printable ASCII. If names that match no pattern have a
+separate schema, languages must agree on which names these are."""
 ANY = r"(?s:.)*"
 """Translated pattern of any text."""
 
 _SPACES = r"\t-\r\x{20}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-"""White space for both languages."""
+"""White space in both languages."""
 _NOT_SPACES = _SPACES + r"\x{1c}-\x{1f}\x{85}\x{feff}"
-"""White space for one of the languages."""
-_LEAST = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
-"""Characters of a class for both languages."""
-_MOST = {"d": r"\p{Decimal_Number}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
-"""Characters of a class for one of the languages, unassigned ones included."""
+"""White space in at least one of the languages."""
+_IN_BOTH = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
+"""Characters of a class in both languages."""
+_IN_EITHER = {"d": r"\p{Decimal_Number}\p{Cn}", "w": r"\p{L}\p{N}\p{Cn}_", "s": _NOT_SPACES}
+"""Characters of a class in at least one of the languages, including unassigned ones."""
 _WRITABLE = r"[^\x{0}-\x{7}\x{b}\x{e}-\x{1f}]"
-"""Characters that JSON has without escapes of code points. A class that has all control characters
-would, in llguidance 1.9, have the quote and the backslash as well."""
+"""Characters that JSON can represent without code point escapes. In llguidance 1.9, a class with
+all control characters would also include the quote and the backslash."""
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(,(\d*))?\}")
 _GROUP = re.compile(r"\?(?::|P?<[A-Za-z_]\w*>)")
 _PROPERTY = re.compile(r"[pP]\{\w+(?:=\w+)?\}")
 _UNICODE = re.compile(r"u(?:([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\})")
 _EQUIVALENT = {
-    # zod's z.email(): its lookaheads say that no dot begins the local part or follows another.
+    # zod's z.email(): its lookaheads require that no dot begins the local part or follows another.
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
     r"[A-Za-z]{2,}$": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]"
     r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
 }
-"""Patterns without lookaheads for widespread ones that have some."""
+"""Equivalents without lookaheads for widespread patterns with lookaheads."""
 
 
 def translated(pattern: str, *, is_ascii: bool = False) -> str:
-    """The pattern as one of whole texts, `^(?:...)$`.
+    """Translates a pattern to one for whole texts, `^(?:...)$`.
 
     Args:
         pattern: the pattern.
-        is_ascii: whether it is to match printable ASCII alone, in which all languages agree.
+        is_ascii: whether to only match printable ASCII, in which all languages agree.
 
     Raises:
-        GrammarError: the pattern is malformed or has a feature that grammars do not have.
+        GrammarError: the pattern is malformed or has an unsupported feature.
     """
     reader = _Reader(_EQUIVALENT.get(pattern, pattern), is_ascii=is_ascii)
     whole = reader.alternatives(is_first=True, is_last=True)
@@ -59,7 +59,7 @@ def translated(pattern: str, *, is_ascii: bool = False) -> str:
 
 
 def literal(text: str) -> str:
-    """Translated pattern of one text."""
+    """Translated pattern of a literal text."""
     return "".join(_escaped(ord(character)) for character in text)
 
 
@@ -71,10 +71,10 @@ def _escaped(code: int) -> str:
 
 
 class _Reader:
-    """Recursive-descent parser of a pattern, which returns translations.
+    """Recursive-descent parser of a pattern, which returns its translation.
 
-    `is_first` and `is_last` say whether what is read begins or ends a match: there anchors are
-    allowed, and without one any text may stand before or after it.
+    `is_first` and `is_last` are set at the beginning and end of a match: anchors are allowed there,
+    and without one any text may precede or follow.
     """
 
     def __init__(self, text: str, *, is_ascii: bool) -> None:
@@ -113,17 +113,17 @@ class _Reader:
         return (self._any if starts_free else "") + middle + (self._any if ends_free else "")
 
     def _is_end_anchor(self) -> bool:
-        """Takes `$` if it ends the sequence."""
+        """Consumes `$` if it ends the sequence."""
         if self.text[self.at] != "$" or self.text[self.at + 1 : self.at + 2] not in ("", "|", ")"):
             return False
         self.at += 1
         return True
 
     def _term(self, is_first: bool, is_last: bool) -> tuple[str, bool]:
-        """One atom with its quantifier; and whether it has anchors for both ends."""
+        """One atom with its quantifier, and whether it has anchors at both ends."""
         begin = self.at
         if self._taken("("):
-            # A group that is all of a sequence, as in (^a$|^b$), may have anchors of its own.
+            # A group that spans the whole sequence, as in (^a$|^b$), may contain anchors.
             closing = self._closing(begin)
             is_whole = closing + 1 == len(self.text) or self.text[closing + 1] in "|)"
             has_anchors = is_first and is_last and is_whole
@@ -135,7 +135,7 @@ class _Reader:
         return self._atom() + self._quantifier(), False
 
     def _closing(self, begin: int) -> int:
-        """Place of the parenthesis that closes the group."""
+        """Index of the parenthesis that closes the group."""
         depth, at, in_class = 0, begin, False
         while at < len(self.text):
             character = self.text[at]
@@ -164,7 +164,7 @@ class _Reader:
         self.at += 1
         if character == "\\":
             kind, value = self._escape(in_class=False)
-            return self._set(_members(kind, value, is_most=False))
+            return self._set(_members(kind, value, in_either=False))
         if character == "[":
             return self._class()
         if character == ".":
@@ -205,7 +205,7 @@ class _Reader:
                     raise self.error("bad character range")
                 members.append(f"{_escaped(int(value))}-{_escaped(int(last))}")
             else:
-                members.append(_members(kind, value, is_most=is_negated))
+                members.append(_members(kind, value, in_either=is_negated))
         if not members:
             return self._set(r"\x{0}-\x{10ffff}", is_negated=not is_negated)
         return self._set("".join(members), is_negated=is_negated)
@@ -222,7 +222,7 @@ class _Reader:
         return "code", str(ord(character))
 
     def _escape(self, *, in_class: bool) -> tuple[str, str]:
-        """The escape after a backslash: a kind (code, class or property), and its value."""
+        """Parses the escape after a backslash: its kind (code, class or property) and its value."""
         text, at = self.text, self.at
         character = text[at : at + 1]
         self.at += 1
@@ -264,13 +264,13 @@ class _Reader:
         return True
 
 
-def _members(kind: str, value: str, *, is_most: bool) -> str:
+def _members(kind: str, value: str, *, in_either: bool) -> str:
     """Members of a character class for an escape.
 
     Args:
         kind: kind of the escape.
         value: its value.
-        is_most: whether to take what matches in either language, as for negated classes.
+        in_either: whether to include what matches in either language, as for negated classes.
     """
     if kind == "code":
         return _escaped(int(value))
@@ -278,5 +278,5 @@ def _members(kind: str, value: str, *, is_most: bool) -> str:
         return f"\\{value}"
     name = value.lower()
     if name == value:
-        return (_MOST if is_most else _LEAST)[name]
-    return f"[^{(_LEAST if is_most else _MOST)[name]}]"
+        return (_IN_EITHER if in_either else _IN_BOTH)[name]
+    return f"[^{(_IN_BOTH if in_either else _IN_EITHER)[name]}]"

@@ -1,4 +1,4 @@
-"""Finds what `$ref` and `$dynamicRef` of a JSON schema refer to, within the document."""
+"""Resolves `$ref` and `$dynamicRef` of a JSON schema within the document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMED = (
     *("$defs", "definitions", "dependencies", "dependentSchemas"),
     *("patternProperties", "properties"),
 )
-"""Keywords whose value has schemas by name."""
+"""Keywords whose value is a mapping from names to schemas."""
 
 
 class References:
@@ -34,9 +34,9 @@ class References:
 
     def __init__(self, root: Json) -> None:
         self._resources: dict[str, Json] = {"": root}
-        """Schemas with an address of their own, by it."""
+        """Schemas with their identifier address, by address."""
         self._anchors: dict[tuple[str, str], Json] = {}
-        """Schemas by address of their resource and anchor."""
+        """Schemas by resource address and anchor."""
         self._bases: dict[int, str] = {}
         """Address of a schema's resource, by the schema's id()."""
         self._dynamic: dict[str, list[Json]] = {}
@@ -46,15 +46,15 @@ class References:
         while pending:
             node, base = pending.pop()
             if isinstance(node, dict):
-                base = self._note(node, base)
+                base = self._register(node, base)
                 self._schemas.append(node)
                 pending += [(part, base) for part in _subschemas(node)]
 
     def find(self, schema: Mapping[str, Json], keyword: str) -> Json:
-        """The schema that a keyword of a schema refers to.
+        """Schema that a keyword of a schema refers to.
 
         Raises:
-            GrammarError: it refers to nothing in the document.
+            GrammarError: the target is not in the document.
         """
         given = schema[keyword]
         if not isinstance(given, str):
@@ -71,11 +71,11 @@ class References:
         else:
             found = self._at(address, fragment)
         if not isinstance(found, (dict, bool)):
-            raise GrammarError(f"{keyword} refers to {given!r}, which is no schema")
+            raise GrammarError(f"{keyword} refers to {given!r}, which is not a schema")
         return found
 
     def check_loops(self) -> None:
-        """Raises GrammarError if a schema applies itself to the same value, without end."""
+        """Raises GrammarError if a schema applies itself to the same value, recursively."""
         finished: set[int] = set()
         for start in self._schemas:
             path: set[int] = set()
@@ -86,7 +86,7 @@ class References:
                     path.discard(id(node))
                     finished.add(id(node))
                 elif id(node) in path:
-                    raise GrammarError("JSON schema: $ref leads back to itself for the same value")
+                    raise GrammarError("JSON schema: infinite recursion of $ref")
                 elif id(node) not in finished:
                     path.add(id(node))
                     pending.append((node, True))
@@ -103,18 +103,18 @@ class References:
                 parts += node[name].values()
         for name in ("$ref", "$dynamicRef"):
             if name in node:
-                with contextlib.suppress(GrammarError):  # raised where it is needed
+                with contextlib.suppress(GrammarError):  # raised on use
                     parts.append(self.find(node, name))
         return [part for part in parts if isinstance(part, dict)]
 
-    def _note(self, node: dict[str, Json], base: str) -> str:
-        """Notes a schema's address and anchors; returns the address of its resource."""
-        own = node.get("$id")
-        if isinstance(own, str) and not own.startswith("#"):
-            base = urldefrag(urljoin(base, own))[0]
+    def _register(self, node: dict[str, Json], base: str) -> str:
+        """Records a schema's address and anchors; returns the address of its resource."""
+        identifier = node.get("$id")
+        if isinstance(identifier, str) and not identifier.startswith("#"):
+            base = urldefrag(urljoin(base, identifier))[0]
             self._resources.setdefault(base, node)
-        elif isinstance(own, str):  # an anchor in drafts before 2019-09
-            self._anchors.setdefault((base, own[1:]), node)
+        elif isinstance(identifier, str):  # an anchor in drafts before 2019-09
+            self._anchors.setdefault((base, identifier[1:]), node)
         self._bases.setdefault(id(node), base)
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(name := node.get(keyword), str):
@@ -124,7 +124,7 @@ class References:
         return base
 
     def _at(self, address: str, pointer: str) -> Json:
-        """What is at a JSON pointer of a resource; None for nothing."""
+        """Value at a JSON pointer of a resource; None if there is none."""
         node = self._resources[address]
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""Checks the values of keywords."""
+"""Validates the values of keywords."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from worker.core.grammar.base import GrammarError
 Json = Any
 
 EXACT = 2**53
-"""Integers up to this one are exact as floats, which grammar libraries hold numbers in."""
+"""Maximum integer that is exact as a float, which is how grammar libraries store numbers."""
 LARGEST = 1e15
-"""Largest number that is not an integer in `const` and bounds: in floats beyond it, fractions are
-rounded away."""
+"""Maximum non-integer number in `const` and bounds: beyond it, floats have no fractions."""
 SMALLEST = 1e-15
-"""Smallest positive one."""
+"""Minimum positive number."""
 
 
 def unsupported(keyword: str, detail: str) -> GrammarError:
-    """An error that names a keyword which grammars cannot enforce."""
+    """Error that names a keyword which grammars cannot enforce."""
     return GrammarError(f"JSON schema: {keyword} {detail}")
 
 
 def an_array(given: Mapping[str, Json], keyword: str) -> list[Json]:
-    """Value of a keyword. Raises GrammarError if it is no array."""
+    """Value of a keyword. Raises GrammarError if it is not an array."""
     value = given[keyword]
     if not isinstance(value, list):
         raise GrammarError(f"{keyword} must be an array")
@@ -33,7 +32,7 @@ def an_array(given: Mapping[str, Json], keyword: str) -> list[Json]:
 
 
 def an_object(given: Mapping[str, Json], keyword: str) -> dict[str, Json]:
-    """Value of a keyword. Raises GrammarError if it is no object."""
+    """Value of a keyword. Raises GrammarError if it is not an object."""
     value = given[keyword]
     if not isinstance(value, dict):
         raise GrammarError(f"{keyword} must be an object")
@@ -41,7 +40,7 @@ def an_object(given: Mapping[str, Json], keyword: str) -> dict[str, Json]:
 
 
 def texts(given: Mapping[str, Json], keyword: str) -> list[str]:
-    """Value of a keyword. Raises GrammarError if it is no array of strings."""
+    """Value of a keyword. Raises GrammarError if it is not an array of strings."""
     value = given[keyword]
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise GrammarError(f"{keyword} must be an array of strings")
@@ -49,21 +48,22 @@ def texts(given: Mapping[str, Json], keyword: str) -> list[str]:
 
 
 def count(given: Mapping[str, Json], keyword: str) -> int | None:
-    """Value of a keyword; None if it is absent. Raises GrammarError if it is no count."""
+    """Value of a keyword; None if absent. Raises GrammarError unless it is a non-negative
+    integer."""
     if keyword not in given:
         return None
     value = given[keyword]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or value < 0 or value != math.floor(value):
-        raise GrammarError(f"{keyword} must be an integer from 0 on, not {value!r}")
+        raise GrammarError(f"{keyword} must be a non-negative integer, got {value!r}")
     return int(value)
 
 
 def checked_value(value: Json, keyword: str) -> Json:
-    """A value of `const` or `enum` as grammars can write it: 1.0 is 1.
+    """Value of `const` or `enum` in the form that grammars can generate: 1.0 becomes 1.
 
     Raises:
-        GrammarError: a number is too large, or a text is not Unicode.
+        GrammarError: a number is too large, or a text is not valid Unicode.
     """
     if isinstance(value, list):
         return [checked_value(item, keyword) for item in value]
@@ -89,6 +89,6 @@ def checked_value(value: Json, keyword: str) -> Json:
 
 
 def check_writable(text: str, keyword: str) -> None:
-    """Raises GrammarError for control characters that JSON has only as escapes of code points."""
+    """Raises GrammarError for control characters that JSON can only represent as code points."""
     if any(character < " " and character not in "\b\t\n\f\r" for character in text):
         raise unsupported(keyword, f"with the control characters of {text!r} is not supported")

@@ -1,4 +1,4 @@
-"""Grammar follower: takes one request through its grammar and keeps the mask of its next draw."""
+"""Advances one request through its grammar and provides the mask for its next token."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from worker.protocol.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 FREE_S = 0.02
-"""Seconds per token that are free: only what exceeds them uses up credit."""
+"""Seconds per token that are free; the excess uses up the request's credit."""
 CREDIT_S = 1.0
-"""Seconds beyond FREE_S, in sum, after which the request is ended by an error."""
+"""Total seconds in excess of FREE_S after which the request fails."""
 SLOW_S = 0.01
-"""Seconds of its last token from which on a grammar is slow: steps do not wait for it, and the
-request is held until its next mask is made."""
+"""Duration of the last token from which on a grammar counts as slow, in seconds: steps do not wait
+for it, and the request is held until its next mask is ready."""
 _PAUSE_TOKENS = 32
-"""Tokens without drafts after the first walk that took SLOW_S, and twice as many after each further
-one: a step waits for it, 10 ms per 32 tokens are 0.3 ms each."""
+"""Tokens without drafts after the first walk that took SLOW_S, doubled after each further one:
+since a step waits for the walk, 10 ms per 32 tokens are 0.3 ms each."""
 
 
-class GrammarFollower:
-    """GrammarState of one request, by a matcher.
+class MatcherState:
+    """GrammarState of one request, using a matcher.
 
-    End tokens: where the text may end and may continue, the mask has both, unless `ignore_eos` or
-    `min_tokens` forbid the end. Where it can only end, the request is complete: nothing is drawn.
+    End tokens: if the text may end or continue, the mask allows both, unless `ignore_eos` or
+    `min_tokens` forbid the end. If it can only end, the request is complete and nothing is sampled.
 
     Args:
         matcher: matcher of the grammar, before the first token.
         sampling: sampling parameters of the request.
         eos_token_ids: the model's end tokens.
-        vocab_size: number of tokens that a draw can yield.
-        output: tokens that an earlier attempt has drawn.
+        vocab_size: number of tokens that can be sampled.
+        output: tokens sampled by an earlier attempt.
 
     Raises:
-        GrammarError: `allowed_token_ids` holds no token to continue with.
-        GrammarFault: `output` does not follow the grammar.
+        GrammarError: `allowed_token_ids` has no token to continue with.
+        GrammarFault: `output` does not match the grammar.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class GrammarFollower:
         output: Iterable[int] = (),
     ) -> None:
         self.is_complete = False
-        """Whether the grammar leaves nothing to draw but an end token, or not even that."""
+        """Whether the grammar allows no further token, or only an end token."""
         self.is_slow = False
-        """Whether the last `advance` took so long that a step must not wait for the next."""
+        """Whether the last `advance` took so long that steps must not wait for the next."""
         self.mask = b""
-        """Mask of the next draw: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
+        """Mask of the next token: ceil(vocab / 32) little-endian words, in which bit 1 allows."""
         self._matcher = matcher
         self._words: Words = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         ends = words_of(list(eos_token_ids), vocab_size)
         self._no_ends = ~ends
-        if vocab_size % 32:  # libraries may set bits that stand for no token
+        if vocab_size % 32:  # libraries may set bits beyond the vocabulary
             self._no_ends[-1] &= (1 << vocab_size % 32) - 1
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else words_of(list(allowed), vocab_size)
@@ -80,32 +80,32 @@ class GrammarFollower:
         self._pause_tokens = _PAUSE_TOKENS
         """Tokens without drafts after the next slow walk."""
         self._next_walk_at = 0
-        """Least number of output tokens at which drafts are walked again."""
-        self._spent = 0.0
+        """Number of output tokens from which on drafts are walked again."""
+        self._spent_s = 0.0
         for token_id in output:
             self._accept(token_id)
         self._fill()
 
     @property
     def may_draft(self) -> bool:
-        """Whether masks of drafts are made fast enough, as far as walks so far tell."""
+        """Whether masks of drafts are computed fast enough, according to previous walks."""
         return self._num_output >= self._next_walk_at
 
     def walk(self, drafts: Sequence[int]) -> list[bytes]:
-        """Masks of the next draw and of the draw after each draft; the state does not change."""
+        """Masks of the next token and of the token after each draft; the state does not change."""
         masks = [self.mask]
         began, state = time.thread_time(), (self.mask, self._num_output)
         num_taken = 0
         try:
             for token_id in drafts:
-                if self.is_complete or not self._goes_on_with(token_id):
+                if self.is_complete or not self._can_continue_with(token_id):
                     break
                 self._accept(token_id)
                 num_taken += 1
                 self._fill()
                 masks.append(self.mask)
         except (GrammarError, GrammarFault):
-            pass  # were this draft accepted, it would end the request
+            pass  # if accepted, this draft would end the request
         finally:
             if num_taken:
                 self._matcher.rollback(num_taken)
@@ -117,8 +117,7 @@ class GrammarFollower:
         return masks + [b"\xff" * len(self.mask)] * (1 + len(drafts) - len(masks))
 
     def advance(self, token_id: int) -> GrammarProblem | None:
-        """Takes one drawn token and makes the next mask; returns a problem if it cannot
-        continue."""
+        """Advances by a sampled token and computes the next mask; returns a problem, if any."""
         began = time.thread_time()
         try:
             self._accept(token_id)
@@ -126,19 +125,19 @@ class GrammarFollower:
         except GrammarError as error:
             return GrammarProblem(str(error), 400)
         except Exception as error:
-            # A library's trouble with one grammar must not end the whole group.
-            logger.exception("a grammar failed")
+            # An error of a library with one grammar must not crash the whole group.
+            logger.exception("error in a grammar")
             return GrammarProblem(shortened(f"structured_outputs: internal error: {error}"), 500)
         took = time.thread_time() - began
         self.is_slow = took > SLOW_S
-        self._spent = max(0.0, self._spent + took - FREE_S)
-        if self._spent > CREDIT_S:
-            problem = "structured_outputs: the grammar is too ambiguous to be followed in time"
+        self._spent_s = max(0.0, self._spent_s + took - FREE_S)
+        if self._spent_s > CREDIT_S:
+            problem = "structured_outputs: the grammar is too ambiguous: simplify it"
             return GrammarProblem(problem, 400)
         return None
 
-    def _goes_on_with(self, token_id: int) -> bool:
-        """Whether a token is allowed and is no end token."""
+    def _can_continue_with(self, token_id: int) -> bool:
+        """Whether a token is allowed and is not an end token."""
         word, bit = divmod(token_id, 32)
         allowed = np.frombuffer(self.mask, dtype="<i4")[word] & self._no_ends[word]
         return bool(int(allowed) >> bit & 1)
@@ -161,7 +160,7 @@ class GrammarFollower:
             words = words & self._allowed
             if not self.is_complete and not words.any():
                 raise GrammarError(
-                    "structured_outputs: allowed_token_ids holds no token with which the grammar "
+                    "structured_outputs: allowed_token_ids has no token with which the grammar "
                     "can continue"
                 )
         self.mask = words.tobytes()

@@ -1,4 +1,4 @@
-"""Pulse: signs of life of a process whose event loop is late, from a thread beside the loop."""
+"""Event loop monitor: publishes heartbeats from a thread while the event loop is blocked."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Seconds between two checks of the loop. Gateways check as often, and give a worker up after 2 s:
-they see four signs before."""
+"""Seconds between two checks of the loop. Gateways check at the same rate and give up on a worker
+after 2 s, so they see four heartbeats before."""
 LATE_S = 0.5
-"""Seconds without a beat after which the loop, which beats every 0.2 s, is late. Signs of life are
-published only then."""
+"""Seconds without a beat after which the loop, which beats every 0.2 s, counts as blocked.
+Heartbeats are only published then."""
 
 
-class Pulse:
-    """Watches one event loop, which calls `beat` periodically.
+class EventLoopMonitor:
+    """Monitors an event loop, which calls `beat` periodically.
 
-    The thread gets its turn while the loop computes, since the interpreter switches threads every
-    5 ms. It publishes nothing while the loop is on time, nor if the process is stopped or gone.
+    The thread can run while the loop computes, since the interpreter switches threads every 5 ms.
+    It publishes nothing while the loop is on time, nor if the process is stopped or has exited.
 
     Args:
-        publish: publishes a value that is new each time; called on the watching thread.
+        publish: publishes a value that is different each time; called on the monitoring thread.
         clock: returns seconds.
     """
 
@@ -39,24 +39,24 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
     def start(self) -> None:
-        """Starts to watch the loop."""
+        """Starts monitoring the loop."""
         self._thread.start()
 
     def beat(self) -> None:
-        """Notes that the loop runs; called on the loop."""
+        """Records that the loop is running; called on the loop."""
         self._beaten_at = self._clock()
 
     def check(self) -> None:
-        """Publishes a sign of life if the loop is late."""
+        """Publishes a heartbeat if the loop is blocked."""
         if self._clock() - self._beaten_at > LATE_S:
             self._number += 1
             try:
                 self._publish(b"%d" % self._number)
             except Exception as error:
-                logger.warning("the event loop is late, and that cannot be published: %r", error)
+                logger.warning("event loop blocked, cannot publish a heartbeat: %r", error)
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops monitoring."""
         self._closed.set()
 
     def _run(self) -> None:
