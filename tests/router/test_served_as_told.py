@@ -48,7 +48,7 @@ async def test_another_chat_template_makes_the_prompt(rig: Any, tmp_path: Path, 
     [
         ({"chat_template": "nowhere"}, "--chat-template: cannot read nowhere"),
         ({"chat_template": "{% for %}"}, "does not parse"),
-        ({"generation_config": "/"}, "there is no generation_config"),
+        ({"generation_config": "/"}, "no generation_config"),
     ],
 )
 async def test_what_cannot_be_read_ends_the_start(
@@ -105,7 +105,7 @@ def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(
     info.vocab_size = tokenizer.vocab_size
     assert ParityCheck(tokenizer)(info) is None
     info.vocab_size -= 1
-    assert "name the model's own" in str(ParityCheck(tokenizer)(info))
+    assert "use the model's own" in str(ParityCheck(tokenizer)(info))
 
 
 @pytest.mark.parametrize("path", ["/llm/v1/models", "/v1/models", "/llm/v1/models/"])
