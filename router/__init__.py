@@ -1,1 +1,1 @@
-"""The gateway: HTTP API, tokens, prefix index, choice of worker, the channel to each worker."""
+"""The gateway: HTTP APIs, tokenization, prefix index, routing, and channels to workers."""

@@ -1,4 +1,4 @@
-"""ApiError: errors that clients see, in the forms of OpenAI's and Anthropic's APIs."""
+"""ApiError: errors returned to clients, in the formats of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TYPES = {
 }
 
 MODEL_NOT_FOUND = "model_not_found"
-"""Code of the error about a model that does not exist, or that the API key may not use."""
+"""Error code if a model does not exist or the API key may not use it."""
 MAX_MESSAGE = 1000
-"""Maximum characters of an error's message. The longest of ours without a client's text have some
-300; the rest is room for a quoted value."""
+"""Maximum characters of an error message. The longest one without a client's text has some 300;
+the rest is for a quoted value."""
 MAX_PARAM = 200
-"""Maximum characters of the field name in an error: those of clients may be of any length."""
+"""Maximum characters of the field name in an error: clients' names may have any length."""
 
 ANTHROPIC_PATH = "/v1/messages"
 """Path of Anthropic's Messages API, and prefix of its other paths."""
@@ -45,8 +45,8 @@ _ANTHROPIC_TYPES = {
 
 
 def clip(text: str, max_length: int) -> str:
-    """The text, without its middle if it is longer than `max_length`: errors quote what clients
-    send, up to a whole body."""
+    """The text, without its middle if it is longer than `max_length`: errors quote clients' values,
+    which may be as long as a body."""
     if len(text) <= max_length:
         return text
     half = (max_length - 5) // 2
@@ -54,13 +54,13 @@ def clip(text: str, max_length: int) -> str:
 
 
 class ApiError(Exception):
-    """An error that the client sees.
+    """An error returned to the client.
 
     Args:
-        status: HTTP status, which also decides the error's `type`.
-        message: message for people; its middle is left out beyond MAX_MESSAGE characters.
-        param: the wrong field of the request, clipped likewise; None for none.
-        code: code for programs, such as "model_not_found"; None for the status.
+        status: HTTP status, which also determines the error's `type`.
+        message: human-readable message; the middle is omitted beyond MAX_MESSAGE characters.
+        param: the invalid field of the request, shortened likewise; None for none.
+        code: machine-readable code, such as "model_not_found"; None for the status.
         retry_after_s: seconds of the Retry-After header; None for none.
     """
 
@@ -82,8 +82,8 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> bytes:
-        """The error in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`, as
-        JSON."""
+        """The error in OpenAI's format as JSON:
+        `{"error": {"message", "type", "param", "code"}}`."""
         fallback = "invalid_request_error" if self.status < 500 else "internal_server_error"
         error = {
             "message": self.message,
@@ -96,7 +96,7 @@ class ApiError(Exception):
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Gives errors of the block the client's name of the wrong field, by `names`."""
+    """Replaces the field name in errors raised within the block by the client's name of it."""
     try:
         yield
     except ApiError as error:
@@ -113,13 +113,13 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def error_body(error: ApiError, path: str, request_id: str) -> bytes:
-    """The error in the form of the API that `path` belongs to, as JSON."""
+    """The error as JSON, in the format of the API that `path` belongs to."""
     is_anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
     return anthropic_body(error, request_id) if is_anthropic else error.body()
 
 
 def error_headers(error: ApiError, request_id: str) -> dict[str, str]:
-    """Headers of the response to an error; `request_id` may be empty."""
+    """Response headers of an error; `request_id` may be empty."""
     headers = {"content-type": "application/json"}
     if request_id:
         headers["x-request-id"] = request_id
@@ -128,13 +128,13 @@ def error_headers(error: ApiError, request_id: str) -> dict[str, str]:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status == 408:
-        # Otherwise the server reads the rest of the body, however slowly it comes.
+        # Otherwise the server reads the rest of the body, however slowly it arrives.
         headers["connection"] = "close"
     return headers
 
 
 def anthropic_body(error: ApiError, request_id: str) -> bytes:
-    """The error in Anthropic's form as JSON:
+    """The error in Anthropic's format as JSON:
     `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(error.status, fallback)
@@ -153,8 +153,8 @@ def unknown_model(name: str) -> ApiError:
 
 
 def missing_model() -> ApiError:
-    """A 400: the request does not name a model, although it must."""
-    return bad_request("model is missing: name one of /v1/models", "model")
+    """A 400: the request does not name a model although there are several."""
+    return bad_request("model is missing: use one of GET /v1/models", "model")
 
 
 def rate_limited(message: str, retry_after_s: int) -> ApiError:
@@ -163,18 +163,18 @@ def rate_limited(message: str, retry_after_s: int) -> ApiError:
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
-    """A 400: the request is wrong."""
+    """A 400: the request is invalid."""
     return ApiError(400, message, param=param)
 
 
 def refuse(problem: Problem | None) -> None:
-    """Raises ApiError (400) if a request does not fit the limits of workers."""
+    """Raises ApiError (400) if a request exceeds the limits of workers."""
     if problem is not None:
         raise bad_request(problem.message, problem.param)
 
 
 def timed_out(message: str) -> ApiError:
-    """A 408: the client sends its request too slowly."""
+    """A 408: the client is sending its request too slowly."""
     return ApiError(408, message, code="request_timeout")
 
 
@@ -184,10 +184,10 @@ def too_large(message: str) -> ApiError:
 
 
 def no_worker(model: str, problem: str = "try again shortly") -> ApiError:
-    """A 503: no worker can take the request now."""
+    """A 503: no worker is available."""
     return ApiError(
         503,
-        f"no worker of model {model} can take requests now: {problem}",
+        f"no worker of model {model} is available: {problem}",
         code="no_worker_available",
         retry_after_s=1,
     )
@@ -204,11 +204,11 @@ def overloaded(message: str, retry_after_s: int) -> ApiError:
 
 
 def rejected(rejection: Rejection, param: str | None = None) -> ApiError:
-    """The error of a request that a worker has refused.
+    """The error of a request that a worker has rejected.
 
     Args:
-        rejection: answer of the worker.
-        param: the client's name of the wrong field; None for none.
+        rejection: the worker's answer.
+        param: the client's name of the invalid field; None for none.
     """
     if rejection.status == 429:
         return overloaded(rejection.message, rejection.retry_after_s)

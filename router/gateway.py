@@ -30,7 +30,7 @@ from worker.protocol.tracing import Tracing
 logger = logging.getLogger(__name__)
 
 _READY_POLL_S = 0.02
-"""Seconds between two checks whether the gateway is ready."""
+"""Seconds between checks of whether the gateway is ready."""
 
 
 class Gateway:
@@ -41,13 +41,13 @@ class Gateway:
     Args:
         config: configuration with the models.
         transports: connections to workers, by model name.
-        tracing: makes spans; None for none.
-        settings: store that the gateways of a model share, by model name; empty if this gateway is
-            the only one.
+        tracing: creates spans; None for none.
+        settings: store shared by a model's gateways, by model name; empty if this gateway is the
+            only one.
         peers: the other gateways; None if there are none.
 
-    Raises:
-        ValueError: a model has no transport.
+        Raises:
+            ValueError: a model has no transport.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Gateway:
     ) -> None:
         missing = [route.name for route in config.models if route.name not in transports]
         if missing:
-            raise ValueError(f"no transport reaches the workers of {', '.join(missing)}")
+            raise ValueError(f"no transport to the workers of {', '.join(missing)}")
         self.config = config
         self.peers = peers or Peers(f"{ID_PREFIX}{secrets.token_hex(6)}")
         self.gateway_id = self.peers.own_id
         self.created = int(time.time())
         self.http = HttpStats()
-        """Counters of HTTP responses, which the API adds to."""
+        """Counters of HTTP responses, updated by the API."""
         self._transports = dict(transports)
         self._settings = dict(settings or {})
         self._models: dict[str, ServedModel] = {}
@@ -78,10 +78,9 @@ class Gateway:
         """Collects the metrics of all processes of this node for an Accept header; returns text and
         content type. None without a node."""
         self.report: StartReport = lambda delay: None
-        """Called with what `start` waits for."""
+        """Called with a description of what `start` is waiting for."""
         self.delayed: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
-        """Reads from the cluster which starts of workers have failed and will be tried again. None
-        without a cluster."""
+        """Returns the failed worker starts that the cluster will retry. None without a cluster."""
 
     @property
     def models(self) -> Iterable[ServedModel]:
@@ -90,12 +89,12 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether every model has a ready worker, or gets one on demand."""
+        """Whether every model has a ready worker or starts one on demand."""
         models = self._models.values()
         return bool(models) and all(model.ready for model in models)
 
     async def start(self) -> None:
-        """Loads tokenizers, and attaches to workers. Raises ValueError for a malformed
+        """Loads tokenizers and connects to workers. Raises ValueError for a malformed
         checkpoint."""
         for route in self.config.models:
             model = await until_started(
@@ -110,7 +109,7 @@ class Gateway:
             logger.info("gateway serves %s", route.name, extra={"model": route.name})
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Waits until `ready`, at most `timeout_s` seconds; returns whether it is."""
+        """Waits up to `timeout_s` seconds until `ready`; returns whether it is."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         while not self.ready and clock() < deadline:
@@ -118,7 +117,7 @@ class Gateway:
         return self.ready
 
     async def close(self) -> None:
-        """Detaches from all workers; open requests end with an error."""
+        """Disconnects from all workers; open requests fail."""
         for model in self._models.values():
             await model.close()
         if self.tracing is not None:
@@ -126,7 +125,7 @@ class Gateway:
         self.pool.close()
 
     def model(self, name: str | None) -> ServedModel:
-        """The model that a client names; None names the only model.
+        """The model with a name; None for the only model.
 
         Raises:
             ApiError: 404 for an unknown name; 400 for None if there are several models.
@@ -164,7 +163,7 @@ class Gateway:
     def _load(self, route: ModelRoute) -> ServedModel:
         tokenizer = load_tokenizer(route.tokenizer_checkpoint)
         fleet = Fleet(route.routing, parity=ParityCheck(tokenizer))
-        if route.chat_template:  # after ParityCheck, since workers render no chats
+        if route.chat_template:  # after ParityCheck, since workers do not render chats
             tokenizer = tokenizer.with_chat_template(read_chat_template(route.chat_template))
         return ServedModel(
             route,

@@ -8,12 +8,12 @@ from typing import Protocol
 import msgspec
 
 ID_PREFIX = "gw-"
-"""Prefix of gateway ids; the rest is the id of the process at the transport."""
+"""Prefix of gateway ids; the rest is the process's id in the transport."""
 
 Call = Callable[[bytes], Awaitable[bytes]]
-"""Handler of a call: takes an encoded request, returns an encoded response."""
+"""Handler of a call: receives an encoded request, returns an encoded response."""
 Stream = Callable[[bytes], AsyncIterator[bytes]]
-"""Handler of a streaming call: takes an encoded request, yields encoded items."""
+"""Handler of a streaming call: receives an encoded request, yields encoded items."""
 
 
 class PeerRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -50,14 +50,14 @@ class Peers:
     def __init__(self, own_id: str, transport: PeerTransport | None = None) -> None:
         self.own_id = own_id
         self.ids: frozenset[str] = frozenset((own_id,))
-        """Ids of all running gateways. This one is missing while it drains, or has just started."""
+        """Ids of all running gateways, except this one while it drains or has just started."""
         self._transport = transport
         self._calls: dict[str, Call] = {}
         self._streams: dict[str, Stream] = {}
         self._listeners: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Begins to follow the set of gateways."""
+        """Starts watching the set of gateways."""
         if self._transport is not None:
             self._transport.watch(self._on_change)
 
@@ -74,11 +74,11 @@ class Peers:
         self._streams[method] = handler
 
     async def call(self, peer_id: str, method: str, payload: bytes) -> bytes:
-        """Calls another gateway. Raises ConnectionError if it cannot be reached, or fails."""
+        """Calls another gateway. Raises ConnectionError if it is unreachable or fails."""
         return await self._reach(peer_id).call(peer_id, _encode(PeerRequest(method, payload)))
 
     def stream(self, peer_id: str, method: str, payload: bytes) -> AsyncIterator[bytes]:
-        """Calls another gateway. Raises ConnectionError if it cannot be reached, or fails."""
+        """Calls another gateway. Raises ConnectionError if it is unreachable or fails."""
         return self._reach(peer_id).stream(peer_id, _encode(PeerRequest(method, payload)))
 
     async def answer_call(self, request: bytes) -> bytes:

@@ -13,18 +13,19 @@ from typing import BinaryIO
 class RotatedFile:
     """Appends lines to a file of mode 0600; a full file is renamed to NAME.1.SUFFIX.
 
-    The file is locked (flock) while it is open. Files of gateways that have ended are not: of those
-    the oldest are removed at the start, so that their number does not grow with each restart.
+    The file is locked (flock) while it is open. Files of exited gateways are not: the oldest of
+    them are removed at the start, so that their number does not grow with each restart.
 
     Args:
-        path: path of the file; its folder is made if it does not exist, with mode 0700.
-        max_bytes: maximum bytes of a file; there are two at most.
-        others: pattern of file names of all processes that write such files, as `audit-*.jsonl`;
-            files of ended ones may have twice `max_bytes` together. Empty to remove none.
-        buffering: bytes that may wait in memory; 1 writes each line at once.
+        path: path of the file; its folder is created with mode 0700 if it does not exist.
+        max_bytes: maximum bytes of a file; there are at most two.
+        others: pattern of file names of all processes that write such files, such as
+            `audit-*.jsonl`; files of exited processes may have up to twice `max_bytes` in total.
+            Empty to remove none.
+        buffering: bytes buffered in memory; 1 writes each line immediately.
 
     Raises:
-        OSError: the file cannot be written, or is a symbolic link.
+        OSError: the file is not writable, or is a symbolic link.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, buffering: int, others: str = "") -> None:
@@ -42,13 +43,13 @@ class RotatedFile:
         return not self._num_bytes or self._num_bytes + num_bytes < self._max_bytes
 
     def turn_over(self) -> None:
-        """Renames the file, and begins the next. Raises OSError."""
+        """Renames the file, and starts the next. Raises OSError."""
         full = self._file
         full.flush()
         os.replace(self.path, self.path.with_suffix(f".1{self.path.suffix}"))
         self._file = self._open()
         self._num_bytes = 0
-        full.close()  # last: at each moment one of the two files is locked
+        full.close()  # last, so that one of the two files is always locked
 
     def append(self, line: bytes) -> None:
         """Writes a line to the file, or to the next one if it is full. Raises OSError."""
@@ -64,30 +65,30 @@ class RotatedFile:
             self._file.flush()
 
     def close(self) -> None:
-        """Writes waiting lines, and closes the file. Raises OSError."""
+        """Flushes buffered lines, and closes the file. Raises OSError."""
         self._file.close()
 
     def _open(self) -> BinaryIO:
-        # HAZARD: in a folder that others can write to, the path may be a link to another file.
+        # HAZARD: in a folder writable by others, the path may be a link to another file.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)
         os.fchmod(descriptor, 0o600)  # an existing file may be readable by all
-        with contextlib.suppress(OSError):  # a network file system may have no locks
+        with contextlib.suppress(OSError):  # network file systems may not support locks
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fdopen(descriptor, "ab", buffering=max(self._buffering, 4096))
 
 
 def _remove_left_files(folder: Path, pattern: str, max_bytes: int) -> None:
-    """Removes the oldest files of ended processes until the rest has `max_bytes` at most.
+    """Removes the oldest files of exited processes until the rest has at most `max_bytes`.
 
-    A process's files, NAME.SUFFIX and NAME.1.SUFFIX, go together.
+    A process's files, NAME.SUFFIX and NAME.1.SUFFIX, are removed together.
     """
     by_process: dict[str, list[Path]] = defaultdict(list)
     for path in folder.glob(pattern):
         by_process[path.stem.removesuffix(".1")].append(path)
     left: list[tuple[float, int, list[Path]]] = []
     for paths in by_process.values():
-        with contextlib.suppress(OSError):  # another start may remove them at the same time
+        with contextlib.suppress(OSError):  # another process may be removing them as well
             if not any(map(_is_locked, paths)):
                 states = [path.stat() for path in paths]
                 newest = max(state.st_mtime for state in states)
@@ -102,7 +103,7 @@ def _remove_left_files(folder: Path, pattern: str, max_bytes: int) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process has a file open, or may have: locks of the file system may not work."""
+    """Whether a process has, or may have, a file open: file system locks may not work."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

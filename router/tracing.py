@@ -30,10 +30,10 @@ class RequestSpan:
     def begin(
         tracing: Tracing, traceparent: str, *, path: str, model: str, elapsed_s: float
     ) -> RequestSpan | None:
-        """Begins the span of a request; None if its trace is not sampled.
+        """Starts the span of a request; None if its trace is not sampled.
 
         Args:
-            tracing: makes spans.
+            tracing: creates spans.
             traceparent: the client's trace context; empty for none.
             path: path of the request.
             model: name of the model.
@@ -56,7 +56,7 @@ class RequestSpan:
         return None if span is None else RequestSpan(span)
 
     def end(self, attributes: Mapping[str, Value], problem: str | None) -> None:
-        """Ends the span with further attributes, and with an error if there is a `problem`."""
+        """Ends the span with additional attributes, and with an error if there is a `problem`."""
         for name, value in attributes.items():
             self._span.set_attribute(name, value)
         if problem is not None:

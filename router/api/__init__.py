@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP API of a gateway."""
+"""HTTP APIs of a gateway: OpenAI's and Anthropic's, monitoring and administration."""

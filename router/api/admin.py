@@ -1,4 +1,4 @@
-"""AdminRoutes: routes for operators, which need an admin API key."""
+"""AdminRoutes: routes for operators, which require an admin API key."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from worker.protocol.admission import AdmissionChange, AdmissionOptions
 
 
 class AdminRoutes:
-    """Routes that read and change the admission rules of workers.
+    """Handlers that read and change the admission rules of workers.
 
     Args:
         gateway: the gateway of the workers.
         keys: admin API keys.
-        bodies: reads the bodies of requests.
+        bodies: reads request bodies.
     """
 
     def __init__(self, gateway: Gateway, keys: KeyRing, bodies: Bodies) -> None:
@@ -45,8 +45,8 @@ class AdminRoutes:
     async def set_admission(self, request: Request) -> Response:
         """POST /admin/admission: changes rules of `model`'s workers. Raises ApiError.
 
-        The new values hold for all workers, also later ones, until they are changed again. Answers
-        with the values, and the ids of the workers that were sent them.
+        The new values apply to all current and future workers until they are changed again.
+        Responds with the values and the ids of the workers that received them.
         """
         await self._let_in(request)
         async with self._bodies.read(request) as payload:
@@ -63,17 +63,17 @@ class AdminRoutes:
             raise bad_request(str(error)) from error
         if not change.given:
             known = ", ".join(option.name for option in dataclasses.fields(AdmissionOptions))
-            raise bad_request(f"nothing to change: give one of {known}")
+            raise bad_request(f"nothing to change: set at least one of {known}")
         workers = await model.admission.set(change)
         return JSONResponse({"model": model.route.name, **change.given, "workers": workers})
 
     async def _let_in(self, request: Request) -> None:
-        """Raises ApiError: 401 without a valid admin key, 403 if the gateway knows no such keys."""
+        """Raises ApiError: 401 without a valid admin key, 403 if the gateway has no admin keys."""
         if self._keys.is_empty:
             raise ApiError(
                 403,
-                "admin routes are off: give the gateways a key for them, with "
-                "--admin-api-key-file, --admin-api-key or RAYFLEET_ADMIN_API_KEY",
+                "admin routes are disabled: start the gateways with --admin-api-key-file, "
+                "--admin-api-key or RAYFLEET_ADMIN_API_KEY",
                 code="admin_off",
             )
         entry = self._keys.find(request.scope)
@@ -83,6 +83,6 @@ class AdminRoutes:
 
 
 def _fields(payload: Payload) -> dict[str, Any]:
-    """Decodes a body. Raises ApiError (400) if it is malformed or holds too many values."""
+    """Decodes a body. Raises ApiError (400) if it is malformed or has too many values."""
     refuse_many_values(payload)
     return json_object(payload)

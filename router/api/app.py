@@ -41,7 +41,7 @@ from worker.protocol.hub import local_folder
 logger = logging.getLogger(__name__)
 
 _MODELS_NAMED = 10
-"""Maximum number of models that an error about an unknown model names."""
+"""Maximum number of models listed in an error about an unknown model."""
 EXPOSED_HEADERS = (
     "request-id",
     "retry-after",
@@ -62,16 +62,16 @@ def create_app(
     body_limits: BodyLimits | None = None,
     reader_limits: ReaderLimits | None = None,
 ) -> Starlette:
-    """The HTTP API of a gateway, which the caller starts and closes on the same event loop.
+    """Creates the HTTP API of a gateway, which the caller starts and closes on the same event loop.
 
     Args:
         gateway: the gateway.
         body_limits: limits on request bodies; None for the defaults.
-        reader_limits: limits on slow readers of responses; None for the defaults.
+        reader_limits: limits on clients that read slowly; None for the defaults.
 
     Raises:
-        ValueError: a file of API keys cannot be read, is wrong or holds none; or the audit log
-            cannot be written.
+        ValueError: a file of API keys is unreadable, invalid or empty, or the audit log is not
+            writable.
     """
     config = gateway.config
     keys = KeyRing(config.api_keys, config.api_key_file)
@@ -145,14 +145,14 @@ def _routes(
 
 
 class PlainPaths:
-    """ASGI middleware that removes a slash at the end of a path, and the proxy's prefix before it.
+    """ASGI middleware that removes a trailing slash of the path and the proxy's prefix before it.
 
-    A proxy in front may have removed its prefix already. This must be outside of middleware that
-    compares paths, such as ApiKeys.
+    A proxy may have removed its prefix already. This must be outside of middleware that compares
+    paths, such as ApiKeys.
 
     Args:
-        app: the application within.
-        root_path: the proxy's prefix, as `/llm`; empty for none.
+        app: the wrapped application.
+        root_path: the proxy's prefix, such as `/llm`; empty for none.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
@@ -160,24 +160,24 @@ class PlainPaths:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands a request on with its plain path."""
+        """Forwards a request with its normalized path."""
         path = scope.get("path", "")
         plain = path
         if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
             plain = path[len(self._root_path) :]
         plain = plain.rstrip("/") or "/"
         if plain != path:
-            # Changed in place, since AnswerCounter, outside of this, counts by it too.
+            # Changed in place, since AnswerCounter, outside of this, uses it too.
             scope["path"] = plain
         await self._app(scope, receive, send)
 
 
 class MonitorRoutes:
-    """Routes about the gateway itself: models, health, load, metrics.
+    """Handlers about the gateway itself: models, health, load, metrics.
 
     Args:
         gateway: the gateway.
-        keys: API keys, whose holders get details of /ready; if there are none, everyone does.
+        keys: API keys whose holders get details of /ready; without keys, everyone does.
     """
 
     def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
@@ -203,14 +203,14 @@ class MonitorRoutes:
         return JSONResponse(self._card(name))
 
     async def health(self, _: Request) -> Response:
-        """GET /health, GET and POST /ping: answers while the process is alive."""
+        """GET /health, GET and POST /ping: responds while the process is alive."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /ready: 200 if every model has a ready worker, or gets one on demand; else 503.
+        """GET /ready: 200 if every model has a ready worker or starts one on demand; else 503.
 
-        Holders of a key also get the models without a worker, and the failed starts that will be
-        tried again, with their errors, which may hold paths and names of nodes.
+        With an API key, also lists the models without a worker, and failed starts that will be
+        retried with their errors, which may contain paths and names of nodes.
         """
         if self._gateway.ready:
             return JSONResponse({"status": "ready"})
@@ -225,7 +225,7 @@ class MonitorRoutes:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: metrics as Prometheus text.
 
-        Keys without the monitoring permission get no series of other tenants, nor of models that
+        Keys without the monitoring permission get no series of other tenants, or of models that
         they may not use.
         """
         body, content_type = await self._gateway.scrape(request.headers.get("accept", ""))
@@ -244,7 +244,7 @@ class MonitorRoutes:
         return Response(self._document, media_type="application/json")
 
     async def load(self, request: Request) -> Response:
-        """GET /load: number of open completions at this gateway, by model and in all.
+        """GET /load: number of open completions at this gateway, per model and in total.
 
         Only models that the key may use are counted.
         """
@@ -275,7 +275,7 @@ class MonitorRoutes:
 
 
 class _ModelNames:
-    """Handler of errors that adds the models that a key may use to errors about an unknown model.
+    """Error handler that adds the key's models to errors about an unknown model.
 
     Args:
         gateway: the gateway.
@@ -296,7 +296,7 @@ class _ModelNames:
         routes = self._gateway.config.models
         names = [name for route in routes if account.may_use(route) for name in route.names]
         if not names:
-            return "This API key may use no model."
+            return "This API key may not use any model."
         more = len(names) - _MODELS_NAMED
         rest = f" and {more} more (GET /v1/models)" if more > 0 else ""
         return f"Available: {', '.join(names[:_MODELS_NAMED])}{rest}."
@@ -317,7 +317,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = describe_unknown_route(request.url.path, paths)
     response = await _api_error(request, ApiError(error.status_code, message))
     if error.status_code == 405:
-        # Methods of all routes with this path: Starlette names those of the first route.
+        # Methods of all routes with this path: Starlette lists only those of the first route.
         methods = {
             method
             for route in request.app.routes

@@ -1,4 +1,4 @@
-"""`openapi_document`: GET /openapi.json, made from the types that routes decode."""
+"""`openapi_document`: GET /openapi.json, generated from the types that routes decode."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ from router.errors import ANTHROPIC_PATH
 
 _REFERENCE = "#/components/schemas/{name}"
 _POSTED: tuple[tuple[str, str, type[msgspec.Struct], bool], ...] = (
-    ("/v1/chat/completions", "Answers a chat", ChatRequest, True),
-    ("/v1/completions", "Continues a text", CompletionRequest, True),
-    ("/v1/messages", "Answers a chat in Anthropic's form", MessagesRequest, True),
-    ("/v1/messages/count_tokens", "Number of tokens of a prompt", CountTokensRequest, False),
-    ("/v1/responses", "Answers a turn of a conversation", ResponsesRequest, True),
-    ("/tokenize", "Token ids of a prompt or a chat", TokenizeRequest, False),
-    ("/detokenize", "The text of token ids", DetokenizeRequest, False),
+    ("/v1/chat/completions", "Creates a chat completion", ChatRequest, True),
+    ("/v1/completions", "Creates a completion", CompletionRequest, True),
+    ("/v1/messages", "Creates a message (Anthropic)", MessagesRequest, True),
+    (
+        "/v1/messages/count_tokens",
+        "Counts the tokens of a message's prompt",
+        CountTokensRequest,
+        False,
+    ),
+    ("/v1/responses", "Creates a response", ResponsesRequest, True),
+    ("/tokenize", "Tokenizes a prompt or a chat", TokenizeRequest, False),
+    ("/detokenize", "Converts token ids to text", DetokenizeRequest, False),
 )
 """Routes with bodies: path, summary, type of the body, and whether they may stream."""
 _IGNORED = {
@@ -40,22 +45,22 @@ _IGNORED = {
     CountTokensRequest: COUNTED.ignored,
     ResponsesRequest: RESPONSES.ignored,
 }
-"""Fields that are taken and ignored, by type of the body."""
+"""Fields that are accepted and ignored, by type of the body."""
 _BODILESS = (
-    ("/v1/models", "get", "Models that the key may use"),
+    ("/v1/models", "get", "Lists the models that the key may use"),
     ("/v1/models/{name}", "get", "One model"),
     ("/health", "get", "Whether the process is alive"),
     ("/ping", "get", "Whether the process is alive"),
     ("/ping", "post", "Whether the process is alive"),
-    ("/ready", "get", "Whether every model has a worker that takes requests"),
-    ("/load", "get", "Completions under way"),
+    ("/ready", "get", "Whether every model has a ready worker"),
+    ("/load", "get", "Number of open completions"),
     ("/version", "get", "Version of the server"),
-    ("/v1/responses/{response_id}", "get", "A response that this gateway keeps"),
+    ("/v1/responses/{response_id}", "get", "Returns a stored response"),
     ("/v1/responses/{response_id}", "delete", "Deletes a response"),
-    ("/v1/responses/{response_id}/cancel", "post", "Ends a background response"),
+    ("/v1/responses/{response_id}/cancel", "post", "Cancels a background response"),
 )
 """Routes without bodies: path, method and summary."""
-_WITHOUT_EFFECT = {"description": "Taken, and without effect."}
+_WITHOUT_EFFECT = {"description": "Accepted and ignored."}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -86,16 +91,16 @@ _ANTHROPIC_ERROR = {
     },
 }
 _PROBLEMS = {
-    "400": "A field is wrong; `param` names it",
+    "400": "Invalid request; `param` names the field",
     "401": "No valid API key",
-    "403": "The key may not ask for this",
-    "404": "No such model",
-    "408": "The body came too slowly",
+    "403": "Not allowed for this API key",
+    "404": "Unknown model",
+    "408": "Timeout receiving the body",
     "413": "The body is too large",
-    "415": "The body is a form, or is packed otherwise than by gzip",
-    "429": "Too much is waiting, or the key has used its limits",
-    "500": "An error of the server",
-    "503": "No worker takes requests now",
+    "415": "Unsupported content type or encoding",
+    "429": "A queue is full, or a limit of the key is reached",
+    "500": "Internal server error",
+    "503": "No worker is available",
 }
 
 
@@ -104,7 +109,7 @@ def openapi_document(root_path: str = "") -> bytes:
     """The OpenAPI 3.1 document as JSON: bodies in full, responses without schemas.
 
     Args:
-        root_path: prefix that a proxy in front puts before all paths; empty for none.
+        root_path: prefix that a proxy in front adds to all paths; empty for none.
     """
     bodies = [body for _, _, body, _ in _POSTED]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
@@ -141,7 +146,7 @@ def openapi_document(root_path: str = "") -> bytes:
 def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if may_stream:
-        # No schema: some tools take one for the stream's, others for that of each event.
+        # No schema: some tools apply it to the whole stream, others to each event.
         content["text/event-stream"] = {}
     shape = "AnthropicError" if path.startswith(ANTHROPIC_PATH) else "Error"
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name=shape)}}}
@@ -149,7 +154,7 @@ def _operation(path: str, summary: str, *, may_stream: bool = False) -> dict[str
     for status, problem in _PROBLEMS.items():
         responses[status] = {"description": problem, "content": error}
     if path == "/ready":
-        responses["503"] = {"description": "Not yet", "content": content}
+        responses["503"] = {"description": "Not ready", "content": content}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if path in OPEN_PATHS:
         operation["security"] = []

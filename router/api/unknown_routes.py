@@ -1,4 +1,4 @@
-"""Hints for requests to routes that do not exist: wrong base URLs, and parts of other APIs."""
+"""Hints for requests to unknown routes: wrong base URLs and unsupported APIs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _UNSUPPORTED = {
     "/classify": "classification (vLLM)",
     "/pooling": "pooling models (vLLM)",
 }
-"""Routes of other servers that are not supported, with those below them, and what each is."""
+"""Unsupported routes of other servers, including routes below them, and what they are."""
 _VERSION = "/v1"
 _SIMILARITY = 0.85
-"""Minimum ratio of difflib at which another route is suggested: a letter or two of a path."""
+"""Minimum difflib ratio at which another route is suggested: one or two letters of a path."""
 
 
 def describe_unknown_route(path: str, known: Iterable[str]) -> str:
-    """Message for a path that no route has, with a hint if it is known what was meant.
+    """Error message for a path without a route, with a hint if the intended route is known.
 
     Args:
         path: path of the request.
@@ -53,25 +53,25 @@ def describe_unknown_route(path: str, known: Iterable[str]) -> str:
                 )
     meant = _meant(path, served)
     if meant is None:
-        return f"there is no route {path}: GET /openapi.json lists all"
-    hint = f"there is no route {path}, did you mean {meant}?"
+        return f"unknown route {path}: GET /openapi.json lists all routes"
+    hint = f"unknown route {path}, did you mean {meant}?"
     if meant.startswith(_VERSION):
         hint += (
-            " The base URL for OpenAI clients ends with /v1 (http://HOST:PORT/v1), for Anthropic "
-            "clients it does not (http://HOST:PORT)"
+            " The base URL ends with /v1 for OpenAI clients (http://HOST:PORT/v1), but not for "
+            "Anthropic clients (http://HOST:PORT)"
         )
     return hint
 
 
 def _other_spellings(path: str) -> tuple[str, str]:
-    """The path, and what it would be with the right base URL."""
+    """The path, and the path with a corrected base URL."""
     return path, _VERSION + path.rpartition(_VERSION)[2]
 
 
 def _meant(path: str, served: list[str]) -> str | None:
-    """The route that was probably meant; None if none is alike.
+    """The route that was probably meant; None if none is similar.
 
-    A wrong base URL adds or drops the beginning of a path, so that its end is that of a route.
+    A wrong base URL adds or drops the start of a path, so the path ends like a route.
     """
     ends = {one.removeprefix(_VERSION): one for one in served}
     same = [end for end in ends if path.endswith(end)]

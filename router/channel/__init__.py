@@ -1,4 +1,4 @@
-"""Channels to workers: each has an attach stream coming in and batched submits going out."""
+"""Channels to workers: an attach stream from each, and batched submits to it."""
 
 from router.channel.channel import WorkerChannel
 from router.channel.link import WorkerLink

@@ -3,9 +3,9 @@
     gateway ──SubmitBatch (one call in flight)──> worker
     gateway <──WorkerItem (one per step)───────── worker
 
-The stream is ordered and reliable, so the gateway's view of the worker is at most one step old. A
-gap in the numbers of its items, silence or a broken stream means that the worker is lost; the
-channel then attaches again for as long as the worker is in the set.
+The stream is ordered and reliable, so the gateway's view of the worker is at most one step old. The
+worker counts as failed if item numbers have a gap, heartbeats time out or the stream breaks; the
+channel then reconnects for as long as the worker is in the set.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from worker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
-"""Seconds from the end of an attach stream to the next; doubled while attaching fails."""
+"""Seconds between attach streams; doubled while attaching fails."""
 LAST_BACKOFF_S = 2.0
-"""Most seconds between two tries to attach."""
+"""Maximum seconds between attempts to attach."""
 
 
 class _InFlight:
-    """A request that was submitted on this channel and has not ended."""
+    """A request submitted on this channel that has not ended."""
 
     __slots__ = ("ack", "attempt", "epoch", "receiver")
 
@@ -56,19 +56,19 @@ class _InFlight:
         self.receiver = receiver
         self.attempt = attempt
         self.ack = ack
-        """Done when the worker has answered the submit."""
+        """Done when the worker has replied to the submit."""
         self.epoch: int | None = None
-        """Epoch of the worker in which it took the request; None before it has answered."""
+        """Epoch of the worker in which it accepted the request; None before its reply."""
 
 
 class WorkerChannel:
     """Attach stream and submit queue of one worker.
 
     Args:
-        worker_id: the worker's id for the transport.
+        worker_id: the worker's id in the transport.
         gateway_id: id of this gateway.
-        transport: reaches the worker.
-        listener: notified of the worker's state.
+        transport: connects to the worker.
+        listener: receives the worker's state.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class WorkerChannel:
         self._decoder: msgspec.msgpack.Decoder[WorkerItem] = msgspec.msgpack.Decoder(WorkerItem)
 
     def start(self) -> None:
-        """Begins to attach, and attaches again after each loss until the worker leaves or
-        `close`."""
+        """Attaches, and reattaches after each failure until the worker leaves or `close` is
+        called."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -111,15 +111,15 @@ class WorkerChannel:
             await asyncio.wait([self._task])
 
     def serves_others(self, prefix: str) -> bool:
-        """Whether there is an open request whose id does not begin with `prefix`."""
+        """Whether there is an open request whose id does not start with `prefix`."""
         return any(not request_id.startswith(prefix) for request_id in self._in_flight)
 
     async def submit(self, submit: Submit, receiver: Receiver) -> None:
-        """Submits a request; returns when the worker has taken it.
+        """Submits a request; returns when the worker has accepted it.
 
         Raises:
-            WorkerUnreachable: the worker did not get the request, or was lost with it.
-            Refused: the worker has refused the request.
+            WorkerUnreachable: the worker did not get the request, or failed with it.
+            Refused: the worker has rejected the request.
         """
         if self._epoch is None:
             raise WorkerUnreachable(f"worker {self.worker_id} is not attached")
@@ -130,11 +130,12 @@ class WorkerChannel:
         try:
             await ack
         finally:
-            # The exception's traceback refers to this frame: a cycle that would keep the request.
+            # The exception's traceback refers to this frame: a cycle that would keep the request
+            # alive.
             del ack, request
 
     def abort(self, request_id: str) -> None:
-        """Aborts a request; its receiver is not called any more. Unknown ids are ignored."""
+        """Aborts a request; its receiver is not called again. Unknown ids are ignored."""
         request = self._in_flight.pop(request_id, None)
         if request is None:
             return
@@ -145,7 +146,7 @@ class WorkerChannel:
         self._submit_queue.abort(request_id, request.attempt)
 
     def set_admission(self, change: AdmissionChange) -> bool:
-        """Sends the worker changed admission rules; False if it is not attached."""
+        """Sends changed admission rules to the worker; False if it is not attached."""
         if self._epoch is None:
             return False
         self._submit_queue.set_admission(change)
@@ -160,16 +161,16 @@ class WorkerChannel:
                 reason = await self._attach_once()
                 if self._epoch is not None:
                     backoff = FIRST_BACKOFF_S
-                elif backoff == FIRST_BACKOFF_S:  # logged once, not with each try
+                elif backoff == FIRST_BACKOFF_S:  # logged once, not with each attempt
                     extra = {"worker_id": self.worker_id}
-                    logger.warning("cannot attach to the worker: %s", reason, extra=extra)
+                    logger.warning("failed to attach to worker: %s", reason, extra=extra)
                 self._lose(reason)
                 if self.leaving:
                     break
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF_S)
         finally:
-            self._lose("the gateway let the worker go")
+            self._lose("the worker has left the set")
             self._listener.on_closed(self.worker_id)
 
     async def _attach_once(self) -> str:
@@ -180,7 +181,7 @@ class WorkerChannel:
         try:
             while True:
                 done, _ = await asyncio.wait([pump], timeout=TICK_S)
-                if pump.cancelled():  # by the transport: nothing here cancels it
+                if pump.cancelled():  # by the transport: it is not cancelled here
                     return "the stream was cancelled"
                 if done:
                     error = pump.exception()
@@ -189,7 +190,7 @@ class WorkerChannel:
                 if reason is not None:
                     return reason
                 if self.leaving and not self._in_flight:
-                    return "it left the set"
+                    return "the worker has left the set"
         finally:
             self._silence.close()
             pump.cancel()
@@ -217,9 +218,9 @@ class WorkerChannel:
     def _on_update(self, update: WorkerUpdate, now: float) -> None:
         self._seq += 1
         if update.seq != self._seq:
-            raise ConnectionError(f"item {update.seq} came in place of {self._seq}")
+            raise ConnectionError(f"received item {update.seq}, expected {self._seq}")
         if update.epoch != self._epoch:
-            return  # a report of a rank group that is gone
+            return  # a report of a former rank group
         self._listener.on_update(self.worker_id, update)
         in_flight = self._in_flight
         for delta in update.deltas:
@@ -227,24 +228,24 @@ class WorkerChannel:
             if request is None or request.attempt != delta.attempt:
                 self._on_orphaned(delta)
                 continue
-            if not request.ack.done():  # tokens may overtake the answer to the submit
+            if not request.ack.done():  # tokens may overtake the reply to the submit
                 self._accept(request, update.epoch)
             if delta.finish_reason is not None:
                 del in_flight[delta.request_id]
             try:
                 request.receiver.deliver(delta, now)
             except Exception:
-                # An error of one request must not end the stream, and with it all others.
+                # An error of one request must not end the stream, which would fail all others.
                 logger.exception(
-                    "a delta could not be taken", extra={"request_id": delta.request_id}
+                    "failed to process a delta", extra={"request_id": delta.request_id}
                 )
                 self.abort(delta.request_id)
-                request.receiver.fail("internal error: its tokens could not be processed")
+                request.receiver.fail("internal error: failed to process generated tokens")
 
     def _on_orphaned(self, delta: TokenDelta) -> None:
-        """Handles tokens of a request that is not open: it was aborted or given up.
+        """Handles tokens of a request that is not open: it was aborted or failed.
 
-        Aborts it at the worker, once: if the answer to its submit was lost, or the submit arrived
+        Aborts it at the worker, once: if the reply to its submit was lost, or the submit arrived
         after its abort, the worker would generate it to the end.
         """
         request_id, attempt = delta.request_id, delta.attempt
@@ -257,8 +258,8 @@ class WorkerChannel:
     def _on_snapshot(self, snapshot: AttachSnapshot) -> None:
         if snapshot.protocol_version != PROTOCOL_VERSION:
             raise ConnectionError(
-                f"worker {self.worker_id} speaks protocol {snapshot.protocol_version}, this "
-                f"gateway {PROTOCOL_VERSION}: run the same release on both"
+                f"worker {self.worker_id} uses protocol {snapshot.protocol_version}, this gateway "
+                f"{PROTOCOL_VERSION}: run the same release on both"
             )
         if snapshot.epoch != self._epoch:
             self._orphaned.clear()
@@ -272,7 +273,7 @@ class WorkerChannel:
             self._lose_in_flight(down.reason, before=self._oldest_epoch)
             self._listener.on_lost(self.worker_id, down.reason)
 
-    # Answers to submits.
+    # Replies to submits.
 
     def _on_reply(self, submits: list[Submit], reply: SubmitReply) -> None:
         rejections = {rejection.request_id: rejection for rejection in reply.rejections}
@@ -296,8 +297,8 @@ class WorkerChannel:
 
     def _on_failure(self, submits: list[Submit], reason: str, *, is_lost: bool) -> None:
         if is_lost and self._epoch is not None:
-            # Wait for the stream, which tells in a moment whether the worker is lost: a request
-            # that was lost with its worker is suspected of that.
+            # Wait for the stream, which soon shows whether the worker has failed: a request on a
+            # failed worker is suspected to have caused the failure.
             asyncio.get_running_loop().call_later(TICK_S, self._fail, submits, reason)
         else:
             self._fail(submits, reason)
@@ -309,14 +310,14 @@ class WorkerChannel:
                 continue
             del self._in_flight[submit.request_id]
             request.ack.set_exception(WorkerUnreachable(reason))
-            # The submit may have arrived, and only its answer be lost.
+            # The submit may have arrived and only its reply was lost.
             self._submit_queue.abort(submit.request_id, submit.attempt)
 
     def _accept(self, request: _InFlight, epoch: int) -> None:
         request.epoch = epoch
         request.ack.set_result(None)
 
-    # Loss of the worker.
+    # Failure of the worker.
 
     def _lose(self, reason: str) -> None:
         unsent = self._submit_queue.clear()
@@ -331,16 +332,16 @@ class WorkerChannel:
         """Ends open requests of epochs before `before`, or all of them if that is None.
 
         Args:
-            reason: reason of the loss.
+            reason: reason of the failure.
             before: first epoch that is not lost.
             unsent: ids of requests that were never sent to the worker.
         """
         for request_id, request in list(self._in_flight.items()):
             if before is not None and (request.epoch is None or request.epoch >= before):
-                continue  # its submit has no answer yet, or the new rank group has taken it
+                continue  # its submit has no reply yet, or the new rank group has accepted it
             del self._in_flight[request_id]
             if request.ack.done():
-                request.receiver.lose(f"worker {self.worker_id} was lost: {reason}")
+                request.receiver.lose(f"worker {self.worker_id} failed: {reason}")
             else:
                 had_it = request_id not in unsent
                 request.ack.set_exception(WorkerUnreachable(reason, had_it=had_it))

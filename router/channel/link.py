@@ -23,12 +23,12 @@ from worker.protocol.frames import (
 
 
 class WorkerLink(asyncio.Protocol):
-    """A worker's attach stream, and submits on the same connection, in `worker.protocol.frames`.
+    """A worker's attach stream, with submits on the same connection, in `worker.protocol.frames`.
 
-    The kernel closes the connection when the worker's process ends, and so ends the link at once.
+    The kernel closes the connection when the worker's process exits, which ends the link at once.
 
     Args:
-        on_item: called with each encoded WorkerItem as soon as it is read; an exception that it
+        on_item: called with each encoded WorkerItem as soon as it is received; an exception that it
             raises ends the link.
     """
 
@@ -38,10 +38,10 @@ class WorkerLink(asyncio.Protocol):
         self._decode = msgspec.msgpack.Decoder(ToGateway).decode
         self._transport: asyncio.Transport
         self._calls: dict[int, asyncio.Future[bytes]] = {}
-        """Answers that are waited for, by number of the call."""
+        """Pending replies, by number of the call."""
         self._numbers = itertools.count(1)
         self._end: str | None = None
-        """Reason of the link's end; None before."""
+        """Reason for the end of the link; None before."""
         self._ended = asyncio.Event()
 
     @classmethod
@@ -62,15 +62,15 @@ class WorkerLink(asyncio.Protocol):
         """Sends an encoded SubmitBatch, returns the encoded SubmitReply.
 
         Raises:
-            ConnectionError: the link has ended, or the worker could not take the batch.
+            ConnectionError: the link has ended, or the worker could not process the batch.
         """
         if self._end is not None:
             raise ConnectionError(self._end)
         number = next(self._numbers)
         message = msgspec.msgpack.encode(Call(number, payload))
         if len(message) > MAX_PAYLOAD_BYTES:
-            # HAZARD: the worker takes such a frame for a broken stream, and drops all requests.
-            raise ConnectionError(f"a batch of {len(payload)} bytes is too long to submit")
+            # HAZARD: the worker treats such a frame as a broken stream, and drops all requests.
+            raise ConnectionError(f"a batch of {len(payload)} bytes exceeds the maximum frame size")
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
         try:
@@ -79,18 +79,18 @@ class WorkerLink(asyncio.Protocol):
         finally:
             del self._calls[number]
 
-    def close(self, reason: str = "the connection was closed here") -> None:
+    def close(self, reason: str = "the gateway closed the connection") -> None:
         """Ends the link: the worker aborts all requests of this gateway."""
         self._finish(reason)
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps the transport of the open connection; see asyncio.Protocol."""
-        # Not an assertion: uvloop's transports are no subclasses.
+        """Stores the transport of the open connection; see asyncio.Protocol."""
+        # Not an assertion: uvloop's transports are not subclasses.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hands on the items and answers in received bytes; see asyncio.Protocol."""
+        """Dispatches the items and replies in received bytes; see asyncio.Protocol."""
         try:
             for payload in self._reader.feed(data):
                 if self._end is not None:
@@ -101,7 +101,7 @@ class WorkerLink(asyncio.Protocol):
                 else:
                     self._take_answer(message)
         except Exception as error:
-            self.close(f"what the worker sent could not be taken: {error}")
+            self.close(f"invalid data from the worker: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the link and all calls; see asyncio.Protocol."""

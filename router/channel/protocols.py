@@ -9,7 +9,7 @@ from worker.protocol.messages import AttachSnapshot, Rejection, TokenDelta, Work
 
 
 class WorkerTransport(Protocol):
-    """Connections to the workers of one model, each by its id. Payloads are msgpack
+    """Connections to the workers of one model, by worker id. Payloads are msgpack
     (worker/protocol)."""
 
     async def attach(
@@ -17,8 +17,8 @@ class WorkerTransport(Protocol):
     ) -> None:
         """Attaches to a worker, and calls `on_item` with each encoded WorkerItem.
 
-        Returns or raises when the worker is gone, and raises what `on_item` raises. To cancel it
-        detaches.
+        Returns or raises when the worker is gone, and raises whatever `on_item` raises. Cancel it
+        to detach.
         """
         ...
 
@@ -27,7 +27,7 @@ class WorkerTransport(Protocol):
         ...
 
     async def pulse(self, worker_id: str) -> bytes | None:
-        """The last sign of life of a worker, which changes while its process runs; None for none.
+        """The worker's last sign of life, which changes while its process runs; None for none.
 
         It does not depend on the worker's event loop. Raises Exception if it cannot be read.
         """
@@ -36,17 +36,17 @@ class WorkerTransport(Protocol):
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         """Calls `on_change` with all worker ids, now and whenever the set changes.
 
-        Called on the event loop's thread.
+        It is called on the event loop's thread.
         """
         ...
 
 
 class WorkerUnreachable(ConnectionError):
-    """A submit failed because the worker cannot be reached; another worker may take the request.
+    """A submit failed because the worker is unreachable; another worker may accept the request.
 
     Args:
         reason: the error.
-        had_it: whether the worker was lost, and may have had the request.
+        had_it: whether the worker failed and may have had the request.
     """
 
     def __init__(self, reason: str, *, had_it: bool = False) -> None:
@@ -55,10 +55,10 @@ class WorkerUnreachable(ConnectionError):
 
 
 class Refused(Exception):
-    """The worker has refused the request.
+    """The worker has rejected the request.
 
     Args:
-        rejection: the worker's answer.
+        rejection: the worker's reply.
     """
 
     def __init__(self, rejection: Rejection) -> None:
@@ -70,24 +70,23 @@ class Receiver(Protocol):
     """Receiver of a request's tokens from a channel."""
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
-        """Takes the request's delta of an engine step; `now` is the event loop's time."""
+        """Handles the request's delta of an engine step; `now` is the event loop's time."""
         ...
 
     def lose(self, reason: str) -> None:
-        """The worker is lost; no more deltas will come from it."""
+        """The worker has failed; it will not send more deltas."""
         ...
 
     def fail(self, message: str) -> None:
-        """The request cannot continue at any worker."""
+        """The request cannot be resumed on any worker."""
         ...
 
 
 class ChannelListener(Protocol):
-    """Listener to the state of a worker."""
+    """Listener for the state of a worker."""
 
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """The worker has attached, or was rebuilt: its state is the snapshot's, older state is
-        void."""
+        """The worker has attached or was rebuilt: its state is replaced by the snapshot's."""
         ...
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
@@ -95,11 +94,11 @@ class ChannelListener(Protocol):
         ...
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """The worker has taken a request as submit number `ordinal` of `epoch`."""
+        """The worker has accepted a request as submit number `ordinal` of `epoch`."""
         ...
 
     def on_lost(self, worker_id: str, reason: str) -> None:
-        """The worker has lost its rank group, or is lost itself."""
+        """The worker or its rank group has failed."""
         ...
 
     def on_closed(self, worker_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Silence: decides when a worker whose stream brings no items counts as lost."""
+"""Silence: decides when a worker whose stream has no items counts as failed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 TICK_S = 0.25
-"""Seconds per tick. Ticks are counted, not time: a stall of this process is no silence of the
-worker."""
+"""Seconds per tick. Ticks are counted instead of time, so that a stall of this process is not
+attributed to the worker."""
 SILENT_TICKS = 8
-"""Ticks without an item or sign of life after which a worker is lost. Items come every 250 ms."""
+"""Ticks without an item or sign of life after which a worker fails. Items arrive every 250 ms."""
 SILENT_TICKS_AT_FIRST = 40
-"""Ticks without an item after which a worker is lost that has not attached yet, which takes
+"""Ticks without an item after which a worker fails that is still attaching, which takes
 longer."""
 ASK_TICKS = 4
-"""Ticks without an item after which signs of life are read. A worker whose event loop is late has
-them, and will continue its requests in a moment; one that is stopped or gone has none."""
+"""Ticks without an item after which signs of life are read. A worker whose event loop is blocked
+has them, and will resume its requests soon; a stopped or exited one does not."""
 BUSY_TICKS = 120
-"""Ticks without an item after which a worker with signs of life is lost, too: half a minute."""
+"""Ticks without an item after which a worker with signs of life also fails: half a minute."""
 
 
 class Silence:
@@ -36,17 +36,17 @@ class Silence:
         self._last: bytes | None = None
         """The last sign of life that was read."""
         self._has_last = False
-        """Whether `_last` was read during this silence, so that another sign of life is a new
+        """Whether `_last` was read since the last item, so that a different sign of life is a new
         one."""
         self._question: asyncio.Task[bytes | None] | None = None
         """Call of `pulse`."""
 
     def received(self) -> None:
-        """Ends the silence: an item has come."""
+        """Resets the counts: an item has arrived."""
         self._num_ticks = self._num_lifeless = 0
 
     def tick(self, *, is_attached: bool) -> str | None:
-        """Counts a tick; returns the reason why the worker is lost, None if it is not."""
+        """Counts a tick; returns the reason if the worker has failed, else None."""
         if not self._num_ticks:
             self.close()
             self._has_last = False  # signs since then were not read
@@ -61,7 +61,7 @@ class Silence:
         if self._num_lifeless > SILENT_TICKS:
             return _silent(SILENT_TICKS)
         if self._num_ticks > BUSY_TICKS:
-            return f"busy with something else for {BUSY_TICKS * TICK_S:.0f} s"
+            return f"event loop blocked for {BUSY_TICKS * TICK_S:.0f} s"
         return None
 
     def close(self) -> None:
@@ -84,4 +84,4 @@ class Silence:
 
 
 def _silent(num_ticks: int) -> str:
-    return f"silent for {num_ticks * TICK_S:.0f} s"
+    return f"no heartbeat for {num_ticks * TICK_S:.0f} s"

@@ -18,14 +18,14 @@ from worker.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 10.0
-"""Seconds after which a call without an answer has failed."""
+"""Seconds after which a call without a reply has failed."""
 
 ABORT_RETRY_S = 1.0
-"""Seconds until aborts of a call that failed are sent again, if no other call is made before."""
+"""Seconds until aborts of a failed call are sent again, if no other call is made before."""
 
 MAX_KNOWN_GRAMMARS = 64
-"""Grammars that are taken to be compiled at the worker, which keeps many more. If it has dropped
-one all the same, a batch waits while it compiles."""
+"""Grammars assumed to be compiled at the worker, which keeps many more. If it has dropped one
+anyway, a batch waits while it is compiled."""
 
 
 class OnFailure(Protocol):
@@ -37,7 +37,7 @@ class OnFailure(Protocol):
         Args:
             submits: submits that may not have arrived.
             reason: the error.
-            is_lost: whether the connection broke, so that the worker may be lost.
+            is_lost: whether the connection broke, so that the worker may have failed.
         """
         ...
 
@@ -45,11 +45,10 @@ class OnFailure(Protocol):
 class SubmitQueue:
     """Queue of submits, aborts and changed admission rules for one worker.
 
-    Args:
-        worker_id: the worker.
-        transport: carries the batches.
-        on_reply: called with the submits of each batch that arrived, and the worker's answer.
-        on_failure: called with the submits of each batch that failed.
+    worker_id: the worker.
+    transport: sends the batches.
+    on_reply: called with the submits of each batch that arrived, and the worker's reply.
+    on_failure: called with the submits of each batch that failed.
     """
 
     def __init__(
@@ -68,20 +67,20 @@ class SubmitQueue:
         self._admission: AdmissionChange | None = None
         self._sender: asyncio.Task[None] | None = None
         self._alone: dict[asyncio.Task[None], None] = {}
-        """Calls in flight whose submits need one grammar, which the worker may have to compile."""
+        """Calls in flight whose submits use one grammar, which the worker may have to compile."""
         self._followers: dict[StructuredOutputsParams, dict[str, Submit]] = {}
-        """Submits that wait for the answer to another one with the same grammar, by grammar."""
+        """Submits waiting for the reply to another one with the same grammar, by grammar."""
         self._known_grammars: LRUCache[int, None] = LRUCache(MAX_KNOWN_GRAMMARS)
-        """Hashes of the grammars that the worker has compiled lately, whose texts may be large. If
-        two were equal, a batch would wait while the worker compiles, no more."""
+        """Hashes of the grammars that the worker has recently compiled, whose texts may be large.
+        On a hash collision a batch merely waits while the worker compiles."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SubmitReply)
 
     def submit(self, submit: Submit) -> None:
         """Sends a submit with the next call, or alone if the worker must compile its grammar.
 
-        The answer to such a call comes late, and would hold up other submits in it. Further submits
-        with the same grammar wait for it.
+        The reply to such a call is late and would delay other submits in it. Further submits with
+        the same grammar wait for it.
         """
         params = submit.sampling.structured_outputs
         if params is None or hash(params) in self._known_grammars:
@@ -105,7 +104,7 @@ class SubmitQueue:
         self._kick()
 
     def clear(self) -> list[str]:
-        """Drops all and cancels calls in flight: the worker is lost.
+        """Drops everything and cancels calls in flight: the worker has failed.
 
         Returns the ids of submits that were not sent.
         """
@@ -127,7 +126,7 @@ class SubmitQueue:
             self._sender = asyncio.create_task(self._send_all())
 
     async def _send_all(self) -> None:
-        # Requests that arrive together are read within an iteration of the event loop: in one call
+        # Requests that arrive together are read within one iteration of the event loop: in one call
         # they can be prefilled in one engine step.
         await asyncio.sleep(0)
         while self._submits or self._aborts or self._admission:
@@ -137,8 +136,8 @@ class SubmitQueue:
             try:
                 payload = self._encoder.encode(share_sampling(batch))
             except Exception as error:
-                # HAZARD: if it were kept for the next call, that would fail too, and all after it.
-                logger.exception("a batch cannot be encoded", extra={"worker_id": self._worker_id})
+                # HAZARD: if it were kept for the next call, that and all later ones would fail too.
+                logger.exception("failed to encode a batch", extra={"worker_id": self._worker_id})
                 self._on_failure(submits, _text(error), is_lost=False)
                 if submits or batch.admission:
                     self._aborts = aborts + self._aborts
@@ -146,7 +145,7 @@ class SubmitQueue:
             try:
                 reply = await self._send(payload)
             except (Exception, asyncio.CancelledError) as error:
-                # Any error must be answered, or the submits' callers wait for ever. CancelledError
+                # Every error needs a reply, or the submits' callers wait forever. CancelledError
                 # may also come from the transport's own call, while this task is not cancelled.
                 if _is_cancelled():
                     raise
@@ -194,11 +193,11 @@ class SubmitQueue:
             message = reply.rejections[0].message
             self._on_failure(list(followers.values()), message, is_lost=False)
         elif any(rejection.param == "structured_outputs" for rejection in reply.rejections):
-            # The worker may not keep a grammar that it refuses, and compiles it for each call.
+            # The worker may not cache a grammar that it rejects, and compiles it for each call.
             if followers:
                 self._call_alone(list(followers.values()), params)
         else:
-            # From now on the worker answers submits with this grammar at once.
+            # From now on the worker replies to submits with this grammar at once.
             self._known_grammars[hash(params)] = None
             self._submits.update(followers)
             self._kick()

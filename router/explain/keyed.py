@@ -1,7 +1,7 @@
-"""KeyedNames: keyed hashes of block hashes and of texts, which reveal equality and nothing else.
+"""KeyedNames: keyed hashes of block hashes and texts, which reveal only whether they are equal.
 
-Block hashes have no secret: with a log of them one can hash a suspected prompt, and look whether it
-is there. With a key that only the gateway knows that is impossible.
+Block hashes have no secret: given a log of them, anyone can hash a suspected prompt and check
+whether it occurs. With a key known only to the gateway this is impossible.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class KeyedNames:
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+            raise ValueError(f"the key must have {KEY_BYTES} bytes, got {len(key)}")
         self._words = np.frombuffer(key[:_HALF], "<u8").astype(np.uint64)
         self._text_key = key[_HALF:]
 
     def blocks(self, hashes: BlockHashes) -> BlockHashes:
-        """SipHash-2-4 of each block hash: a millisecond for ten thousand."""
+        """SipHash-2-4 of each block hash: a millisecond per ten thousand."""
         return _siphash(hashes.astype(np.uint64), self._words)
 
     def text(self, text: str) -> str:

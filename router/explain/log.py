@@ -1,4 +1,4 @@
-"""DecisionLog: a file of JSON lines with the routing decisions of a gateway for one model."""
+"""DecisionLog: a JSON Lines file with a gateway's routing decisions for one model."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from router.private_files import RotatedFile
 logger = logging.getLogger(__name__)
 
 MAX_BLOCKS = 8192
-"""Most leading blocks of a prompt that are logged: 131,072 tokens at pages of 16, 87 kB."""
+"""Maximum leading blocks of a prompt that are logged: 131,072 tokens at pages of 16, 87 kB."""
 _HASH_BYTES = 8
 _MIN_SECRET_BYTES = 16
 _SPEED_EVERY = 256
-"""Decisions between two lines with the fleet's speeds."""
+"""Decisions between lines with the fleet's speeds."""
 _BUFFER = 1 << 16
-"""Bytes of lines that wait to be written."""
+"""Bytes of buffered lines."""
 
 
 class DecisionLog:
-    """Appends to FOLDER/MODEL-GATEWAY.jsonl. Lines wait in a buffer of 64 kB; `close` writes it.
+    """Appends to FOLDER/MODEL-GATEWAY.jsonl. Lines are buffered up to 64 kB; `close` flushes.
 
-    Only its user may read it. A full file replaces MODEL-GATEWAY.1.jsonl, and the next one begins
-    with the current workers. If writing fails, the log ends, and requests go on.
+    Only its user may read it. A full file replaces MODEL-GATEWAY.1.jsonl, and the next one starts
+    with the current workers. If writing fails, the log is disabled; requests are not affected.
 
     Args:
-        folder: folder of logs; made if it does not exist.
+        folder: folder of logs; created if it does not exist.
         model: name of the model.
         gateway_id: id of this gateway.
-        max_bytes: maximum bytes of both files together, and of the files of all ended gateways.
+        max_bytes: maximum bytes of both files together, and of the files of all exited gateways.
         key_file: file with the key of all hashes; empty for a random key.
 
     Raises:
-        ValueError: the file cannot be written, or there is no key.
+        ValueError: the file is not writable, or there is no key.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DecisionLog:
         self._encoder = msgspec.json.Encoder()
         self._num_decided = 0
         self._file: RotatedFile | None
-        """The log file; None when the log has ended."""
+        """The log file; None once the log is disabled."""
         try:
             self._file = RotatedFile(
                 path, max_bytes=max_bytes // 2, buffering=_BUFFER, others=f"{name}-gw-*.jsonl"
@@ -79,7 +79,7 @@ class DecisionLog:
             )
 
     def decided(self, line: Decided, fleet: Fleet) -> None:
-        """Logs the decision of a completion that has ended, at times after the fleet's speeds."""
+        """Logs the decision of an ended completion, periodically preceded by the fleet's speeds."""
         if self._file is not None and not self._file.has_room():
             self._turn_over(self._file, fleet)
         if self._num_decided % _SPEED_EVERY == 0:
@@ -91,7 +91,7 @@ class DecisionLog:
         self._write(msgspec.structs.replace(line, hashes=keyed, session=session))
 
     def close(self, fleet: Fleet) -> None:
-        """Logs the fleet's speeds, and writes waiting lines."""
+        """Logs the fleet's speeds, and flushes buffered lines."""
         self._speed(fleet)
         if self._file is not None:
             try:
@@ -123,9 +123,9 @@ class DecisionLog:
             self._give_up(self._file, error)
 
     def _give_up(self, file: RotatedFile, error: OSError) -> None:
-        logger.error("the decision log %s ends here: %s", file.path, error)
+        logger.error("disabling decision log %s after a write error: %s", file.path, error)
         self._file = None
-        with contextlib.suppress(OSError):  # waiting lines cannot be written
+        with contextlib.suppress(OSError):  # buffered lines cannot be written
             file.close()
 
 
@@ -138,14 +138,14 @@ def _read_key(path: str) -> bytes:
         raise ValueError(f"decision_log_key_file {path}: {error}") from error
     if len(secret) < _MIN_SECRET_BYTES:
         raise ValueError(
-            f"decision_log_key_file {path} holds fewer than {_MIN_SECRET_BYTES} bytes: fill it "
-            "with what nobody guesses, such as `openssl rand -hex 32` writes"
+            f"decision_log_key_file {path} has fewer than {_MIN_SECRET_BYTES} bytes: fill it with "
+            "a secret, such as the output of `openssl rand -hex 32`"
         )
     return hashlib.blake2b(secret, digest_size=KEY_BYTES).digest()
 
 
 def read_decisions(path: str) -> Iterator[LogLine]:
-    """The lines of a log file, or of all logs in a folder.
+    """Yields the lines of a log file, or of all logs in a folder.
 
     Raises:
         ValueError: there is no log, or a line is malformed.
@@ -153,7 +153,7 @@ def read_decisions(path: str) -> Iterator[LogLine]:
     root = Path(path)
     files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
     if not files:
-        raise ValueError(f"there is no decision log (*.jsonl) in {path}")
+        raise ValueError(f"no decision log (*.jsonl) in {path}")
     decoder = msgspec.json.Decoder(LogLine)
     for file in files:
         try:
@@ -165,7 +165,5 @@ def read_decisions(path: str) -> Iterator[LogLine]:
                 yield decoder.decode(line)
             except msgspec.DecodeError as error:
                 if number == len(lines):
-                    break  # the gateway was killed while it wrote
-                raise ValueError(
-                    f"{file}:{number} is no line of a decision log: {error}"
-                ) from error
+                    break  # the gateway was killed while writing
+                raise ValueError(f"{file}:{number} is not a decision log line: {error}") from error

@@ -8,42 +8,42 @@ from worker.protocol.step_time import StepCosts
 
 
 class Decided(msgspec.Struct, kw_only=True, tag="decided"):
-    """A completion and its routing decision, written when it has ended."""
+    """A completion and its routing decision, written when the completion has ended."""
 
     request_id: str
     at: float
     """Time of arrival in seconds on the gateway's clock."""
     num_tokens: int
-    """Tokens of the prompt."""
+    """Number of prompt tokens."""
     num_output: int
-    """Tokens generated."""
+    """Number of generated tokens."""
     page_size: int
     hashes: bytes
-    """Block hashes of the prompt, little-endian uint64; in a log keyed, and the first ones only."""
+    """Block hashes of the prompt, little-endian uint64; in logs keyed and only the first ones."""
     session: str
-    """The client's name of the conversation, empty for none; in a log keyed."""
+    """The client's conversation id, empty for none; keyed in logs."""
     worker_id: str
-    """Id of the worker that the decision chose."""
+    """Id of the chosen worker."""
     attempt: int
-    """Number of the last attempt; 0 if no worker was lost or refused the completion."""
+    """Number of the last attempt; 0 if no worker failed with or rejected the completion."""
     hit_tokens: int
-    """Prompt tokens expected in the chosen worker's prefix cache."""
+    """Prompt tokens predicted to be in the chosen worker's prefix cache."""
     achievable_hit_tokens: int
-    """Prompt tokens expected in the prefix cache of the worker with the longest hit."""
+    """Prompt tokens predicted to be in the prefix cache of the worker with the longest hit."""
     pooled_hit_tokens: int
-    """Prompt tokens that one cache of the size of all workers' caches together would have had."""
+    """Prompt tokens that one cache with the capacity of all workers' caches would have had."""
     cached_tokens: int
     """Prompt tokens found in the worker's prefix cache."""
     predicted_s: float
-    """Expected seconds to the first token, from the decision."""
+    """Predicted seconds to the first token, at the decision."""
     first_token_s: float
     """Seconds from arrival to the first token; negative if there was none."""
     regret_s: float
-    """Expected seconds to the first token, less the fewest at any worker."""
+    """Predicted seconds to the first token minus the minimum over all workers."""
 
 
 class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
-    """A worker that has attached, and can be chosen from then on."""
+    """A worker that has attached and can be chosen from then on."""
 
     worker_id: str
     page_size: int
@@ -53,11 +53,11 @@ class WorkerSeen(msgspec.Struct, kw_only=True, tag="worker"):
 
 
 class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
-    """Step times as the fleet has learned them so far."""
+    """Step times as learned so far."""
 
     costs: StepCosts
     factors: dict[str, float]
-    """Step times of each worker over those of `costs`, by worker id."""
+    """Step times of each worker relative to `costs`, by worker id."""
 
 
 LogLine = Decided | WorkerSeen | FleetSpeed

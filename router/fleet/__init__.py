@@ -1,4 +1,4 @@
-"""Routing decisions of one model: prefix index, load of workers, routing policies."""
+"""Routing decisions of one model: prefix index, worker loads, routing policies."""
 
 from router.fleet.batch_window import BatchWindow
 from router.fleet.blocks import BlockKey, PromptBlocks

@@ -1,4 +1,4 @@
-"""AdaptivePolicy, the default: costs in seconds that the request and others wait."""
+"""AdaptivePolicy, the default: costs are the seconds that this and other requests wait."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class AdaptivePolicy(RoutingPolicy):
     """cost = queue + slot + compute + delays-anywhere + delays-worker - copy, in seconds.
 
     - queue: seconds that other prompts delay the request's prefill, `Estimate.delay_s`;
-    - slot: seconds until a slot of the batch is free;
-    - compute: seconds that the worker computes the prompt, `Estimate.work_s`;
-    - delays-anywhere: seconds that the work delays requests that could go to any worker (see
+    - slot: seconds until a batch slot is free;
+    - compute: seconds to compute the prompt, `Estimate.work_s`;
+    - delays-anywhere: seconds that the work delays requests that could run on any worker (see
       Congestion); a fast worker delays more of them in the same time than a slow one;
-    - delays-worker: seconds that the work delays requests that come to this worker for its cache;
-    - copy: seconds that later requests of a popular prefix save if this worker has a copy of it,
-      too. The prefix is expected as often as it came lately, and each time waits for the shortest
-      queue of a holder. At most the cost of making the copy, and none once the prefix has as many
-      copies as its share of all requests deserves.
+    - delays-worker: seconds that the work delays requests routed to this worker for its cache;
+    - copy: seconds that later requests with a popular prefix save if this worker also caches it.
+      The prefix is predicted to recur as often as recently, each time waiting for the shortest
+      queue of a worker that has it. At most the cost of making the copy, and 0 once the prefix has
+      as many copies as its share of all requests justifies.
 
     Args:
         utilisation: utilisation of the workers.
@@ -39,7 +39,7 @@ class AdaptivePolicy(RoutingPolicy):
         self._popularity = PrefixPopularity()
 
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
-        """Counts the request's work and the use of its prefix; see RoutingPolicy.observe."""
+        """Records the request's work and the use of its prefix; see RoutingPolicy.observe."""
         self._congestion.placed(work_s, now)
         if request.best_hit >= request.page_size:
             self._popularity.observe(_shared_block(request), now)
@@ -69,16 +69,16 @@ class AdaptivePolicy(RoutingPolicy):
     def _copy_saving(
         self, request: RequestView, queue_s: Floats, members: int, now: float
     ) -> Floats | None:
-        """Seconds that later requests save if a worker has the shared prefix too, per row.
+        """Seconds that later requests save if a worker also caches the shared prefix, per row.
 
-        None if there is nothing to save.
+        None if nothing is saved.
         """
         if request.best_hit < request.page_size:
             return None
         times, share = self._popularity.recurrence(_shared_block(request), now)
         if not times:
             return None
-        # A worker with half of the prefix counts as a holder: most of a copy is there.
+        # A worker with half of the prefix counts as having it: most of a copy is there.
         holders = request.eligible & (request.hit_tokens >= 0.5 * request.best_hit)
         num_holders = np.count_nonzero(holders)
         if not num_holders or num_holders + 0.5 > share * members:  # rounded
@@ -89,12 +89,12 @@ class AdaptivePolicy(RoutingPolicy):
 
 
 def _shared_block(request: RequestView) -> int:
-    """Hash of the last block of the request's longest prefix that some worker holds."""
+    """Hash of the last block of the request's longest prefix that any worker has."""
     return request.hashes.item(int(request.best_hit) // request.page_size - 1)
 
 
 def _copy_s(request: RequestView, workers: WorkerTable) -> Floats:
-    """Seconds to compute the part of the shared prefix that the worker lacks, per row."""
+    """Seconds to compute the part of the shared prefix that the worker does not have, per row."""
     hits = request.hit_tokens
     copied = np.maximum(request.best_hit - hits, 0.0)
     seconds: Floats = 0.5 * copied

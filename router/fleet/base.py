@@ -1,4 +1,4 @@
-"""RoutingPolicy: the base of all policies, which choose the worker of a request by costs."""
+"""RoutingPolicy: base class of policies, which choose a request's worker by cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Terms = Mapping[str, Floats]
 
 
 class Decision(NamedTuple):
-    """The worker that a policy has chosen for a request, and the costs it was chosen by."""
+    """The worker chosen for a request, and the costs that led to it."""
 
     row: int
     """Row of the chosen worker."""
@@ -26,10 +26,10 @@ class Decision(NamedTuple):
 
 
 class RoutingPolicy(ABC):
-    """A policy gives each worker a cost for a request; the worker of the lowest cost is chosen.
+    """A policy computes a cost per worker for a request; the worker with the lowest cost is chosen.
 
     Computing costs is pure: it reads no clock and changes no state, so that a decision can be
-    repeated and explained afterwards. Policies with a state update it in `observe` only.
+    repeated and explained later. Stateful policies update their state only in `observe`.
     """
 
     tolerance: ClassVar[float] = 0.0
@@ -39,23 +39,24 @@ class RoutingPolicy(ABC):
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """The cost of giving the request to each worker, as a sum of terms.
+        """The cost of placing the request on each worker, as a sum of terms.
 
         Args:
             request: the request to place.
-            estimate: the request's expected times at each worker.
-            workers: all workers; terms of those that are not eligible are ignored.
+            estimate: the request's predicted times on each worker.
+            workers: all workers; terms of ineligible ones are ignored.
             now: time on the fleet's clock, in seconds.
         """
 
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
-        """Notes that a request was placed; its worker computes the prompt for `work_s` seconds."""
+        """Records that a request was placed; its worker computes the prompt for `work_s`
+        seconds."""
         return
 
     def choose(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Decision | None:
-        """The eligible worker of the lowest cost; None if there is none."""
+        """The eligible worker with the lowest cost; None if there is none."""
         terms = self.terms(request, estimate, workers, now)
         costs = np.where(request.eligible, total(terms), np.inf)
         row = int(costs.argmin())
@@ -78,11 +79,11 @@ def total(terms: Terms) -> Floats:
 
 
 def break_tie(rows: NDArray[np.intp], request: RequestView, workers: WorkerTable) -> int:
-    """The row of one of several workers of equal cost.
+    """The row of one of several workers with equal cost.
 
-    Rendezvous hashing of the first block that the request adds to a cache chooses it: all gateways
-    send requests that share a prefix to the same worker, and other requests to others, without
-    communication. A request that adds no block goes to the least recently chosen worker.
+    It is chosen by rendezvous hashing of the first block that the request adds to a cache: all
+    gateways send requests that share a prefix to the same worker, and others to different workers,
+    without communication. A request that adds no block goes to the least recently chosen worker.
     """
     place = int(request.hit_tokens.item(rows[0])) // request.page_size
     if place >= len(request.hashes):

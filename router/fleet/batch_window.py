@@ -1,4 +1,4 @@
-"""BatchWindow: places the requests of one iteration of the event loop together."""
+"""BatchWindow: places requests that arrive in the same event loop iteration together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class _Waiting(NamedTuple):
 
 
 class BatchWindow:
-    """Collects requests until the event loop's next iteration, which begins at once if it is idle.
+    """Collects requests until the event loop's next iteration, which starts immediately if it is
+    idle.
 
     Args:
         fleet: the fleet to place them in.
@@ -40,7 +41,7 @@ class BatchWindow:
         try:
             return await answer
         except asyncio.CancelledError:
-            # The request may have been placed in the iteration in which its client left.
+            # The request may have been placed in the iteration in which its client disconnected.
             if answer.done() and not answer.cancelled() and (choice := answer.result()):
                 self._fleet.release(choice.worker_id, request_id)
             raise

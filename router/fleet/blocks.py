@@ -1,4 +1,4 @@
-"""PromptBlocks: a prompt with the hashes of its full blocks, by which it is routed."""
+"""PromptBlocks: a prompt with the hashes of its full blocks, which are used for routing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker.protocol.messages import DEFAULT_PRIORITY, EngineInfo
 
 
 class BlockKey(msgspec.Struct, frozen=True):
-    """Parameters of an engine that block hashes depend on, besides the prompt."""
+    """Engine parameters that block hashes depend on, besides the prompt."""
 
     page_size: int
     block_hash_salt: str
@@ -36,10 +36,10 @@ class PromptBlocks:
 
     Args:
         token_ids: the prompt's tokens as little-endian int32.
-        cache_salt: salt that the client gives to share no prefix cache with others.
-        adapter: name of the LoRA adapter, empty for none: key-value pairs depend on it.
-        tenant: tenant whose prefix cache it is, where tenants share none; else empty.
-        session: the client's name of the conversation, for the session policy; empty for none.
+        cache_salt: the client's salt, which isolates its prefix cache.
+        adapter: name of the LoRA adapter, which affects keys and values; empty for none.
+        tenant: tenant that the prefix cache belongs to if tenants are isolated; else empty.
+        session: the client's conversation id, for the session policy; empty for none.
         memo: block hashes of earlier prompts; None computes all.
     """
 
@@ -65,9 +65,9 @@ class PromptBlocks:
     ) -> None:
         self.token_ids = token_ids
         self.largest_token = largest_token(token_ids)
-        """Largest token id as unsigned: negative ones are beyond every vocabulary."""
+        """Largest token id as unsigned, so that negative ones exceed every vocabulary."""
         self.cache_salt = cache_scope(cache_salt, adapter, tenant)
-        """Cache salt of the request's Submit: salt, adapter and tenant in one."""
+        """Cache salt of the request's Submit, combining salt, adapter and tenant."""
         self.session = session
         self.priority = DEFAULT_PRIORITY
         """Priority of the request."""
@@ -93,7 +93,7 @@ class PromptBlocks:
         return longer
 
     def hashes(self, key: BlockKey) -> BlockHashes:
-        """Block hashes of the full pages, as engines with these parameters compute them."""
+        """Block hashes of the full pages, as computed by engines with these parameters."""
         known = self._hashes.get(key)
         if known is None:
             root = root_hash(key.block_hash_salt, self.cache_salt)

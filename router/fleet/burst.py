@@ -8,11 +8,11 @@ from router.fleet.blocks import BlockKey, PromptBlocks
 
 
 def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> list[int]:
-    """Indices of `prompts`, grouped by their first block, the group with most tokens first.
+    """Indices of `prompts`, grouped by their first block, the group with the most tokens first.
 
-    Within a group, prompts that share a longer prefix follow each other. Placed in this order, each
-    request finds the blocks in flight of its group's first, and large groups are spread over the
-    workers before small ones fill the gaps.
+    Within a group, prompts that share a longer prefix are adjacent. Placed in this order, each
+    request finds the blocks in flight of its group's first one, and large groups are spread over
+    the workers before small ones fill the gaps.
     """
     if not keys:
         return list(range(len(prompts)))
@@ -32,8 +32,8 @@ def group_order(prompts: Sequence[PromptBlocks], keys: Sequence[BlockKey]) -> li
 
 
 def _path(prompt: PromptBlocks, key: BlockKey) -> tuple[int, ...]:
-    """Hashes of the 1st, 2nd, 4th, 8th … block, by which prompts with a long common prefix sort
-    together."""
+    """Hashes of the 1st, 2nd, 4th, 8th … block, used to sort prompts with a long common prefix next
+    to each other."""
     hashes = prompt.hashes(key)
     path = []
     length = 1

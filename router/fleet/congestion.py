@@ -9,25 +9,25 @@ import numpy as np
 from router.fleet.constants import BUSIEST, WINDOW_S
 from router.fleet.workers import Floats
 
-# Arrays: numpy converts any other number with each use.
+# Arrays: numpy converts any other number on each use.
 _ONE, _BUSIEST = np.array(1.0), np.array(BUSIEST)
 
 
 class Congestion:
     """Computes delayed requests from utilisation ρ, queue W (s) and mean work S (s) per request.
 
-    `anywhere`: requests that could go to any worker, β = ρ/(1 - ρ)·(P + W/S), with the mean ρ and
+    `anywhere`: requests that could run on any worker, β = ρ/(1 - ρ)·(P + W/S), with the mean ρ and
     the shortest queue W. Work at the end of a queue delays all requests that arrive before the
-    queue is empty. At a single worker these are λ·(W + S)/(1 - ρ), where λ·S = ρ. All workers count
+    queue is empty. On a single worker these are λ·(W + S)/(1 - ρ), where λ·S = ρ. All workers count
     as one, since such requests go to the shortest queue. Without a queue, requests that arrive
-    during the work are delayed only if all other workers are busy too: with n workers that has a
+    during the work are delayed only if all other workers are busy too: with n workers this has a
     probability of about P = ρ^(√(2(n + 1)) - 2), 1 for n = 1 (Sakasegawa 1977, An approximation
-    formula Lq ≈ αρ^β/(1 - ρ)). So in a half idle fleet to compute a prefix again costs little more
-    than its time.
+    formula Lq ≈ αρ^β/(1 - ρ)). In a half idle fleet, recomputing a prefix therefore costs little
+    more than its time.
 
-    `at_workers`: requests that go to a worker for its cache, ρ·(1 + W/S), with each worker's own ρ
-    and W: λ·(W + S) of them arrive until its queue is empty, whichever other workers are idle. So
-    new prefixes settle at workers with little such traffic.
+    `at_workers`: requests routed to a worker for its cache, ρ·(1 + W/S), with each worker's own ρ
+    and W: λ·(W + S) of them arrive until its queue is empty, even if other workers are idle. New
+    prefixes therefore settle on workers with little such traffic.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Congestion:
         """Time on the fleet's clock of the last request."""
 
     def placed(self, work_s: float, now: float) -> None:
-        """Counts a request that was placed, whose prompt takes `work_s` seconds."""
+        """Records a placed request, whose prompt takes `work_s` seconds."""
         kept = exp(min(self._at - now, 0.0) / WINDOW_S)
         self._work_s = self._work_s * kept + work_s
         self._requests = self._requests * kept + 1.0
         self._at = now
 
     def anywhere(self, utilisation: float, num_workers: int, queue_s: float) -> float:
-        """Requests that could go to any worker and are delayed by a second of work at one.
+        """Requests that could run on any worker and are delayed by a second of work on one.
 
         Args:
             utilisation: mean utilisation of the workers, 0 to 1.
@@ -58,7 +58,7 @@ class Congestion:
         return busy / (1.0 - busy) * (all_busy + queue_s * self._rate)
 
     def at_workers(self, utilisations: Floats, queues_s: Floats) -> Floats:
-        """Requests that go to a worker for its cache and are delayed by a second of work there, per
+        """Requests routed to a worker for its cache and delayed by a second of work there, per
         row."""
         delayed = queues_s * self._rate
         delayed += _ONE

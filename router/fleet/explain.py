@@ -1,4 +1,4 @@
-"""Explanation of a routing decision: its terms, its regret, and the hits of one pooled cache."""
+"""Explanation of a routing decision: its terms, its regret, and the hits of a pooled cache."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from worker.protocol.blocks import BlockHashes
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A decision compared with the fastest worker for the request, and with an ideal cache."""
+    """Compares a decision with the fastest worker for the request, and with an ideal cache."""
 
     pooled_hit_tokens: int
-    """Prompt tokens that one cache of the size of all workers' caches together would have had."""
+    """Prompt tokens that one cache with the capacity of all workers' caches would have had."""
     regret_s: float
-    """Expected seconds to the first token, less those at the worker where they are fewest: so long
-    the request waits for the sake of others."""
+    """Predicted seconds to the first token minus the minimum over all workers: the time that the
+    request waits for the benefit of others."""
     terms: dict[str, float]
     """Terms of the chosen worker's cost, in the unit of the policy."""
 
@@ -53,11 +53,11 @@ class PooledCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def take(self, hashes: BlockHashes, capacity: int) -> int:
-        """Adds a prompt's blocks; returns how many of its leading ones were there.
+        """Adds a prompt's blocks; returns the number of leading ones that were present.
 
         Args:
             hashes: block hashes of the prompt.
-            capacity: most blocks that stay.
+            capacity: maximum number of blocks kept.
         """
         blocks = self._blocks
         values = hashes.tolist()

@@ -19,18 +19,18 @@ from worker.protocol.sampling import SamplingParams
 from worker.protocol.structured import StructuredOutputsParams
 
 _MAX_GRAMMARS = 1024
-"""Most refused grammars that are remembered: at 1 KiB per message (worker.core.grammar.base) 1
-MiB."""
+"""Maximum number of rejected grammars kept: 1 MiB at 1 KiB per message
+(worker.core.grammar.base)."""
 
 
 class Feasibility:
-    """Compares a request with the limits of workers, which are of one kind as a rule.
+    """Checks a request against the limits of workers, which usually are all of one kind.
 
     Sampling parameters are checked once per kind of worker, not for each completion.
 
     Args:
         sampling: sampling parameters of all completions of the request.
-        names: the client's name of each field that has another name here.
+        names: the client's field names where they differ from these.
     """
 
     __slots__ = ("_known", "_names", "sampling")
@@ -49,33 +49,33 @@ class Feasibility:
         return self._names.get(field, field) or None
 
     def parameters(self, kinds: Collection[Limits]) -> Problem | None:
-        """Why no kind of worker takes the sampling parameters, whatever the prompt; None if one
+        """Why no kind of worker supports the sampling parameters, for any prompt; None if one
         does."""
         return self._of_all([self._parameters(kind) for kind in kinds])
 
     def prompt(self, kinds: Collection[Limits], num_tokens: int) -> Problem | None:
-        """Why no kind of worker takes a prompt of `num_tokens`; None if one does."""
+        """Why no kind of worker accepts a prompt of `num_tokens`; None if one does."""
         return self._of_all([self._length(kind, num_tokens) for kind in kinds])
 
     def characters(
         self, kinds: Collection[Limits], num_characters: int, longest_token: int
     ) -> Problem | None:
-        """Why no kind of worker takes a text of `num_characters`; None if one may.
+        """Why no kind of worker accepts a text of `num_characters`; None if one may.
 
-        The text is not tokenized yet: that would take seconds for texts far too long. A token has
-        `longest_token` characters at most.
+        The text is not tokenized yet, which would take seconds for texts far too long. A token has
+        up to `longest_token` characters.
         """
         most = max((kind.max_tokens - 1 for kind in kinds), default=None)
         if most is None or num_characters <= most * longest_token:
             return None
         message = (
-            f"the prompt has {num_characters} characters, but this model takes at most {most} "
-            f"tokens, of {longest_token} characters at most: shorten the prompt"
+            f"the prompt has {num_characters} characters, but this model supports at most {most} "
+            f"tokens of up to {longest_token} characters: shorten the prompt"
         )
         return self._of_all([Problem("prompt", message)])
 
     def at(self, kind: Limits, prompt: PromptBlocks, num_resumed: int) -> Problem | None:
-        """Why no worker of one kind can continue the completion after `prompt`; None if it can.
+        """Why no worker of one kind can resume the completion after `prompt`; None if it can.
 
         Args:
             kind: limits of the worker.
@@ -110,23 +110,23 @@ class Feasibility:
 class RefusedGrammars:
     """Grammars that a worker could not compile, with its messages; cleared when a worker joins.
 
-    A request with such a grammar is refused before anything is booked. Grammars are kept by their
-    hashes, since their texts may be large.
+    A request with such a grammar is rejected before anything is booked. Grammars are identified by
+    their hashes, since their texts may be large.
     """
 
     def __init__(self) -> None:
         self._messages: LRUCache[int, str] = LRUCache(_MAX_GRAMMARS)
 
     def add(self, params: StructuredOutputsParams, message: str) -> None:
-        """Remembers that a worker has refused a grammar with this message, for good."""
+        """Records that a worker has permanently rejected a grammar with this message."""
         self._messages[hash(params)] = message
 
     def find(self, params: StructuredOutputsParams | None) -> str | None:
-        """The message that a grammar was refused with; None if it was not."""
+        """The message with which a grammar was rejected; None if it was not."""
         if params is None or not self._messages:
             return None
         return self._messages.get(hash(params))
 
     def clear(self) -> None:
-        """Forgets all: a worker has joined, perhaps with another grammar backend or vocabulary."""
+        """Removes all: a worker has joined, perhaps with another grammar backend or vocabulary."""
         self._messages.clear()

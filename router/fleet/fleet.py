@@ -1,4 +1,4 @@
-"""Fleet: all that a gateway knows of the workers of one model, and its routing decisions."""
+"""Fleet: a gateway's state of the workers of one model, and its routing decisions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from worker.protocol.messages import AttachSnapshot, EngineInfo, LoadSnapshot, W
 logger = logging.getLogger(__name__)
 
 _MOST_UNPRICED = 16
-"""Most reports that wait to be priced until the next decision: 5 us each, as long as a decision."""
+"""Maximum number of reports priced at the next decision: 5 us each, as long as a decision."""
 
 Parity = Callable[[EngineInfo], "str | None"]
 """A check that returns why a worker writes, tokenizes or hashes prompts differently from this
@@ -39,40 +39,41 @@ gateway; None if it does not."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The worker that a request was booked at, and the times and hits that are expected there."""
+    """The worker on which a request was booked, and the predicted times and hits there."""
 
     worker_id: str
     epoch: int
     info: EngineInfo
     hit_tokens: int
-    """Prompt tokens expected in the worker's prefix cache."""
+    """Prompt tokens predicted to be in the worker's prefix cache."""
     best_hit_tokens: int
-    """Prompt tokens expected in the prefix cache of the worker with the longest hit."""
+    """Prompt tokens predicted to be in the prefix cache of the worker with the longest hit."""
     waiting_s: float
-    """Expected seconds until the worker begins the prompt."""
+    """Predicted seconds until the worker starts the prompt."""
     work_s: float
-    """Expected seconds for which the worker computes the prompt."""
+    """Predicted seconds for which the worker computes the prompt."""
     explanation: Explanation | None = None
-    """Explanation of the decision; None unless RoutingConfig asks for one."""
+    """Explanation of the decision; None unless enabled in RoutingConfig."""
 
     @property
     def first_token_s(self) -> float:
-        """Expected seconds to the first token."""
+        """Predicted seconds to the first token."""
         return self.waiting_s + self.work_s
 
 
 class Fleet:
-    """The workers of one model, and the choice among them. Does no I/O, and runs without a gateway.
+    """The workers of one model, and the choice among them. Does no I/O, and works without a
+    gateway.
 
     `reserve` chooses and books in one step without an await in between, so that requests that
-    arrive together see each other. A booking ends with the report whose load contains the request,
-    so that the request is neither counted twice nor missed: workers number their submits, those of
-    other gateways too, and each report says how many of them it contains. The request's blocks
-    count as held from the booking until it has been computed; from then on block events tell.
+    arrive together see each other. A booking ends with the first report whose load includes the
+    request, so that it is neither counted twice nor missed: workers number their submits, including
+    those of other gateways, and each report states how many it includes. The request's blocks count
+    as cached from the booking until they have been computed, and by block events afterwards.
 
     Args:
         config: routing policy and its weights.
-        clock: time in seconds from some fixed moment.
+        clock: time in seconds from an arbitrary epoch.
         parity: checks the EngineInfo of each worker that attaches.
     """
 
@@ -109,15 +110,15 @@ class Fleet:
         return self._workers.values()
 
     def worker(self, worker_id: str) -> WorkerState:
-        """The attached worker of this id. Raises KeyError if there is none."""
+        """The attached worker with this id. Raises KeyError if there is none."""
         return self._workers[worker_id]
 
     @property
     def table(self) -> WorkerTable:
-        """The WorkerTable, with all reports in it.
+        """The WorkerTable, including all reports.
 
-        Workers report each step. Some reports are priced only when the table is read: steps that no
-        decision follows cost nothing.
+        Workers report each step. Some reports are priced only when the table is read: steps that
+        are not followed by a decision cost nothing.
         """
         if self._unpriced:
             for worker in self._unpriced.values():
@@ -127,12 +128,12 @@ class Fleet:
 
     @property
     def ready(self) -> bool:
-        """Whether any worker can take a request."""
+        """Whether any worker is available."""
         return self._members.number > 0
 
     @property
     def info(self) -> EngineInfo | None:
-        """EngineInfo of some worker; None while no worker has loaded."""
+        """EngineInfo of some worker; None before any worker has loaded."""
         infos = (worker.info for worker in self._workers.values() if worker.info is not None)
         return next(infos, None)
 
@@ -146,12 +147,12 @@ class Fleet:
         return list(self._members.keys)
 
     def attach(self, worker_id: str, snapshot: AttachSnapshot) -> None:
-        """Adds a worker, or replaces all that was known of it, with its snapshot."""
+        """Adds a worker, or replaces its state, with its snapshot."""
         info = snapshot.info
         problem = self._parity(info) if self._parity and info is not None else None
         if problem is not None:
             logger.error(
-                "worker %s is refused, its cache could never be hit: %s", worker_id, problem
+                "worker %s is rejected, its cache could never be hit: %s", worker_id, problem
             )
             info = None
         worker = self._workers.get(worker_id)
@@ -174,7 +175,7 @@ class Fleet:
         self._tabulate(worker)
 
     def update(self, worker_id: str, update: WorkerUpdate) -> None:
-        """Takes a worker's report of one engine step: block events, load and step time."""
+        """Applies a worker's report of one engine step: block events, load and step time."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.info is None:
             return
@@ -193,13 +194,13 @@ class Fleet:
         else:
             self._tabulate(worker)
         if self.pace.costs is not self._priced_with:
-            # All workers at once: their prices are compared, so they must come from the same costs.
+            # All workers at once: their prices are compared, so they must use the same costs.
             self._priced_with = self.pace.costs
             price_all(self._table, self.pace.costs, self.pace.factors(self._table.capacity))
             self._compare_speeds()
 
     def lose(self, worker_id: str) -> None:
-        """Notes that a worker has lost its rank group, and its cache with it."""
+        """Records that a worker's rank group has failed, and its cache is lost."""
         self.index.drop(worker_id)
         worker = self._workers.get(worker_id)
         if worker is not None:
@@ -210,7 +211,7 @@ class Fleet:
             self._member_changed(worker, before)
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
-        """Sets whether a worker is draining: it finishes its requests and takes no new ones."""
+        """Sets whether a worker is draining: it finishes its requests and accepts no new ones."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             before = worker.info if worker.ready else None
@@ -221,14 +222,14 @@ class Fleet:
         """Removes a worker that has left."""
         self.lose(worker_id)
         worker = self._workers.pop(worker_id, None)
-        self._unpriced.pop(worker_id, None)  # its row may be another's
+        self._unpriced.pop(worker_id, None)  # its row may be reused
         if worker is not None:
             for sent in worker.in_flight.values():
                 self._end_prompt(sent, worker.row)
             self._table.remove(worker.row)
 
     def view(self, prompt: PromptBlocks, excluded: Collection[str] = ()) -> RequestView:
-        """The prompt as policies see it; workers in `excluded` are not eligible."""
+        """The prompt as seen by policies; workers in `excluded` are not eligible."""
         eligible = self.table.eligible
         if excluded:
             eligible = eligible.copy()
@@ -240,7 +241,7 @@ class Fleet:
         return view
 
     def expected_wait_s(self) -> float:
-        """Seconds until some ready worker would begin a new request; infinite if none is ready."""
+        """Seconds until some ready worker would start a new request; infinite if none is ready."""
         table = self.table
         rows = np.flatnonzero(table.eligible)
         if not len(rows):
@@ -254,12 +255,12 @@ class Fleet:
         """Chooses a worker and books the request there.
 
         Args:
-            request_id: the request's id, by which it is released.
+            request_id: the request's id, with which it is released.
             prompt: the request's prompt.
-            excluded: ids of workers that may not take it.
+            excluded: ids of workers that must not be chosen.
 
         Returns:
-            None if no worker can take the request.
+            None if no worker is available.
         """
         now = self._clock()
         table = self.table
@@ -275,7 +276,7 @@ class Fleet:
         table.last_chosen[row] = self._num_chosen
         hit = int(request.hit_tokens.item(row))
         work_s = expected.work_s.item(row)
-        # Read before the booking, which changes the table, and with it `slot_wait_s`.
+        # Read before the booking, which changes the table and with it `slot_wait_s`.
         waiting_s = expected.delay_s.item(row) + expected.slot_wait_s.item(row)
         explanation = None
         if self._explainer is not None:
@@ -318,11 +319,11 @@ class Fleet:
         return choices
 
     def accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """Notes that a worker took a booked request as submit number `ordinal` of `epoch`.
+        """Records that a worker accepted a booked request as submit number `ordinal` of `epoch`.
 
-        The booking ends with a report of that epoch that counts as many submits. Answers and
-        reports travel apart: the report may be here already, or the epoch's first snapshot may be
-        still to come.
+        The booking ends with a report of that epoch that includes as many submits. Replies and
+        reports are not ordered: the report may have arrived already, or the epoch's first snapshot
+        may still be missing.
         """
         worker = self._workers.get(worker_id)
         booking = worker.reservations.get(request_id) if worker is not None else None
@@ -333,7 +334,7 @@ class Fleet:
             self._unbook(worker, request_id)
 
     def release(self, worker_id: str, request_id: str) -> None:
-        """Ends a request's booking: its prompt is computed, or will not be there. Idempotent."""
+        """Ends a request's booking: its prompt is computed or will not be. Idempotent."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -361,7 +362,7 @@ class Fleet:
         tokens = sign * booking.uncached_tokens
         worker.reserved_tokens += tokens
         table.reserved_tokens[row] = worker.reserved_tokens
-        # Sums of what came and went drift; with nothing booked they are zero again.
+        # Sums of additions and removals drift; with nothing booked they are reset to zero.
         if worker.reservations:
             table.reserved_s[row] += sign * booking.work_s
             table.reserved_first_chunks_s[row] += sign * booking.first_chunks_s
@@ -395,7 +396,7 @@ class Fleet:
 
 
 def _reservation(table: WorkerTable, row: int, uncached: int, work_s: float) -> Reservation:
-    """Booking of a request of `work_s` seconds, less the part of its last step that prompts behind
+    """Booking of a request of `work_s` seconds, minus the part of its last step that prompts after
     it can share."""
     part = uncached / table.chunk.item(row)
     work_s -= max(1.0 - part, 0.0) * table.step_s.item(row)

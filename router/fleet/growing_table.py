@@ -1,4 +1,4 @@
-"""GrowingTable: the hash table of the prefix index, which is resized and cleaned incrementally."""
+"""GrowingTable: the prefix index's hash table, which is resized and cleaned incrementally."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["GrowingTable", "Keys"]
 
 _MIN_CAPACITY = 1024
 _PART = 2048
-"""Fewest cells that a call of `work` moves."""
+"""Minimum number of cells moved per call of `work`."""
 _MAX_DEAD = 32
-"""Most dead slots before a sweep, in small fleets: their bits make sets longer."""
+"""Maximum number of dead slots before a sweep, in small fleets: their bits make sets longer."""
 _DEAD_PART = 8
 """Slots per dead slot that may wait for a sweep, in large fleets."""
 _CELLS_PER_KEY = 6
-"""Cells that move per new key, so that the old table is empty before the new one is full."""
+"""Cells moved per new key, so that the old table is empty before the new one is full."""
 
 
 class GrowingTable:
-    """Block hash → number of a worker set (see WorkerSets).
+    """Maps block hashes to numbers of worker sets (see WorkerSets).
 
-    When the table is full, a new one of the right size replaces it. The old one is moved into it by
-    parts; until then a key may be in either, but never with a value in both. Values that move lose
-    the bits of slots that are dead, that is dropped from the index.
+    A full table is replaced by a new one of the right size, into which the old one is moved
+    incrementally; until then a key may be in either, but never with a value in both. Moved values
+    lose the bits of dead slots, which were dropped from the index.
 
     Args:
-        sets: the sets that the numbers stand for; counts the blocks of each.
+        sets: the sets that the numbers refer to; counts the blocks of each.
     """
 
     def __init__(self, sets: WorkerSets) -> None:
@@ -38,31 +38,31 @@ class GrowingTable:
         self._table = HashTable(_MIN_CAPACITY)
         self._old: HashTable | None = None
         self._num_emptied = 0
-        """Leading cells of the old table that have moved."""
+        """Leading cells of the old table that have been moved."""
         self._size = 0
         """Number of keys with a value."""
         self._owed = 0
-        """Cells to move for keys that came since the last call of `work`."""
+        """Cells to move for keys added since the last call of `work`."""
         self._dead: list[int] = []
-        """Slots dropped since the old table began to move."""
+        """Slots dropped since the start of the current move."""
         self._dying: list[int] = []
-        """Slots dropped before; no value has their bits once the old table has moved."""
+        """Slots dropped before; no value has their bits once the old table has been moved."""
         self._dying_bits = 0
         """Bits of the `_dying` slots."""
         self._num_stale = 0
-        """Blocks that the `_dead` slots held."""
+        """Blocks that the `_dead` slots had."""
 
     def __len__(self) -> int:
         return self._size
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all cells, those of the old table included."""
+        """Bytes of all cells, including those of the old table."""
         tables = [self._table] if self._old is None else [self._table, self._old]
         return sum(table.keys.nbytes + table.values.nbytes for table in tables)
 
     def get(self, key: int) -> int:
-        """The set number of a key, 0 if it has none."""
+        """The set number of a key, 0 for none."""
         value = self._table.get(key)
         if not value and self._old is not None:
             return self._old.get(key)
@@ -110,14 +110,14 @@ class GrowingTable:
         return num_moved
 
     def sweep_later(self, slot: int, num_blocks: int) -> None:
-        """Notes a dropped slot that held `num_blocks`; readers must mask its bits from now on."""
+        """Records a dropped slot that had `num_blocks`; readers must mask its bits from now on."""
         self._dead.append(slot)
         self._num_stale += num_blocks
         if self._old is None:
             self._sweep_if_due()
 
     def work(self) -> list[int]:
-        """Moves a part of the old table; returns dropped slots that may be used again."""
+        """Moves a part of the old table; returns dropped slots that can be reused."""
         if self._old is None:
             return []
         self._move_cells(max(_PART, self._owed))
@@ -138,7 +138,7 @@ class GrowingTable:
         self._owed += _CELLS_PER_KEY * count
         if 3 * (self._table.used + count) <= 2 * self._table.capacity:
             return
-        if self._old is not None:  # many keys came at once: the last move is not done
+        if self._old is not None:  # many keys were added at once: the last move is not finished
             self._move_cells(self._old.capacity)
             if 3 * (self._table.used + count) <= 2 * self._table.capacity:
                 return
@@ -177,7 +177,7 @@ class GrowingTable:
         self._move(keys[there], values)
 
     def _move(self, keys: Keys, values: Values) -> None:
-        """Enters keys of the old table into the new one, without the bits of dying slots."""
+        """Inserts keys of the old table into the new one, without the bits of dying slots."""
         if not len(keys):
             return
         if self._dying_bits:

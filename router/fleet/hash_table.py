@@ -1,4 +1,4 @@
-"""HashTable: from 64-bit block hashes to 32-bit numbers, 12 bytes per cell in two numpy arrays."""
+"""HashTable: maps 64-bit block hashes to 32-bit numbers; 12 bytes per cell in two numpy arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class HashTable:
     """Hash table of fixed capacity: open addressing with linear probing.
 
     Methods for a single key use memory views, whose items Python reads several times faster than
-    arrays'; methods for many keys use numpy. Key 0 marks a free cell. A cell keeps its key for
-    ever, so that probes pass over it; value 0 stands for no value.
+    those of arrays; methods for many keys use numpy. Key 0 marks a free cell. A cell keeps its key
+    forever, so that probes pass over it; value 0 means no value.
 
     Args:
         capacity: number of cells, a power of two.
@@ -29,13 +29,13 @@ class HashTable:
         self.keys: Keys = np.zeros(capacity, np.uint64)
         self.values: Values = np.zeros(capacity, np.uint32)
         self.used = 0
-        """Number of cells that have a key."""
+        """Number of cells with a key."""
         self._key_view = self.keys.data
         self._value_view = self.values.data
         self._mask = capacity - 1
 
     def get(self, key: int) -> int:
-        """The value of `key`, 0 if it has none."""
+        """The value of `key`, 0 for none."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:
@@ -47,7 +47,7 @@ class HashTable:
             cell = (cell + 1) & mask
 
     def claim(self, key: int) -> int:
-        """Index of the cell of `key`, which is given one if it has none."""
+        """Index of the cell of `key`, which is assigned one if it has none."""
         keys, mask = self._key_view, self._mask
         cell = key & mask
         while True:
@@ -102,7 +102,7 @@ class HashTable:
         while len(active):
             here, wanted = cells[active], keys[active]
             free = self.keys[here] == 0
-            # Of several keys that want one free cell the last is written; the others move on.
+            # If several keys want the same free cell, the last is written; the others move on.
             self.keys[here[free]] = wanted[free]
             won = self.keys[here] == wanted
             self.used += int(np.count_nonzero(won & free))

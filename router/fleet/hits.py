@@ -1,4 +1,4 @@
-"""HitFinder: prefix-cache hits of a prompt at each worker, blocks in flight included."""
+"""HitFinder: prefix cache hits of a prompt on each worker, including blocks in flight."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from router.fleet.workers import grown
 Rows = NDArray[np.intp]
 
 _MAX_KNOWN = 4096
-"""Most sets of workers whose rows are remembered."""
+"""Maximum number of worker sets whose rows are cached."""
 
 
 class _Holders(NamedTuple):
-    """Rows of the workers that hold a block."""
+    """Rows of the workers that have a block."""
 
     any: Rows
-    """Rows of workers that hold it in any tier."""
+    """Rows of workers that have it in any tier."""
     device: Rows | None
-    """Rows of workers that hold it on the device; None where these are the same."""
+    """Rows of workers that have it on the device; None if they are the same."""
 
 
 class HitFinder:
     """Finds hits in the index of cached blocks and in the tree of prompts in flight.
 
     Args:
-        index: blocks that workers hold.
-        in_flight: prompts whose blocks they will hold.
+        index: blocks that workers have.
+        in_flight: prompts whose blocks they will have.
     """
 
     def __init__(self, index: PrefixIndex, in_flight: InFlight) -> None:
@@ -43,11 +43,11 @@ class HitFinder:
         self._in_flight = in_flight
         self._slot_rows: Rows = np.zeros(0, np.intp)
         """Row of the worker, by slot of the index."""
-        # Sets of holders recur; their bits are turned into rows once.
+        # Sets of workers recur; their bits are converted to rows once.
         self._holders: dict[int, _Holders] = {}
 
     def placed(self, slot: int, row: int) -> None:
-        """Notes that the cache of the worker in `row` has this slot of the index from now on."""
+        """Records that this slot of the index is the cache of the worker in `row` from now on."""
         if slot >= len(self._slot_rows):
             self._slot_rows = grown(self._slot_rows, max(2 * len(self._slot_rows), slot + 1))
         self._slot_rows[slot] = row
@@ -56,12 +56,12 @@ class HitFinder:
     def view(
         self, prompt: PromptBlocks, keys: Sequence[BlockKey], eligible: NDArray[np.bool_]
     ) -> RequestView:
-        """The prompt as policies see it.
+        """The prompt as seen by policies.
 
         Args:
             prompt: the prompt.
             keys: distinct block-hash parameters of the ready workers.
-            eligible: workers that may take it, per row.
+            eligible: workers that may be chosen, per row.
         """
         size = len(eligible)
         num_tokens = prompt.num_tokens
@@ -94,7 +94,7 @@ class HitFinder:
             hits = np.maximum(cached, flying)
             if on_device is not None:
                 np.maximum(on_device, flying, out=on_device)
-        # One token is always computed, so that there is something to sample from.
+        # One token is always computed, to sample the next one.
         limit = max(num_tokens - 1, 0)
         host_hits = coming = None
         if best > limit:
@@ -132,11 +132,11 @@ class HitFinder:
 
 @lru_cache(_MAX_KNOWN)
 def _rows_of(bits: int) -> Rows:
-    """Indices of the bits that are set: rows of workers with the same prompts in flight."""
+    """Indices of the set bits: rows of workers with the same prompts in flight."""
     return _places(bits)
 
 
 def _places(bits: int) -> Rows:
-    """Indices of the bits that are set."""
+    """Indices of the set bits."""
     data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(data, bitorder="little"))

@@ -1,4 +1,4 @@
-"""InFlight: a tree of the prompts that workers were sent and have not computed yet."""
+"""InFlight: a tree of the prompts that were sent to workers and are not computed yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from worker.protocol.blocks import BlockHashes
 
 
 class PrefixNode:
-    """A run of blocks that some prompts in flight share; the root's is empty."""
+    """A run of blocks shared by prompts in flight; the root's is empty."""
 
     __slots__ = ("children", "counts", "end", "hashes", "mask", "parent", "start")
 
@@ -15,23 +15,23 @@ class PrefixNode:
     ) -> None:
         self.parent = parent
         self.hashes = hashes
-        """Block hashes of a whole prompt; the node's run is `hashes[start:end]`."""
+        """Block hashes of a complete prompt; the node's run is `hashes[start:end]`."""
         self.start = start
         self.end = end
         self.children: dict[int, PrefixNode] = {}
-        """Nodes of the runs that follow, by the hash of their first block."""
+        """Child nodes by the hash of their first block."""
         self.counts: dict[int, int] = {}
-        """Number of requests whose prompts have this run, by row of their worker."""
+        """Number of requests whose prompts contain this run, by row of their worker."""
         self.mask = 0
         """Rows in `counts` as a bit set."""
 
 
 class InFlight:
-    """A radix tree over block hashes, by which requests of a burst find their common prefixes.
+    """A radix tree over block hashes, with which requests of a burst find their common prefixes.
 
     Hashes are chained: two prompts have equal hashes up to the end of their common prefix and not
-    after it, so that end is found by bisection, in O(log n) per node; no block is entered by
-    itself.
+    after it, so that end is found by bisection, in O(log n) per node; blocks are not inserted
+    individually.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class InFlight:
         return node
 
     def remove(self, node: PrefixNode, row: int) -> None:
-        """Removes a prompt by what `add` has returned, and its row."""
+        """Removes a prompt, given the node returned by `add` and its row."""
         _count(node, row, -1)
         while (parent := node.parent) is not None:
             if not node.counts:
@@ -89,8 +89,8 @@ class InFlight:
             _count(node, row, -1)
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Splits a node before block `at`; returns the upper part. The lower part stays the same
-        object, which prompts that end there refer to."""
+        """Splits a node before block `at`; returns the upper part. The lower part remains the same
+        object, to which prompts that end there refer."""
         assert node.parent is not None
         assert node.hashes is not None
         upper = PrefixNode(node.parent, node.hashes, node.start, at)

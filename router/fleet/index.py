@@ -1,4 +1,4 @@
-"""PrefixIndex: which workers hold which blocks in their prefix caches, from their block events."""
+"""PrefixIndex: which workers have which blocks in their prefix caches, from their block events."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from worker.protocol.blocks import BlockHashes
 from worker.protocol.messages import BlockEvent, BlockStored, Tier
 
 Reach = tuple[int, int]
-"""A set of slots (bits as in WorkerSets.reaches) and the number of leading blocks they hold."""
+"""A set of slots (bits as in WorkerSets.reaches) and the number of leading blocks they have."""
 
 _MANY = 192
-"""Blocks of an event from which on numpy is faster than a loop over the blocks."""
+"""Minimum blocks of an event for which numpy is faster than a loop over the blocks."""
 _MANY_SLOTS = 1024
-"""Slots per which the loop gets slower by its initial time: `_MANY` falls, down to `_FEW`."""
+"""Slots by which the loop slows down by its initial time: `_MANY` decreases, down to `_FEW`."""
 _FEW = 32
-"""Fewest blocks that numpy is used for."""
+"""Minimum number of blocks for which numpy is used."""
 _ZERO = 2**64 - 1
-"""Key of hash 0, which marks free cells of the table."""
+"""Replaces hash 0, which marks free cells of the table."""
 
 
 class PrefixIndex:
-    """Block hash → set of workers that hold the block, per tier.
+    """Maps block hashes to the sets of workers that have the block, per tier.
 
-    Hashes are chained, so a flat table stands for a tree; caches evict leaves first, so a worker
-    that holds a block holds all blocks before it, and the end of a hit is found by bisection.
+    Hashes are chained, so a flat table represents a tree; caches evict leaves first, so a worker
+    that has a block has all blocks before it, and the end of a hit is found by bisection.
 
-    A slot is one generation of a worker's cache. To drop a worker masks its slot in all answers;
-    its blocks leave the table later, a few with each call of `apply`.
+    A slot is one generation of a worker's cache. Dropping a worker masks its slot in all results;
+    its blocks are removed from the table later, a few per call of `apply`.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class PrefixIndex:
         self._held: list[list[int]] = []
         """Number of blocks on the device and in host memory, by slot."""
         self._free: list[int] = []
-        """Slots that no block in the table has a bit of."""
+        """Slots of which no block in the table has a bit."""
 
     def __len__(self) -> int:
-        """Number of blocks in the table, with those of dropped workers that are still there."""
+        """Number of blocks in the table, including remaining ones of dropped workers."""
         return len(self._table)
 
     @property
@@ -58,12 +58,12 @@ class PrefixIndex:
     def slot(self, worker_id: str) -> int | None:
         """The worker's slot, None for an unknown worker.
 
-        In a Reach bit 2·slot stands for the device, bit 2·slot + 1 for any tier.
+        In a Reach, bit 2·slot stands for the device, bit 2·slot + 1 for any tier.
         """
         return self._slots.get(worker_id)
 
     def num_blocks(self, worker_id: str, tier: Tier = "device") -> int:
-        """Number of blocks that a worker holds in a tier."""
+        """Number of blocks that a worker has in a tier."""
         slot = self._slots.get(worker_id)
         return 0 if slot is None else self._held[slot][tier == "host"]
 
@@ -98,10 +98,10 @@ class PrefixIndex:
             self._free.append(slot)
 
     def match(self, hashes: BlockHashes) -> list[Reach]:
-        """Hits of a prompt: sets of slots, each with the number of leading blocks that they hold.
+        """Hits of a prompt: sets of slots, each with the number of leading blocks that they have.
 
         Sets shrink and lengths grow; the hit of a slot is the last entry whose set contains it.
-        O(log n) look-ups per entry.
+        O(log n) lookups per entry.
         """
         count = len(hashes)
         if not count:
@@ -118,8 +118,8 @@ class PrefixIndex:
             low, holders, high, fewer = spans.pop()
             while high - low > 1 and holders != fewer:
                 middle = (low + high) // 2
-                # Where caches evict leaves first `& holders | fewer` changes nothing; a block that
-                # is held without those before it must not break the search.
+                # If caches evict leaves first, `& holders | fewer` changes nothing; a block without
+                # the ones before it must not break the search.
                 between = reaches[get(item(middle) or _ZERO)] & holders | fewer
                 if between == holders:
                     low = middle

@@ -1,4 +1,4 @@
-"""HashMemo: block hashes of earlier prompts, so that a conversation is not hashed with each
+"""HashMemo: block hashes of earlier prompts, so that a conversation is not rehashed with each
 turn."""
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from xxhash import xxh3_64_intdigest
 from worker.protocol.blocks import TOKEN_BYTES, BlockHashes, block_hash_array
 
 _SEGMENT = 256
-"""Blocks of a segment, which is remembered as one."""
+"""Blocks per cached segment."""
 _MAX_SEGMENTS = 16_384
-"""Most segments that are remembered: about 35 MB; 67 million tokens with pages of 16."""
+"""Maximum number of cached segments: about 35 MB; 67 million tokens with pages of 16."""
 
 
 class HashMemo:
-    """LRU cache of the block hashes of prompt prefixes, found by their tokens.
+    """LRU cache of the block hashes of prompt prefixes, looked up by their tokens.
 
     A segment of a prompt is looked up by a digest of it and all before it, which is some thirty
-    times faster than to compute its block hashes. Safe to use from several threads.
+    times faster than computing its block hashes. Thread-safe.
 
     Args:
-        max_segments: most segments that are remembered.
+        max_segments: maximum number of cached segments.
     """
 
     def __init__(self, max_segments: int = _MAX_SEGMENTS) -> None:
@@ -34,7 +34,7 @@ class HashMemo:
         self._lock = threading.Lock()
 
     def hashes(self, token_ids: bytes, page_size: int, root: int) -> BlockHashes:
-        """`block_hash_array(token_ids, page_size, root)`, from memory as far as possible."""
+        """`block_hash_array(token_ids, page_size, root)`, using the cache as far as possible."""
         width = _SEGMENT * page_size * TOKEN_BYTES
         end = len(token_ids) - len(token_ids) % width
         if not end:
@@ -59,7 +59,7 @@ class HashMemo:
             rest = block_hash_array(view[start:], page_size, parent)
             with self._lock:
                 for place, one in enumerate(names[len(known) :]):
-                    # A copy, or the segment would keep all of the prompt's hashes.
+                    # A copy; otherwise the segment would keep all of the prompt's hashes alive.
                     self._segments[one] = rest[place * _SEGMENT : (place + 1) * _SEGMENT].copy()
             known.append(rest)
         return np.concatenate(known)

@@ -18,38 +18,38 @@ from worker.protocol.messages import LoadSnapshot
 from worker.protocol.step_time import StepCosts, StepTimeModel
 
 _NUM_COEFFICIENTS = 5
-"""Coefficients of the step-time model, those of drafts aside. The model is solved after as many
-observations, and later after as many per worker."""
+"""Coefficients of the step-time model, excluding those of drafts. The model is solved after this
+many observations, and later after this many per worker."""
 
 
 class FleetPace:
-    """Learns step times from the reports of all workers, and how much slower each worker is.
+    """Learns step times from the reports of all workers, and each worker's relative slowness.
 
-    The model is shared, so that a new worker's times are known; fleets of unlike GPUs need the
+    The model is shared, so that a new worker's times are known; fleets of different GPUs need the
     factor on all times of a worker. Workers are identified by their rows in the WorkerTable.
     """
 
     def __init__(self) -> None:
         self.costs: StepCosts
-        """Coefficients of step times of a worker of factor 1."""
+        """Coefficients of step times of a worker with factor 1."""
         self._model = StepTimeModel()
         self.costs = self._model.costs
         self._due = _NUM_COEFFICIENTS
-        """Number of observations at which `costs` is computed next."""
+        """Number of observations after which `costs` is computed next."""
         self._usual = 1.0
-        """Factor of a worker that was not observed yet."""
+        """Factor of a worker without observations."""
         # Arrays by row.
         self._logs = np.zeros(0)
-        """Logarithm of the worker's factor as last observed; NaN before."""
+        """Logarithm of the worker's last observed factor; NaN before."""
         self._factors = np.zeros(0)
-        """Factor that is used for the worker; NaN before there is one."""
+        """Factor used for the worker; NaN before there is one."""
         self._steps = np.zeros(0, np.int64)
         """Number of the last step observed."""
         self._seen_at = np.zeros(0)
         """Time on the fleet's clock of the last observation."""
 
     def factor(self, row: int) -> float:
-        """The worker's step times over those of `costs`; a new worker's is the fleet's mean."""
+        """The worker's step times relative to `costs`; the fleet's mean for a new worker."""
         factor = self._factors.item(row) if row < len(self._factors) else np.nan
         return self._usual if np.isnan(factor) else factor
 
@@ -60,7 +60,7 @@ class FleetPace:
         return np.where(np.isnan(factors), self._usual, factors)
 
     def observe(self, row: int, load: LoadSnapshot, now: float) -> None:
-        """Learns from the last step in a report, if that is new."""
+        """Learns from the last step in a report, if it is new."""
         self._grow(row + 1)
         shape = load.step_shape
         last = self._steps.item(row)
@@ -76,7 +76,8 @@ class FleetPace:
             value = log(self._usual)
         self._model.observe(shape, seconds / exp(value))
         expected = self.costs.step(shape)
-        # All coefficients of a step may be zero, since none is negative: it says nothing then.
+        # All coefficients of a step may be zero, as none is negative: it carries no information
+        # then.
         error = log(seconds / expected) - value if expected > 0.0 else 0.0
         self._logs[row] = value + PACE_GAIN * min(max(error, -PACE_BOUND), PACE_BOUND)
         if self._model.num_observations >= self._due:
@@ -85,13 +86,13 @@ class FleetPace:
             self._due += max(_NUM_COEFFICIENTS, min(self._due // 4, _NUM_COEFFICIENTS * known))
 
     def forget(self, row: int) -> None:
-        """Forgets a worker that has left, or whose rank group is lost."""
+        """Removes a worker that has left, or whose rank group has failed."""
         if row < len(self._logs):
             self._logs[row] = self._factors[row] = np.nan
             self._steps[row] = 0
 
     def busy_s(self, row: int, load: LoadSnapshot) -> float:
-        """Seconds of the last step that prefills took."""
+        """Seconds of the last step spent on prefills."""
         if not load.step_shape.prefill_tokens:
             return 0.0
         decodes = self.costs.decodes(load.step_shape)
@@ -99,14 +100,14 @@ class FleetPace:
 
     def _group(self, now: float) -> int:
         """Computes factors from logarithms: one per group of workers of about equal speed, so that
-        no worker is favoured for the noise of its estimate.
+        no worker is preferred because of noise in its estimate.
 
-        Returns the number of workers that were observed.
+        Returns the number of workers with observations.
         """
         rows = np.flatnonzero(~np.isnan(self._logs))
         logs = self._logs[rows]
-        # A worker that looked slow gets few requests, thus few observations: its difference from
-        # the others fades with time, so that it is tried again.
+        # A worker that seemed slow gets few requests and thus few observations: its difference from
+        # the others decays, so that it is tried again.
         fresh = np.exp((self._seen_at[rows] - now) / WINDOW_S)
         usual = float(np.average(logs, weights=fresh))
         values = usual + (logs - usual) * fresh

@@ -1,4 +1,4 @@
-"""The routing policies besides AdaptivePolicy, and `create_policy`, which knows all by name."""
+"""The routing policies besides AdaptivePolicy, and `create_policy`, which creates any by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.fleet.workers import WorkerTable
 
 
 def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPolicy:
-    """The routing policy that `config` names. Raises ValueError, with known names, for others."""
+    """The routing policy named in `config`. Raises ValueError, listing known names, for others."""
     policies: dict[PolicyName, Callable[[], RoutingPolicy]] = {
         "adaptive": lambda: AdaptivePolicy(utilisation),
         "prefix-score": lambda: PrefixScorePolicy(config),
@@ -28,18 +28,18 @@ def create_policy(config: RoutingConfig, utilisation: Utilisation) -> RoutingPol
     }
     if config.routing_policy not in policies:
         raise ValueError(
-            f"unknown routing policy {config.routing_policy}: choose one of {', '.join(policies)}"
+            f"unknown routing policy {config.routing_policy}: choose from {', '.join(policies)}"
         )
     return policies[config.routing_policy]()
 
 
 class PrefixScorePolicy(RoutingPolicy):
-    """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5, at stock weights.
+    """score = hit_tokens·10 − utilisation·100 + kv_free·0.1 + batch_room·0.5, with default weights.
 
     - hit_tokens: leading prompt tokens in the worker's prefix cache;
-    - utilisation: requests at the worker (running, waiting, sent) per slot of its batch; above 1
-      requests wait;
-    - kv_free: percent of KV pages free or evictable, less those that requests sent will need;
+    - utilisation: requests on the worker (running, waiting, sent) per batch slot; above 1 requests
+      wait;
+    - kv_free: percent of KV pages free or evictable, minus those needed by requests just sent;
     - batch_room: free slots of the batch.
 
     Args:
@@ -80,7 +80,7 @@ class LeastLoadPolicy(RoutingPolicy):
 
 
 class PowerOfTwoPolicy(LeastLoadPolicy):
-    """The less loaded of two workers drawn at random (Mitzenmacher 2001, The power of two choices).
+    """The less loaded of two random workers (Mitzenmacher 2001, The power of two choices).
 
     Gateways that decide by the same stale reports do not all choose the same worker.
     """
@@ -89,18 +89,18 @@ class PowerOfTwoPolicy(LeastLoadPolicy):
         self._num_placed = 0
 
     def observe(self, request: RequestView, work_s: float, now: float) -> None:
-        """Has the next request draw other workers; see RoutingPolicy.observe."""
+        """Makes the next request sample other workers; see RoutingPolicy.observe."""
         self._num_placed += 1
 
     def terms(
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
-        """The terms in seconds, infinite for workers not drawn; see RoutingPolicy.terms."""
+        """The terms in seconds, infinite for workers not sampled; see RoutingPolicy.terms."""
         terms = super().terms(request, estimate, workers, now)
         rows = np.flatnonzero(request.eligible)
         if len(rows) <= 2:
             return terms
-        # A random number per worker, another one for each request: the two greatest are drawn.
+        # A random number per worker and request: the two greatest are sampled.
         numbers = rendezvous(workers.seeds[rows], self._num_placed)
         undrawn = np.full(len(workers.seeds), np.inf)
         undrawn[rows[numbers.argpartition(-2)[-2:]]] = 0.0
@@ -114,12 +114,12 @@ class RoundRobinPolicy(RoutingPolicy):
         self, request: RequestView, estimate: Estimate, workers: WorkerTable, now: float
     ) -> Terms:
         """Ranks of workers by their last choice, the oldest 0; see RoutingPolicy.terms."""
-        # Ranks, since workers that were never chosen are to be taken by row, not as ties.
+        # Ranks, since workers that were never chosen must be chosen by row, not as ties.
         return {"rank": workers.last_chosen.argsort(kind="stable").argsort().astype(np.float64)}
 
 
 class SessionPolicy(RoundRobinPolicy):
-    """Rendezvous hashing of the session's name: only sessions of a worker that leaves move.
+    """Rendezvous hashing of the session id: only sessions of a worker that leaves move.
 
     Requests without a session go to the least recently chosen worker.
     """

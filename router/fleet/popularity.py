@@ -8,7 +8,7 @@ from typing import NamedTuple
 from router.fleet.constants import BURST_S, UNKNOWN_S, WINDOW_S
 
 _MAX_KNOWN = 8192
-"""Most prefixes that are counted, about 1 MB."""
+"""Maximum number of prefixes counted, about 1 MB."""
 
 
 class _Count(NamedTuple):
@@ -24,13 +24,13 @@ class _Count(NamedTuple):
     """Time on the fleet's clock of the first use."""
 
     def value_after(self, now: float) -> float:
-        """`value` with a use at time `now`; uses within a burst count once."""
+        """`value` including a use at time `now`; uses within a burst count once."""
         if now - self.at < BURST_S:
             return self.value
         return self.value * exp((self.at - now) / WINDOW_S) + 1.0
 
     def after(self, now: float) -> _Count:
-        """The count with a use at time `now`; uses within a burst count once."""
+        """The count including a use at time `now`; uses within a burst count once."""
         if now - self.at < BURST_S:
             return self
         return _Count(self.value_after(now), now, self.earlier, self.since)
@@ -40,28 +40,28 @@ class Recurrence(NamedTuple):
     """Popularity of one prefix."""
 
     times: float
-    """Number of its uses lately, and so the number to be expected again; 0 after a single burst."""
+    """Recent number of uses, which predicts the number to come; 0 after a single burst."""
     share: float
-    """Fraction of its uses among those of all prefixes lately, 0 to 1."""
+    """Fraction of its recent uses among those of all prefixes, 0 to 1."""
 
 
 class PrefixPopularity:
     """Counts uses of prefixes, each identified by the hash of its last block.
 
-    The share of a prefix is taken of the uses since it was first seen, and of UNKNOWN_S before.
-    Were it taken of all, the first copies of a prefix that suddenly every request has would be made
+    A prefix's share is relative to the uses since it was first seen, plus UNKNOWN_S before.
+    Relative to all uses, the first copies of a prefix that suddenly every request has would be made
     one by one, over WINDOW_S, while other workers idle; without UNKNOWN_S a burst that arrives over
-    a tenth of a second would look like all of the traffic. Reading changes nothing.
+    0.1 s would look like all of the traffic. Reading changes nothing.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, _Count] = {}
-        """Counts by hash, the least recently used first."""
+        """Counts by hash, least recently used first."""
         self._all = _Count(0.0, 0.0)
         """Count of the uses of all prefixes."""
 
     def observe(self, block_hash: int, now: float) -> None:
-        """Counts a placed request that shares the prefix."""
+        """Records a placed request that shares the prefix."""
         known = self._known.pop(block_hash, None)
         if known is None:
             if len(self._known) >= _MAX_KNOWN:
@@ -73,10 +73,10 @@ class PrefixPopularity:
         self._all = self._all.after(now)
 
     def recurrence(self, block_hash: int, now: float) -> Recurrence:
-        """Popularity of a prefix, with a request that is to be placed now."""
+        """Popularity of a prefix, including a request to be placed now."""
         known = self._known.get(block_hash)
         if known is None or not (value := known.value_after(now)):
-            return Recurrence(0.0, 0.0)  # unknown, or all so far are one burst
+            return Recurrence(0.0, 0.0)  # unknown, or all uses so far are one burst
         earlier = known.earlier * exp((known.since - now) / WINDOW_S)
         compared = self._all.value_after(now) - earlier * (1.0 - UNKNOWN_S / WINDOW_S)
         return Recurrence(value + 1.0, min((value + 1.0) / max(compared, 1.0), 1.0))

@@ -1,4 +1,4 @@
-"""Prices of reports: seconds that a worker takes for its load, by the step-time model."""
+"""Prices of reports: the seconds a worker needs for its load, by the step-time model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Number = TypeVar("Number", float, Floats)
 
 
 class Work(NamedTuple, Generic[Number]):
-    """Amounts of work at a worker: the fields of WorkerTable that begin with `work_`."""
+    """Amounts of work on a worker: the fields of WorkerTable that start with `work_`."""
 
     tokens: Number
     attended: Number
@@ -32,7 +32,7 @@ def price_load(
     costs: StepCosts,
     factor: float,
 ) -> None:
-    """Enters one worker's report and prices it; step times are `factor` times those of `costs`."""
+    """Stores one worker's report and prices it; step times are `factor` times those of `costs`."""
     chunk = info.max_num_batched_tokens or info.max_model_len
     first_chunk = load.new_prompt_share * chunk
     table.chunk[row] = chunk
@@ -46,14 +46,14 @@ def price_load(
 
 
 def price_all(table: WorkerTable, costs: StepCosts, factors: Floats) -> None:
-    """Prices the reports of all workers again; `factors` has one entry per row."""
+    """Reprices the reports of all workers; `factors` has one entry per row."""
     work = Work(*(getattr(table, name) for name in _WORK))
     _price(table, slice(None), work, costs, factors)
     table.slot_wait_s[:] = table.slot_waits_s(table.num_active)
 
 
 def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
-    """Amounts of work in a report; `chunk` is the most prompt tokens of one step."""
+    """Amounts of work in a report; `chunk` is the maximum number of prompt tokens per step."""
     rows = load.num_running
     shape = load.step_shape
     context = shape.decode_context * rows / shape.decode_rows if shape.decode_rows else 0.0
@@ -62,7 +62,7 @@ def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
     reserved = load.reserved_prefill_tokens
     tokens = waiting + under_way + reserved
     if not tokens:
-        half = 0.5 if rows else 0.0  # half of the decode step under way is left
+        half = 0.5 if rows else 0.0  # on average half of the running decode step remains
         return Work(0.0, 0.0, half, 0.0, 0.0, rows, context)
     most = load.new_prompt_share * chunk
     first = min(waiting, load.num_waiting * most) + min(reserved, load.num_reserved * most)
@@ -78,7 +78,7 @@ def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
 def _price(
     table: WorkerTable, rows: int | slice, work: Work[Number], costs: StepCosts, factor: Number
 ) -> None:
-    """Enters the seconds that the work of `rows` takes; see the fields of WorkerTable."""
+    """Stores the seconds that the work of `rows` takes; see the fields of WorkerTable."""
     step = costs.constant + costs.decode_row * work.rows + costs.context_token * work.context
     queue = costs.prefill_token * work.tokens + costs.attended * work.attended + work.steps * step
     burst = work.burst * (costs.prefill_token + 0.5 * costs.attended * work.burst)
@@ -92,7 +92,7 @@ def _price(
 
 
 def _attended(tokens: int, requests: int, cached: int) -> float:
-    """Pairs of a token and a position that it attends to.
+    """Number of pairs of a token and a position it attends to.
 
     Args:
         tokens: tokens to compute, spread evenly over the prompts.

@@ -12,17 +12,17 @@ _NONE = np.zeros(0)
 
 
 class QueueView(NamedTuple):
-    """This gateway's prompts in flight as one request finds them, per row of the WorkerTable."""
+    """This gateway's prompts in flight as seen by one request, per row of the WorkerTable."""
 
     ahead: Floats
-    """Seconds to compute the prompts of at least the request's priority, which go ahead of it."""
+    """Seconds to compute the prompts of the same or higher priority, which are ahead of it."""
     sent: Floats
     """Seconds to compute all the prompts."""
     num_behind: Floats
     """Number of prompts of lower priority."""
 
     def waiting_s(self, waiting: Floats) -> Floats:
-        """Seconds that the request waits, per row, if it would wait `waiting` behind all prompts.
+        """Seconds that the request waits, per row, if it would wait `waiting` after all prompts.
 
         Prompts of other gateways have unknown priorities and count as ahead of it.
         """
@@ -35,7 +35,7 @@ class QueueView(NamedTuple):
 class QueueOrder:
     """Seconds and numbers of this gateway's prompts in flight, by priority and worker.
 
-    They keep an urgent request from avoiding a long queue that it overtakes, in favour of a short
+    They keep an urgent request from avoiding a long queue that it overtakes in favour of a short
     queue of its own priority.
     """
 
@@ -58,16 +58,16 @@ class QueueOrder:
         self._counts[priority] = self._counts.get(priority, 0) + 1
 
     def remove(self, priority: int, row: int, work_s: float) -> None:
-        """Removes a prompt by what it was added with."""
+        """Removes a prompt, given the arguments it was added with."""
         self._counts[priority] -= 1
         if self._counts[priority]:
             self._seconds[priority][row] -= work_s
             self._numbers[priority][row] -= 1.0
-        else:  # sums drift by rounding, so they begin anew
+        else:  # sums drift by rounding, so they are reset
             del self._counts[priority], self._seconds[priority], self._numbers[priority]
 
     def view(self, priority: int, capacity: int) -> QueueView | None:
-        """The prompts as a request of this priority finds them; None if it overtakes none."""
+        """The prompts as seen by a request of this priority; None if it overtakes none."""
         if not self._counts or min(self._counts) >= priority:
             return None
         ahead, sent, behind = np.zeros(capacity), np.zeros(capacity), np.zeros(capacity)

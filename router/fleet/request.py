@@ -1,4 +1,4 @@
-"""RequestView: a request with its cache hits at all workers. Estimate: its expected times there."""
+"""RequestView: a request with its hits on all workers. Estimate: its predicted times there."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from worker.protocol.blocks import BlockHashes
 
 
 class RequestView(msgspec.Struct):
-    """A request as policies see it. Arrays have one entry per row of the WorkerTable."""
+    """A request as seen by policies. Arrays have one entry per row of the WorkerTable."""
 
     num_tokens: int
     """Tokens of the prompt."""
     eligible: NDArray[np.bool_]
-    """Whether the worker may take the request."""
+    """Whether the worker may be chosen for the request."""
     hit_tokens: Floats
-    """Leading prompt tokens that the worker's prefix cache holds, or will hold when the requests
-    in flight there are computed."""
+    """Leading prompt tokens that are in the worker's prefix cache, or will be once the requests in
+    flight there are computed."""
     host_hit_tokens: Floats | None
-    """Tokens of `hit_tokens` that only host memory holds; None if there are none anywhere."""
+    """Tokens of `hit_tokens` that are only in host memory; None if there are none anywhere."""
     coming_tokens: Floats | None
     """Tokens of `hit_tokens` that requests in flight compute first; None if there are none
     anywhere."""
     best_hit: float
-    """Largest of `hit_tokens`, of workers that are not eligible too."""
+    """Maximum of `hit_tokens`, including workers that are not eligible."""
     hashes: BlockHashes
     """Block hashes of the prompt's full pages."""
     page_size: int
-    """Tokens per page that `hashes` was computed with."""
+    """Tokens per page for which `hashes` was computed."""
     session: str
-    """The client's name of the conversation; empty if it gave none."""
+    """The client's conversation id; empty for none."""
     queue: QueueView | None = None
     """Prompts in flight at the workers by priority; None if the request overtakes none of them."""
 
 
 class Estimate(NamedTuple):
-    """Expected times of a request at each worker: seconds, one per row of the WorkerTable."""
+    """Predicted times of a request on each worker: seconds, one per row of the WorkerTable."""
 
     queue_s: Floats
     """Seconds to compute all prompts ahead of the request."""
     delay_s: Floats
-    """Seconds that other prompts delay the request's prefill: less than `queue_s` where a short
-    prompt overtakes long ones by chunked prefill."""
+    """Seconds that other prompts delay the request's prefill: less than `queue_s` if a short prompt
+    overtakes long ones by chunked prefill."""
     slot_wait_s: Floats
-    """Seconds until a slot of the batch is free."""
+    """Seconds until a batch slot is free."""
     work_s: Floats
-    """Seconds to compute the tokens that the worker's prefix cache lacks, and to load those that
-    only host memory holds."""
+    """Seconds to compute the tokens missing in the worker's prefix cache, and to load those that
+    are only in host memory."""
 
     @property
     def first_token_s(self) -> Floats:
@@ -62,7 +62,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(request: RequestView, workers: WorkerTable, now: float) -> Estimate:
-    """Expected times of a request at each worker; `now` is the time on the fleet's clock."""
+    """Predicted times of a request on each worker; `now` is the time on the fleet's clock."""
     hits = request.hit_tokens
     uncached = request.num_tokens - hits
     queue_s, slot_wait_s = workers.waiting_s(now), workers.slot_wait_s

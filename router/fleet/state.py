@@ -1,4 +1,4 @@
-"""State of a worker as a gateway knows it, and the kinds of workers that are ready."""
+"""A gateway's state of a worker, and the kinds of ready workers."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ Kind = TypeVar("Kind", BlockKey, Limits)
 
 
 class Reservation(msgspec.Struct):
-    """Booking of a request that a worker was sent, until a report of the worker contains it."""
+    """Booking of a request sent to a worker, until a report of the worker includes it."""
 
     uncached_tokens: int
-    """Prompt tokens that the worker's prefix cache lacks."""
+    """Prompt tokens missing in the worker's prefix cache."""
     work_s: float = 0.0
     """Seconds to compute `uncached_tokens`."""
     first_chunks_s: float = 0.0
     """Seconds of `work_s` for the prompt's first chunk, see WorkerTable."""
     epoch: int = 0
-    """Epoch of the worker in which it took the request; 0 before it has answered."""
+    """Epoch of the worker in which it accepted the request; 0 before its reply."""
     ordinal: int = 0
-    """Number of the submit within `epoch`; a LoadSnapshot that counts as many contains it."""
+    """Number of the submit within `epoch`; a LoadSnapshot with at least as many includes it."""
 
 
 class SentPrompt(NamedTuple):
-    """A prompt that a worker was sent and has not computed, as far as this gateway knows."""
+    """A prompt sent to a worker and not computed yet, as far as this gateway knows."""
 
     node: PrefixNode
     """Last node of the prompt in the tree InFlight."""
     priority: int
-    """Priority of the request: greater ones go first."""
+    """Priority of the request: greater ones are scheduled first."""
     work_s: float
-    """Seconds to compute the tokens that the worker's prefix cache lacks."""
+    """Seconds to compute the tokens missing in the worker's prefix cache."""
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """One worker: its last report, and the requests that this gateway has sent there."""
+    """One worker: its last report, and the requests that this gateway has sent to it."""
 
     worker_id: str
     row: int
     """Row of the WorkerTable."""
     epoch: int
-    """Number of the rank group's current start; ordinals of submits begin anew in each."""
+    """Number of the rank group's current start; submits are numbered from 1 in each epoch."""
     info: EngineInfo | None
-    """Limits of the engine; None while the worker has no rank group, or is refused."""
+    """Limits of the engine; None while the worker has no rank group or is rejected."""
     load: LoadSnapshot
     """The last report."""
     key: BlockKey | None = None
-    """Block-hash parameters of the engine, the last one's after its ranks were lost; None before
+    """Block-hash parameters of the engine, or of the last one after its ranks failed; None before
     the first."""
     reported_at: float = 0.0
     """Time on the fleet's clock of the last report."""
     draining: bool = False
-    """Whether the worker finishes its requests and takes no new ones."""
+    """Whether the worker is draining: it finishes its requests and accepts no new ones."""
     reservations: dict[str, Reservation] = field(default_factory=dict)
-    """Requests that no report contains yet, by request id."""
+    """Requests not included in a report yet, by request id."""
     reserved_tokens: int = 0
     """Sum of `uncached_tokens` of the reservations."""
     in_flight: dict[str, SentPrompt] = field(default_factory=dict)
@@ -70,19 +70,19 @@ class WorkerState:
 
     @property
     def ready(self) -> bool:
-        """Whether the worker can take requests."""
+        """Whether the worker accepts requests."""
         return self.info is not None and not self.draining
 
     @property
     def num_active(self) -> int:
-        """Requests at the worker: running, waiting, and sent since the report."""
+        """Requests on the worker: running, waiting, and sent since the report."""
         load = self.load
         return load.num_running + load.num_waiting + load.num_reserved + len(self.reservations)
 
     def contains(self, booking: Reservation) -> bool:
-        """Whether the last report contains the booked request, or its epoch is over.
+        """Whether the last report includes the booked request, or its epoch is over.
 
-        A booking without an answer of the worker is never contained: the next epoch may take it.
+        A booking without a reply of the worker is never included: the next epoch may accept it.
         """
         if not booking.epoch or booking.epoch > self.epoch:
             return False
@@ -105,7 +105,8 @@ class Members:
         return sum(self.keys.values())
 
     def change(self, before: EngineInfo | None, after: EngineInfo | None) -> None:
-        """Recounts a worker whose engine was `before` and now is `after`; None for not ready."""
+        """Updates the counts when a worker's engine changes from `before` to `after`; None if not
+        ready."""
         if after is not None:
             _count(self.keys, BlockKey.of(after), 1)
             _count(self.limits, Limits.of(after), 1)

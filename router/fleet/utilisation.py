@@ -1,4 +1,4 @@
-"""Utilisation: fraction of time that each worker spends on prefills, smoothed."""
+"""Utilisation: smoothed fraction of time that each worker spends on prefills."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from router.fleet.constants import UNKNOWN_S, WINDOW_S
 from router.fleet.workers import Floats, grown
 
-# Arrays: numpy converts any other number with each use.
+# Arrays: numpy converts any other number on each use.
 _WINDOW, _ONE = np.array(WINDOW_S), np.array(1.0)
 
 
@@ -30,7 +30,7 @@ class Utilisation:
         """Time on the fleet's clock of the last report."""
 
     def begin(self, row: int, now: float) -> None:
-        """Begins a new worker's average at 1/2, with the weight of UNKNOWN_S."""
+        """Initializes a new worker's average to 1/2, with the weight of UNKNOWN_S."""
         self._grow(row + 1)
         self._busy_s[row], self._seen_s[row], self._at[row] = UNKNOWN_S / 2.0, UNKNOWN_S, now
 

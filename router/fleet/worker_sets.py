@@ -1,4 +1,4 @@
-"""WorkerSets: numbers for the distinct sets of cache slots that hold some block."""
+"""WorkerSets: numbers for the distinct sets of cache slots that have some block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class WorkerSets:
-    """Interned bit sets: a set has a number while some block is held by exactly its members.
+    """Interned bit sets: a set has a number while exactly its members have some block.
 
     A slot is one generation of a worker's cache. It has two bits in a set, one per tier: 2·slot for
     the device, 2·slot + 1 for host memory. Number 0 is the empty set.
@@ -18,14 +18,14 @@ class WorkerSets:
         """Bits of each set, by its number."""
         self.reaches: list[int] = [0]
         """Bits of each set, by its number, with bit 2·slot for the device and 2·slot + 1 for any
-        tier. Along a prompt both only ever change from set to clear, whichever tier holds a part
-        of the prefix."""
+        tier. Along a prompt both only change from set to clear, whichever tier has a part of the
+        prefix."""
         self._ids: dict[int, int] = {0: 0}
         """Number of each set, by its bits."""
         self._counts: list[int] = [0]
-        """Number of blocks held by exactly the set, by its number."""
+        """Number of blocks that exactly the set has, by its number."""
         self._free: list[int] = []
-        """Numbers that no set has."""
+        """Unused numbers."""
         self._device_bits = 0
         """Bits 2·slot of all slots."""
         self.num_slots = 0
@@ -37,7 +37,7 @@ class WorkerSets:
         self.num_slots += 1
 
     def move(self, before: int, mask: int, count: int = 1) -> int:
-        """Moves `count` blocks from set number `before` to the set of bits `mask`; returns the
+        """Moves `count` blocks from set number `before` to the set with bits `mask`; returns the
         latter's number."""
         after = self._ids.get(mask)
         if after is None:
@@ -60,7 +60,7 @@ class WorkerSets:
             remove: bits to remove.
 
         Returns:
-            The new set number of each block, and how many of them have changed.
+            The new set number of each block, and the number of blocks that have changed.
         """
         numbers, inverse, counts = np.unique(before, return_inverse=True, return_counts=True)
         after = np.empty(len(numbers), np.uint32)

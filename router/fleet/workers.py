@@ -13,29 +13,29 @@ from router.fleet.constants import OUTPUT_STEPS
 Floats: TypeAlias = NDArray[np.float64]
 
 _FIRST_CAPACITY = 8
-# Arrays: numpy converts any other number with each use.
+# Arrays: numpy converts any other number on each use.
 _ZERO, _HALF, _ONE = np.array(0.0), np.array(0.5), np.array(1.0)
 
 
 class WorkerTable:
-    """Arrays with one entry (row) per worker, of which policies compute costs for all at once.
+    """Arrays with one entry (row) per worker, from which policies compute all costs at once.
 
-    Rows of workers that are gone are not eligible, and are used again. Times are in seconds, as the
-    fleet's step-time model predicts them for the worker (see pricing); the clock is the fleet's.
-    The report is the LoadSnapshot that the worker has sent last. A first chunk is the part of a
-    waiting prompt that fits into its first step beside prefills under way (chunked prefill).
+    Rows of workers that have left are not eligible and are reused. Times are in seconds, as
+    predicted by the fleet's step-time model for the worker (see pricing); the clock is the fleet's.
+    The report is the worker's last LoadSnapshot. A first chunk is the part of a waiting prompt that
+    fits into its first step beside running prefills (chunked prefill).
     """
 
     eligible: NDArray[np.bool_]
-    """Whether the worker takes requests: it is attached, has loaded, and is not draining."""
+    """Whether the worker accepts requests: it is attached, loaded, and not draining."""
     work_tokens: Floats
     """Uncomputed prompt tokens of the requests in the report."""
     work_attended: Floats
-    """Pairs of one of the `work_tokens` and a position that it attends to."""
+    """Number of pairs of one of the `work_tokens` and a position it attends to."""
     work_steps: Floats
-    """Steps that prefill `work_tokens`; half a step where only decodes run."""
+    """Steps that prefill `work_tokens`; half a step if only decodes run."""
     work_first_chunks: Floats
-    """Fraction of `work_tokens` that is in first chunks, 0 to 1."""
+    """Fraction of `work_tokens` in first chunks, 0 to 1."""
     work_burst: Floats
     """Tokens among `work_tokens` that one step computes."""
     work_rows: Floats
@@ -47,44 +47,44 @@ class WorkerTable:
     reported_at: Floats
     """Time on the clock of the report."""
     first_chunks_s: Floats
-    """Seconds of `queue_s` that go into first chunks."""
+    """Seconds of `queue_s` spent on first chunks."""
     drain_s: Floats
-    """Seconds of one step: at most so much of `queue_s` is done before the next report."""
+    """Seconds of one step: at most this much of `queue_s` is done before the next report."""
     queue_until: Floats
     """Time on the clock at which `queue_s` has passed since the report."""
     first_chunks_until: Floats
     """Time on the clock at which `first_chunks_s` has passed since the report."""
     left_s: Floats
-    """Seconds of `queue_s` beyond `drain_s`: so much is left until the next report."""
+    """Seconds of `queue_s` beyond `drain_s`, which remain until the next report."""
     reserved_s: Floats
     """Seconds to prefill the requests that this gateway has sent since the report."""
     reserved_first_chunks_s: Floats
-    """Seconds of `reserved_s` that go into first chunks."""
+    """Seconds of `reserved_s` spent on first chunks."""
     reserved_tokens: Floats
     """Uncached prompt tokens of the requests that this gateway has sent since the report."""
     prefill_token_s: Floats
-    """Seconds per prompt token, attention aside."""
+    """Seconds per prompt token, without attention."""
     attended_s: Floats
-    """Seconds per pair of a prompt token and a position that it attends to."""
+    """Seconds per pair of a prompt token and a position it attends to."""
     relative_speed: Floats
-    """Speed of the worker over the mean speed of the workers that are ready."""
+    """Speed of the worker relative to the mean speed of the ready workers."""
     step_s: Floats
     """Seconds of a decode step of the running requests in the report."""
     chunk: Floats
-    """Most prompt tokens of one step (max_num_batched_tokens)."""
+    """Maximum prompt tokens per step (max_num_batched_tokens)."""
     first_chunk_tokens: Floats
-    """Most tokens of a first chunk; 0 where prefills under way leave no room."""
+    """Maximum tokens of a first chunk; 0 if running prefills leave no room."""
     chunk_slowdown: Floats
-    """`chunk` over `first_chunk_tokens`: factor on the time of a first chunk, since prefills under
-    way take the rest of each step; 1 where no first chunk fits."""
+    """`chunk` over `first_chunk_tokens`: factor on the time of a first chunk, since running
+    prefills take the rest of each step; 1 if no first chunk fits."""
     extra_slowdown: Floats
     """`chunk_slowdown` minus 1."""
     num_active: Floats
     """Requests running, waiting, and sent since the report."""
     max_num_seqs: Floats
-    """Most requests that run at once (slots of the batch)."""
+    """Maximum number of running requests (batch slots)."""
     slot_wait_s: Floats
-    """Seconds that a request behind the `num_active` ones waits for a slot of the batch."""
+    """Seconds that a request after the `num_active` ones waits for a batch slot."""
     free_pages: Floats
     """Pages of the KV cache that are free or evictable."""
     total_pages: Floats
@@ -107,11 +107,11 @@ class WorkerTable:
 
     @property
     def capacity(self) -> int:
-        """Number of rows, free ones included."""
+        """Number of rows, including free ones."""
         return len(self.eligible)
 
     def add(self, worker_id: str) -> int:
-        """Gives a worker a row, zero but for divisors and seed; returns the row."""
+        """Assigns a row to a worker, zero except for divisors and seed; returns the row."""
         if self._free:
             row = self._free.pop()
             self.ids[row] = worker_id
@@ -149,8 +149,8 @@ class WorkerTable:
     ) -> Floats:
         """Seconds that a prompt's prefill is delayed by other prompts, per row.
 
-        A prompt that is a single first chunk does not wait for prefills under way: while it and the
-        first chunks ahead of it are computed, those get the rest of each step only.
+        A prompt that is a single first chunk does not wait for running prefills: while it and the
+        first chunks ahead of it are computed, those only get the rest of each step.
 
         Args:
             now: time on the clock.
@@ -158,7 +158,7 @@ class WorkerTable:
             work_s: seconds to compute them, per row.
             waiting: `waiting_s`, per row.
             coming: tokens of the prompt's prefix that requests ahead of it compute, per row; None
-                for none anywhere.
+                if there are none anywhere.
         """
         first = self.first_chunks_until - now
         np.maximum(first, _ZERO, out=first)
@@ -173,7 +173,7 @@ class WorkerTable:
         return result
 
     def slot_waits_s(self, num_active: Floats) -> Floats:
-        """Seconds until a slot of the batch is free behind `num_active` requests, per row."""
+        """Seconds until a batch slot is free after `num_active` requests, per row."""
         over: Floats = np.maximum(num_active + 1.0 - self.max_num_seqs, 0.0)
         over /= self.max_num_seqs
         over *= OUTPUT_STEPS
@@ -181,7 +181,7 @@ class WorkerTable:
         return over
 
     def set_active(self, row: int, num_active: int) -> None:
-        """Sets a worker's `num_active`, and `slot_wait_s` with it."""
+        """Sets a worker's `num_active`, and updates `slot_wait_s`."""
         self.num_active[row] = num_active
         most = self.max_num_seqs.item(row)
         over = max(num_active + 1.0 - most, 0.0)
@@ -195,7 +195,7 @@ class WorkerTable:
         self.left_s[rows] = np.maximum(queue_s - self.drain_s[rows], 0.0)
 
     def compute_s(self, num_tokens: Floats, num_cached: Floats) -> Floats:
-        """Seconds to prefill `num_tokens` of a prompt behind `num_cached` ones, per row."""
+        """Seconds to prefill `num_tokens` of a prompt after `num_cached` cached ones, per row."""
         seconds = _HALF * num_tokens
         seconds += num_cached
         seconds *= self.attended_s
@@ -218,7 +218,7 @@ class WorkerTable:
 
 
 def grown(array: NDArray[Any], size: int, fill: float = 0.0) -> NDArray[Any]:
-    """A copy of an array with entries of `fill` at its end, `size` entries in all."""
+    """A copy of an array, extended to `size` entries with `fill`."""
     longer = np.full(size, fill, array.dtype)
     longer[: len(array)] = array
     return longer

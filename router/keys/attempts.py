@@ -1,4 +1,4 @@
-"""FailedAttempts: slows down clients that try keys."""
+"""FailedAttempts: slows down clients that guess API keys."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import math
 from collections import OrderedDict
 
 BURST = 10
-"""Failed attempts of a source that are answered at once: a client with a wrong key retries a few
-times, and its user should see the error."""
+"""Failed attempts per source that are answered immediately: a client with a wrong key retries a
+few times, and its user should see the error."""
 PAUSE_S = 1.0
-"""Seconds between the answers to further failed attempts of a source."""
+"""Seconds between responses to further failed attempts of a source."""
 MAX_WAIT_S = 10.0
-"""Maximum seconds that an answer is delayed. A source has at most MAX_WAIT_S / PAUSE_S of them."""
+"""Maximum delay of a response in seconds. A source has at most MAX_WAIT_S / PAUSE_S pending."""
 MAX_SOURCES = 4096
-"""Sources that are remembered, the most recent ones: 1 MiB."""
+"""Number of most recent sources that are tracked: 1 MiB."""
 _IPV6_NETWORK = 64
-"""Bits of an IPv6 address that a provider gives to one customer (RFC 6177)."""
+"""Bits of an IPv6 address that identify a provider's customer (RFC 6177)."""
 
 
 class FailedAttempts:
-    """Delays of answers to requests with an invalid key, by source address.
+    """Delays of responses to requests with an invalid key, by source address.
 
-    Requests with a valid key are never delayed, whatever others at the same address do.
+    Requests with a valid key are never delayed, whatever other clients at the same address do.
     """
 
     def __init__(self) -> None:
         self._next: OrderedDict[str, float] = OrderedDict()
-        """Time from which on a source's next failed attempt is answered, by source."""
+        """Time from which a source's next failed attempt is answered, by source."""
 
     def delay_s(self, address: str, now: float) -> float | None:
-        """Seconds by which to delay the answer to a failed attempt; None to reject it as one too
-        many.
+        """Seconds by which to delay the response to a failed attempt; None to reject it because too
+        many are pending.
 
         Args:
             address: IP address of the client.

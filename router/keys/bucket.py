@@ -1,4 +1,4 @@
-"""Bucket: a token bucket, by which rates per minute are limited."""
+"""Bucket: a token bucket that limits rates per minute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MINUTE_S = 60.0
 
 
 class Bucket:
-    """A token bucket that is refilled at a rate per minute; a rate of 0 is no limit."""
+    """A token bucket refilled at a rate per minute; a rate of 0 means no limit."""
 
     __slots__ = ("_at", "_left", "_per_minute")
 
@@ -19,22 +19,22 @@ class Bucket:
 
     @property
     def capacity(self) -> float:
-        """Size of the bucket: what is refilled in a minute, at least 1."""
+        """Capacity of the bucket: a minute's refill, at least 1."""
         return max(1.0, self._per_minute)
 
     @property
     def per_minute(self) -> float:
-        """Rate of refilling, per minute."""
+        """Refill rate per minute."""
         return self._per_minute
 
     @per_minute.setter
     def per_minute(self, rate: float) -> None:
         if rate and not self._per_minute:
-            self._at = -math.inf  # a limit begins full
+            self._at = -math.inf  # a new limit starts full
         self._per_minute = rate
 
     def left(self, now: float) -> float:
-        """Content of the bucket; may be below 0."""
+        """Current content of the bucket; may be negative."""
         grown = self._left + (now - self._at) * self._per_minute / MINUTE_S
         return min(self.capacity, grown)
 
@@ -44,13 +44,13 @@ class Bucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> None:
-        """Takes an amount, whatever is left."""
+        """Takes an amount, even if the content becomes negative."""
         if self._per_minute:
             self._left = self.left(now) - amount
             self._at = now
 
     def wait_s(self, least: float, now: float) -> float:
-        """Seconds until the content is at least `least`, and above 0; 0 if it is."""
+        """Seconds until the content is at least `least` and positive; 0 if it is already."""
         if not self._per_minute:
             return 0.0
         left = self.left(now)

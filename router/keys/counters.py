@@ -1,4 +1,4 @@
-"""KeyCounters: use of one API key over all gateways, at the gateway that owns the key."""
+"""KeyCounters: usage of one API key across all gateways, at the gateway that owns the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.keys.entry import KeyEntry
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """Limits of a key; 0 is none."""
+    """Limits of a key; 0 means no limit."""
 
     requests_per_minute: float
     tokens_per_minute: float
@@ -26,28 +26,28 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeyReport(msgspec.Struct, frozen=True, array_like=True):
-    """Use of a key at one gateway, for the key's owner."""
+    """Usage of a key at one gateway, reported to the key's owner."""
 
     name: str
     limits: Limits
     num_open: int
-    """Number of the gateway's open requests, all of which the owner admitted."""
+    """Number of the gateway's open requests, all admitted by the owner."""
     num_begins: int
     """Number of requests that wait to be admitted."""
     num_tokens: int
     """Tokens used since the last report."""
     left: tuple[float, float] | None = None
-    """Requests and tokens that were left when the gateway last knew; None if the owner knows
-    better. So a new owner continues where the old one ended."""
+    """Requests and tokens left when the gateway last received an answer, with which a new owner
+    continues; None if the owner has newer values."""
 
 
 class KeyAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The owner's answer to a KeyReport."""
 
     num_admitted: int
-    """Number of waiting requests that are admitted, the first ones."""
+    """Number of waiting requests that are admitted, in order."""
     left: tuple[float, float]
-    """Requests and tokens that are left."""
+    """Requests and tokens left."""
     message: str = ""
     """Reason why the others are rejected."""
     retry_after_s: int = 0
@@ -59,8 +59,8 @@ class KeyAnswer(msgspec.Struct, frozen=True, array_like=True):
 class KeyCounters:
     """Open requests by gateway, and token buckets for requests and tokens per minute.
 
-    A request is admitted while the bucket of tokens is not empty, and its tokens are taken when
-    they are known. So the bucket may go below zero, and later requests wait until it is refilled.
+    A request is admitted while the token bucket is not empty, and its tokens are taken when their
+    number is known. The bucket may therefore become negative; later requests wait for the refill.
     """
 
     __slots__ = ("limits", "num_open", "requests", "tokens")
@@ -73,11 +73,12 @@ class KeyCounters:
         self.limits = limits
 
     def left(self, now: float) -> tuple[float, float]:
-        """Requests and tokens that are left."""
+        """Requests and tokens left."""
         return self.requests.left(now), self.tokens.left(now)
 
     def take(self, gateway_id: str, report: KeyReport, now: float) -> KeyAnswer:
-        """Counts what a gateway reports, and admits as many of its waiting requests as may be."""
+        """Records a gateway's report, and admits as many of its waiting requests as the limits
+        allow."""
         self.limits = limits = report.limits
         self.requests.per_minute = limits.requests_per_minute
         self.tokens.per_minute = limits.tokens_per_minute
@@ -93,15 +94,15 @@ class KeyCounters:
         return KeyAnswer(report.num_begins, self.left(now))
 
     def _begin(self, gateway_id: str, num_admitted: int, now: float) -> KeyAnswer | None:
-        """Counts a request; the answer for it and those behind it if it reaches a limit."""
+        """Counts a request; returns the answer for it and all later ones if it exceeds a limit."""
         most = self.limits.max_concurrent_requests
         if most and sum(self.num_open.values()) >= most:
-            message = f"this API key may have {most} request(s) open at a time"
+            message = f"this API key is limited to {most} concurrent request(s)"
             return KeyAnswer(num_admitted, self.left(now), message, 1, is_concurrency=True)
         for bucket, least, unit in ((self.requests, 1.0, "requests"), (self.tokens, 0.0, "tokens")):
             wait_s = bucket.wait_s(least, now)
             if wait_s > 0.0:
-                message = f"this API key may use {bucket.per_minute:.0f} {unit} per minute"
+                message = f"this API key is limited to {bucket.per_minute:.0f} {unit} per minute"
                 return KeyAnswer(num_admitted, self.left(now), message, max(1, math.ceil(wait_s)))
         self.requests.take(1.0, now)
         self.num_open[gateway_id] += 1

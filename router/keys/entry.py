@@ -11,61 +11,61 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 MAX_PRIORITY = 9
-"""Greatest priority of a request."""
+"""Maximum priority of a request."""
 PREFIX = "sha256:"
-"""Prefix of the hexadecimal SHA-256 of a key, which may be given in place of the key."""
+"""Prefix of a key's SHA-256 in hexadecimal, which can be given instead of the key."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Pattern of names of keys."""
+"""Pattern of key names."""
 RESERVED_NAMES = frozenset(("default", "other"))
-"""Labels of metrics for requests without a key, and for tenants without a label of their own."""
+"""Metric labels of requests without a key, and of tenants without a label of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyEntry:
-    """An API key with its permissions and limits. A limit of 0 is none."""
+    """An API key with its permissions and limits. A limit of 0 means none."""
 
     name: str
     """Name of the key in metrics and the audit log; not secret."""
     digests: tuple[bytes, ...] = field(repr=False)
-    """SHA-256 of the key, or of several keys while one replaces another."""
+    """SHA-256 of the key, or of several keys during a rotation."""
     is_named: bool = True
-    """Whether the name is from a key file, and not derived from the key."""
+    """Whether the name is from a key file, not derived from the key."""
     expires: float = math.inf
     """Unix time in seconds at which the key expires."""
     requests_per_minute: float = 0.0
-    """Most requests per minute."""
+    """Maximum requests per minute."""
     tokens_per_minute: float = 0.0
-    """Most tokens per minute, prompts and generated ones together."""
+    """Maximum tokens per minute, prompt and generated ones together."""
     max_concurrent_requests: int = 0
-    """Most requests that are open at a time."""
+    """Maximum number of concurrent requests."""
     max_priority: int = MAX_PRIORITY
-    """Greatest `priority` that its requests may have."""
+    """Maximum `priority` of its requests."""
     slo: bool = True
     """Whether its requests may have an SLO."""
     models: frozenset[str] = frozenset()
-    """Names of the models that it may use; empty for all."""
+    """Names of the models it may use; empty for all."""
     monitoring: bool = False
-    """Whether /metrics shows it the series of all tenants, with the names of keys, and of all
-    models. Other keys see their own."""
+    """Whether /metrics includes series of all tenants, with key names, and of all models. Other
+    keys get only their own series."""
 
     def may_use(self, *names: str) -> bool:
-        """Whether the key may use a model that has these names."""
+        """Whether the key may use a model with these names."""
         return not self.models or not self.models.isdisjoint(names)
 
 
 def digest_of(key: bytes) -> bytes:
-    """SHA-256 of a key, by which keys are compared."""
+    """SHA-256 of a key, used to compare keys."""
     return hashlib.sha256(key).digest()
 
 
 def unnamed(key: str) -> KeyEntry:
-    """The entry of a key without a name, which is given itself or as `sha256:DIGEST`.
+    """The entry of a key without a name, given as the key or as `sha256:DIGEST`.
 
     Raises:
         ValueError: the digest is malformed.
     """
     digest = _digest(key)
-    # Hashed again, since the name is public, and must not tell which digest it is of.
+    # Hashed again: the name is public and must not reveal the digest.
     return KeyEntry(name=hashlib.sha256(digest).hexdigest()[:16], digests=(digest,), is_named=False)
 
 
@@ -73,15 +73,15 @@ def named(name: str, table: object) -> KeyEntry:
     """The entry of a table `[name]` in a key file.
 
     Raises:
-        ValueError: the name or an option is wrong; the message contains no key.
+        ValueError: the name or an option is invalid; the message does not contain the key.
     """
     if not NAME.fullmatch(name) or name in RESERVED_NAMES:
         raise ValueError(
-            f"[{name}] is no name for a key: take up to 64 letters, digits, '.', '_' or '-', and "
-            f"neither of {', '.join(sorted(RESERVED_NAMES))}"
+            f"[{name}] is not a valid key name: use up to 64 letters, digits, '.', '_' or '-', but "
+            f"not {', '.join(sorted(RESERVED_NAMES))}"
         )
     if not isinstance(table, Mapping):
-        raise ValueError(f"{name} is outside of any [NAME]")
+        raise ValueError(f"{name} is outside of any [NAME] table")
     options = {f.name for f in fields(KeyEntry)} - {"name", "digests", "is_named"}
     unknown = sorted(set(table) - options - {"key", "keys"})
     if unknown:
@@ -89,7 +89,7 @@ def named(name: str, table: object) -> KeyEntry:
         raise ValueError(f"[{name}] has unknown options: {', '.join(unknown)} (known: {known})")
     keys = [table["key"]] if "key" in table else table.get("keys")
     if not isinstance(keys, list) or not keys or not all(isinstance(k, str) and k for k in keys):
-        raise ValueError(f"[{name}] needs `key`, or a list `keys`")
+        raise ValueError(f"[{name}] requires `key` or a list `keys`")
     values = {option: _value(name, option, table[option]) for option in options & set(table)}
     return KeyEntry(name=name, digests=tuple(map(_digest, keys)), **values)
 
@@ -102,7 +102,7 @@ def _digest(key: str) -> bytes:
     except ValueError:
         digest = b""
     if len(digest) != hashlib.sha256().digest_size:
-        raise ValueError(f"{PREFIX} is to be followed by 64 hexadecimal digits")
+        raise ValueError(f"{PREFIX} must be followed by 64 hexadecimal digits")
     return digest
 
 
@@ -113,8 +113,8 @@ def _value(name: str, option: str, value: object) -> Any:
             return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp()
         if isinstance(value, datetime.date):
             day = datetime.datetime.combine(value, datetime.time(), datetime.UTC)
-            return (day + datetime.timedelta(days=1)).timestamp()  # it is valid on its last day
-        raise ValueError(f"{where} must be a date or a time, such as 2030-12-31")
+            return (day + datetime.timedelta(days=1)).timestamp()  # valid until the end of the day
+        raise ValueError(f"{where} must be a date or time, such as 2030-12-31")
     if option == "models":
         if not isinstance(value, list) or not all(isinstance(model, str) for model in value):
             raise ValueError(f"{where} must be a list of names")
@@ -125,5 +125,5 @@ def _value(name: str, option: str, value: object) -> Any:
         return value
     highest = MAX_PRIORITY if option == "max_priority" else 10**12
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= highest:
-        raise ValueError(f"{where} must be a whole number in [0, {highest}]")
+        raise ValueError(f"{where} must be an integer in [0, {highest}]")
     return value

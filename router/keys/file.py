@@ -1,4 +1,4 @@
-"""KeyFile: API keys in files, such as a mounted Kubernetes Secret, which may change at any time."""
+"""KeyFile: API keys in files, such as a mounted Kubernetes Secret, that may change at any time."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from router.keys.entry import KeyEntry, named, unnamed
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 5.0
-"""Seconds between two checks for changed files."""
+"""Seconds between checks for changed files."""
 STABLE_S = 1.0
-"""Seconds for which changed files must stay the same before they count: a file that is written in
-place may be read half-written."""
+"""Seconds that changed files must be stable before they are used: a file written in place may be
+read half-written."""
 
 
 class KeyFile:
     """The API keys in a file, or in all files of a folder.
 
-    A file has a key or `sha256:DIGEST` per line. Or it is TOML and begins with a table, which has
-    the fields of a KeyEntry:
+    A file has one key or `sha256:DIGEST` per line, or is TOML with one table per key, which has the
+    fields of a KeyEntry:
 
-        # comments begin so
+        # a comment
         [search-team]
         key = "sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
         requests_per_minute = 600
 
-    Files whose names begin with a dot are ignored, since Kubernetes keeps its own there. Files that
-    become wrong, empty or unreadable leave the former keys valid, and set `is_stale`.
+    Files whose names start with a dot are ignored, since Kubernetes keeps its own there. If files
+    become invalid, empty or unreadable, the previous keys stay valid and `is_stale` is set.
 
     Args:
         path: the file or folder.
-        clock: time in seconds from some fixed moment.
+        clock: time in seconds from an arbitrary epoch.
 
     Raises:
-        ValueError: the path cannot be read, or a file is wrong, or there is no key.
+        ValueError: the path is unreadable, a file is invalid, or there is no key.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = Path(path)
         self._clock = clock
         self.is_stale = False
-        """Whether the files have changed to something wrong or unreadable."""
+        """Whether the files have become invalid or unreadable."""
         try:
             self._texts = self._read()
         except OSError as error:
@@ -63,8 +63,7 @@ class KeyFile:
         return self._entries
 
     def _has_changed(self) -> bool:
-        """Reads the files; returns whether they have changed and must be read again to be
-        stable."""
+        """Reads the files; returns whether they have changed and must be read again once stable."""
         try:
             texts = self._read()
         except OSError as error:
@@ -87,7 +86,7 @@ class KeyFile:
 
     def _keep(self, problem: str) -> None:
         if not self.is_stale:
-            logger.warning("API keys stay as they are: %s", problem)
+            logger.warning("keeping the previous API keys: %s", problem)
         self.is_stale = True
 
     def _read(self) -> dict[str, bytes]:
@@ -109,7 +108,9 @@ class KeyFile:
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
         if not entries:
-            raise ValueError(f"{self._path} holds no API key: put one per line, or leave it out")
+            raise ValueError(
+                f"{self._path} contains no API key: put one per line or omit the option"
+            )
         refuse_doubles(entries)
         return tuple(entries)
 
@@ -118,7 +119,7 @@ def parse_keys(text: str) -> list[KeyEntry]:
     """The keys in the text of a file, each once.
 
     Raises:
-        ValueError: the text is wrong; the message contains no key.
+        ValueError: the text is invalid; the message does not contain keys.
     """
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith("#")]
@@ -128,7 +129,7 @@ def parse_keys(text: str) -> list[KeyEntry]:
 
 
 def refuse_doubles(entries: Sequence[KeyEntry]) -> None:
-    """Raises ValueError if two entries have the same key, or the same name."""
+    """Raises ValueError if two entries have the same key or name."""
     names = Counter(entry.name for entry in entries if entry.is_named)
     doubles = [name for name, count in names.items() if count > 1]
     owners: dict[bytes, str] = {}

@@ -1,4 +1,4 @@
-"""KeyLimits: counts the use of API keys against their limits, over all gateways."""
+"""KeyLimits: enforces the limits of API keys across all gateways."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from router.peers import Peers
 
 METHOD = "keys"
 TIMEOUT_S = 1.0
-"""Timeout in seconds of a call to an owner, which takes 1 to 5 ms: a gateway that is busy for
-longer answers no client either."""
+"""Timeout in seconds of a call to an owner, which takes 1 to 5 ms: a gateway that is blocked for
+longer does not serve clients either."""
 SUSPECT_S = 5.0
-"""Seconds for which an owner that did not answer owns no keys: within them Serve replaces a gateway
-that has died, and a gateway that was slow has recovered."""
+"""Seconds for which an unresponsive owner owns no keys: by then Serve has replaced a failed
+gateway, and a slow one has recovered."""
 
 
 class _Reports(msgspec.Struct, frozen=True, array_like=True):
@@ -31,16 +31,16 @@ class _Reports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeyLimits:
-    """The use of all keys, on the event loop of one gateway.
+    """The usage of all keys, on the event loop of one gateway.
 
-    Each key is owned by one gateway, chosen by rendezvous hashing. It alone counts and admits the
-    requests of the key; all others ask it, one call at a time for all keys, and report ends and
-    tokens. So limits are exact while the set of gateways stays the same.
+    Each key is owned by one gateway, chosen by rendezvous hashing, which counts and admits all
+    requests of the key. Other gateways send it their requests, ends and tokens, with one call at a
+    time for all keys. Limits are therefore exact while the set of gateways is stable.
 
-    When it changes, or an owner does not answer for TIMEOUT_S, another gateway becomes the owner:
-    every gateway reports its open requests and what it knew to be left. Requests of a gateway that
-    has ended no longer count. While gateways disagree about the set, for some 100 ms, a key may
-    have two owners, each of which admits up to what is left.
+    When the set changes, or an owner does not respond within TIMEOUT_S, another gateway becomes the
+    owner: every gateway reports its open requests and what was left when it last heard. Requests of
+    an exited gateway no longer count. While gateways disagree about the set, for some 100 ms, a key
+    may have two owners, each of which admits up to what is left.
 
     Args:
         peers: the gateways of the fleet; None for a single one.
@@ -54,17 +54,17 @@ class KeyLimits:
         self._clock = clock
         self._uses: dict[str, KeyUse] = {}
         self._counters: dict[str, KeyCounters] = {}
-        """Counters of keys that this gateway owns, or has owned."""
+        """Counters of keys that this gateway owns or has owned."""
         self._lanes: dict[str, _Lane] = {}
-        """Reports on their way, by owner."""
+        """Reports in flight, by owner."""
         self._suspects: set[str] = set()
-        """Gateways that did not answer in the last SUSPECT_S."""
+        """Gateways that did not respond within the last SUSPECT_S."""
         self._peers.handle_call(METHOD, self._handle)
         self._peers.on_change(self._on_change)
 
     def of(self, entry: KeyEntry) -> KeyUse:
-        """The use of a key at this gateway, which is found by its name, also after its limits or
-        digests changed."""
+        """Usage of a key at this gateway, looked up by name, so that it survives changes of its
+        limits or digests."""
         use = self._uses.get(entry.name)
         if use is None:
             use = KeyUse(entry, self._settle, lambda: len(self._peers.ids) > 1, self._clock)
@@ -75,7 +75,7 @@ class KeyLimits:
         return use
 
     def keep(self, entries: Sequence[KeyEntry]) -> None:
-        """Forgets keys that are not among `entries`; open requests are not affected."""
+        """Removes keys that are not in `entries`; open requests are not affected."""
         names = {entry.name for entry in entries}
         for name in self._uses.keys() - names:
             del self._uses[name]
@@ -87,7 +87,7 @@ class KeyLimits:
         return max(candidates, key=lambda peer: _weight(name, peer))
 
     def _settle(self, use: KeyUse) -> None:
-        """Reports a use to the key's owner."""
+        """Reports usage to the key's owner."""
         if self._uses.get(use.entry.name) is not use:
             return  # the key was removed while the request was open
         if use.owner != self._peers.own_id:
@@ -99,7 +99,7 @@ class KeyLimits:
         use.take(use.owner, self._take(self._peers.own_id, report), waiting)
 
     async def deliver(self, owner: str, uses: Sequence[KeyUse]) -> None:
-        """Reports uses to an owner in one call."""
+        """Reports usages to an owner in one call."""
         sent = [(use, *use.report(self._handover(use))) for use in uses]
         reports = _Reports(self._peers.own_id, [report for _, report, _ in sent])
         try:
@@ -120,7 +120,7 @@ class KeyLimits:
                 self._settle(use)
 
     def _handover(self, use: KeyUse) -> tuple[float, float] | None:
-        """What is known to be left, for an owner that may not know it."""
+        """Requests and tokens left as far as known, for an owner that may not know."""
         if use.owner == use.reported_to:
             return None
         counters = self._counters.get(use.entry.name)
@@ -157,9 +157,9 @@ class KeyLimits:
         self._reassign()
 
     def _reassign(self) -> None:
-        """Finds the owners of all keys again; reports to the new ones."""
+        """Recomputes the owners of all keys, and reports to the new ones."""
         for name, counters in list(self._counters.items()):
-            if name not in self._uses:  # no request of the key has come here, only reports of it
+            if name not in self._uses:  # no request of the key has arrived here, only reports
                 self.of(_entry_of(name, counters))
         for name, use in list(self._uses.items()):
             owner = self._owner_of(name)
@@ -179,7 +179,7 @@ class _Lane:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, use: KeyUse) -> None:
-        """Reports a use with the next call."""
+        """Reports usage with the next call."""
         self._uses[use.entry.name] = use
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())

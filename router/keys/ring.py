@@ -12,10 +12,10 @@ from router.keys.file import KeyFile
 
 
 class KeyRing:
-    """All API keys of one kind (for clients, or for operators).
+    """All API keys of one kind (for clients or for operators).
 
-    Keys are looked up by their digests, which attackers cannot choose, so the time of a look-up
-    reveals nothing about keys.
+    Keys are looked up by their digests, which attackers cannot choose, so the lookup time reveals
+    nothing about keys.
 
     Args:
         keys: keys from options.
@@ -23,7 +23,7 @@ class KeyRing:
         clock: Unix time in seconds.
 
     Raises:
-        ValueError: a file cannot be read, is wrong, or has no key.
+        ValueError: a file is unreadable, invalid or empty.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class KeyRing:
         self._from_file: tuple[KeyEntry, ...] = ()
         self._by_digest: dict[bytes, KeyEntry] = {}
         self.entries: tuple[KeyEntry, ...] = ()
-        """All keys as of the last look-up."""
+        """All keys as of the last lookup."""
         self._refresh()
 
     @property
@@ -45,14 +45,14 @@ class KeyRing:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a file of keys has changed to something wrong or unreadable."""
+        """Whether a key file has become invalid or unreadable."""
         return self._file is not None and self._file.is_stale
 
     def find(self, scope: Scope) -> KeyEntry | None:
         """The entry of the key in a request's headers; None if it is unknown or has expired.
 
-        The key is a bearer token or, as Anthropic's clients send it, x-api-key; the former counts
-        if there are both.
+        The key is a bearer token or, as sent by Anthropic's clients, x-api-key; the former takes
+        precedence.
         """
         self._refresh()
         key = _presented(scope["headers"])
@@ -65,7 +65,7 @@ class KeyRing:
             return
         self._from_file = from_file
         self.entries = (*from_file, *self._given)
-        # For a key from the options that is also in a file the file's entry counts.
+        # If a key is both in the options and in a file, the file's entry takes precedence.
         self._by_digest = {
             digest: entry for entry in reversed(self.entries) for digest in entry.digests
         }

@@ -1,4 +1,4 @@
-"""KeyUse: use of one API key at one gateway."""
+"""KeyUse: usage of one API key at one gateway."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from router.keys.counters import KeyAnswer, KeyReport, Limits
 from router.keys.entry import KeyEntry
 
 ENDS_ARRIVE_S = 0.05
-"""Seconds after which a request over the limit on open requests is tried once more where there are
-several gateways: the end of a request at another gateway arrives after a call, 1 to 5 ms on a
-loaded machine. A client that sends its next request at once may be faster."""
+"""Seconds after which a request over the concurrency limit is retried if there are several
+gateways: the end of a request at another gateway is reported within 1 to 5 ms on a loaded machine,
+and a client may send its next request sooner."""
 
 Waiting = asyncio.Future[KeyAnswer | None]
-"""A request that waits to be admitted: the result is None, or the answer that rejects it."""
+"""A request waiting for admission: the result is None, or the answer that rejects it."""
 
 
 class KeyUse:
-    """Open requests of a key at this gateway, and what its owner has last answered.
+    """Open requests of a key at this gateway, and the last answer of its owner.
 
     Args:
         entry: the key.
-        settle: reports this use to the key's owner.
+        settle: reports this usage to the key's owner.
         has_peers: returns whether there are other gateways.
         clock: time in seconds.
     """
@@ -42,12 +42,12 @@ class KeyUse:
         self.num_open = 0
         """Number of open requests."""
         self.owner = ""
-        """Id of the gateway that counts for all."""
+        """Id of the gateway that counts for all gateways."""
         self.reported_to = ""
-        """Id of the owner that has last answered."""
+        """Id of the owner that answered last."""
         self._waiting: list[Waiting] = []
         self._num_tokens = 0
-        """Tokens that have not been reported."""
+        """Tokens not reported yet."""
         self._requests = Bucket()
         self._tokens = Bucket()
         self.change(entry)
@@ -68,8 +68,8 @@ class KeyUse:
         )
 
     async def begin(self) -> None:
-        """Counts a request, which must be followed by `end`. Raises ApiError (429) instead of
-        counting it if it reaches a limit."""
+        """Counts a request, which must be followed by `end`. If it exceeds a limit, raises ApiError
+        (429) without counting it."""
         if not self.is_limited:
             self.num_open += 1
             return
@@ -88,7 +88,7 @@ class KeyUse:
             self._settle(self)
 
     def spend(self, num_tokens: int) -> None:
-        """Takes tokens of a request from the bucket, which may go below zero."""
+        """Takes tokens of a request from the bucket, which may become negative."""
         if self.is_limited:
             self._num_tokens += num_tokens
             self._tokens.take(num_tokens, self._clock())
@@ -110,33 +110,33 @@ class KeyUse:
         return headers
 
     def left(self) -> tuple[float, float]:
-        """Requests and tokens that were left at the owner's last answer, and refilled since."""
+        """Requests and tokens left at the owner's last answer, plus the refill since."""
         now = self._clock()
         return self._requests.left(now), self._tokens.left(now)
 
     def report(self, left: tuple[float, float] | None) -> tuple[KeyReport, list[Waiting]]:
-        """All that is to be reported, and the requests in it that wait for the answer."""
+        """The next report, and the requests in it that wait for the answer."""
         waiting, self._waiting = self._waiting, []
         num_tokens, self._num_tokens = self._num_tokens, 0
         name, num_open = self.entry.name, self.num_open
         return KeyReport(name, self._limits, num_open, len(waiting), num_tokens, left), waiting
 
     def take(self, owner: str, answer: KeyAnswer, waiting: list[Waiting]) -> None:
-        """Takes the owner's answer to a report."""
+        """Applies the owner's answer to a report."""
         self.reported_to = owner
         now = self._clock()
         requests, tokens = answer.left
         self._requests.set(requests, now)
         self._tokens.set(tokens - self._num_tokens, now)
         for number, request in enumerate(waiting):
-            if request.done():  # its client has gone: the next report has no open request for it
+            if request.done():  # its client has disconnected: the next report does not count it
                 continue
             is_admitted = number < answer.num_admitted
             self.num_open += is_admitted
             request.set_result(None if is_admitted else answer)
 
     def restore(self, report: KeyReport, waiting: list[Waiting]) -> None:
-        """Takes back a report that did not arrive."""
+        """Restores the state before a report that was not delivered."""
         self._waiting = waiting + self._waiting
         self._num_tokens += report.num_tokens
 

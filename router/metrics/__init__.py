@@ -1,1 +1,1 @@
-"""The metrics of a gateway, and how Prometheus reads them."""
+"""The metrics of a gateway, and their exposition for Prometheus."""

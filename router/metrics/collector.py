@@ -1,4 +1,4 @@
-"""GatewayCollector: Prometheus metrics of a gateway, made from its counters when scraped."""
+"""GatewayCollector: Prometheus metrics of a gateway, built from its counters when scraped."""
 
 from __future__ import annotations
 
@@ -33,104 +33,122 @@ class Source(NamedTuple):
 
 
 _COUNTERS: dict[str, tuple[str, Callable[[ModelStats], float]]] = {
-    "prompt_tokens": ("Prompt tokens taken.", lambda s: s.prompt_tokens),
+    "prompt_tokens": ("Prompt tokens processed.", lambda s: s.prompt_tokens),
     "generation_tokens": ("Tokens generated.", lambda s: s.generation_tokens),
     "prompt_tokens_cached": ("Prompt tokens found in prefix caches.", lambda s: s.cached_tokens),
-    "routing_hit_tokens": ("Prompt tokens that routing expected cached.", lambda s: s.hit_tokens),
+    "routing_hit_tokens": (
+        "Prompt tokens that routing predicted to be cached.",
+        lambda s: s.hit_tokens,
+    ),
     "routing_achievable_hit_tokens": (
-        "Prompt tokens in the cache of the worker that held most of the prompt.",
+        "Prompt tokens cached on the worker with the longest cached prefix.",
         lambda s: s.achievable_hit_tokens,
     ),
     "routing_pooled_hit_tokens": (
-        "Prompt tokens that one cache for all workers would have had (--explain-routing).",
+        "Prompt tokens that a single cache for all workers would have had (--explain-routing).",
         lambda s: s.pooled_hit_tokens,
     ),
     "routing_regret_seconds": (
-        "Expected first tokens over the earliest expected ones (--explain-routing).",
+        "Sum of predicted TTFT minus the best possible predicted TTFT (--explain-routing).",
         lambda s: s.regret_s,
     ),
     "resubmissions": (
-        "Completions handed to another worker because theirs was lost.",
+        "Completions resumed on another worker after a worker failure.",
         lambda s: s.resubmissions,
     ),
-    "routing_retries": ("Submits that were repeated on another worker.", lambda s: s.retries),
+    "routing_retries": ("Submits retried on another worker.", lambda s: s.retries),
 }
 _HISTOGRAMS: dict[str, tuple[str, Callable[[ModelStats], Histogram]]] = {
     "routing_prediction_error_seconds": (
-        "First tokens before or after the time that routing expected.",
+        "Absolute error of the TTFT predicted by routing, in seconds.",
         lambda s: s.prediction_error,
     ),
-    "request_prompt_tokens": ("Prompt tokens by request.", lambda s: s.prompt_length),
+    "request_prompt_tokens": ("Prompt tokens per request.", lambda s: s.prompt_length),
     "request_generation_tokens": (
-        "Tokens generated, by completion that came to its end.",
+        "Generated tokens per finished completion.",
         lambda s: s.completion_tokens,
     ),
 }
 _LATENCIES: dict[str, tuple[str, Callable[[LatencyStats], Histogram]]] = {
-    "time_to_first_token_seconds": ("Arrival to first token.", lambda s: s.first_token),
+    "time_to_first_token_seconds": (
+        "Time to first token (TTFT) in seconds.",
+        lambda s: s.first_token,
+    ),
     "request_route_time_seconds": (
-        "Of that: arrival until it is on its way to the worker.",
+        "Part of TTFT in seconds: arrival to submission to the worker.",
         lambda s: s.route,
     ),
     "request_queue_time_seconds": (
-        "Of that: at the worker until it is admitted.",
+        "Part of TTFT in seconds: waiting on the worker until admission.",
         lambda s: s.queue,
     ),
     "request_prefill_time_seconds": (
-        "Of that: from admission to the first token.",
+        "Part of TTFT in seconds: admission to first token.",
         lambda s: s.prefill,
     ),
     "request_first_flush_time_seconds": (
-        "First token at the worker until the gateway has written it; of streams.",
+        "Seconds from the first token on the worker until the gateway has sent it (streams).",
         lambda s: s.first_flush,
     ),
-    "inter_token_latency_seconds": ("From one token to the next.", lambda s: s.inter_token),
+    "inter_token_latency_seconds": (
+        "Inter-token latency (ITL) in seconds.",
+        lambda s: s.inter_token,
+    ),
     "request_time_per_output_token_seconds": (
-        "Mean time per token after the first, by request.",
+        "Mean time per output token after the first (TPOT) in seconds.",
         lambda s: s.time_per_token,
     ),
-    "e2e_request_latency_seconds": ("Arrival to last token.", lambda s: s.request),
+    "e2e_request_latency_seconds": ("End-to-end latency in seconds.", lambda s: s.request),
 }
 _TENANT_COUNTERS: dict[str, tuple[str, Callable[[TenantStats], float]]] = {
-    "requests": ("Completions asked for, by tenant.", lambda t: t.requests),
-    "prompt_tokens": ("Prompt tokens, by tenant.", lambda t: t.prompt_tokens),
-    "prompt_tokens_cached": ("Of them, found in prefix caches.", lambda t: t.cached_tokens),
+    "requests": ("Completions requested, per tenant.", lambda t: t.requests),
+    "prompt_tokens": ("Prompt tokens per tenant.", lambda t: t.prompt_tokens),
+    "prompt_tokens_cached": (
+        "Prompt tokens found in prefix caches, per tenant.",
+        lambda t: t.cached_tokens,
+    ),
     "generation_tokens": (
-        "Tokens generated by completions that ended, by tenant.",
+        "Tokens generated by finished completions, per tenant.",
         lambda t: t.generation_tokens,
     ),
-    "rejections": ("Completions refused since queues were full.", lambda t: t.refused),
+    "rejections": (
+        "Completions rejected because queues were full, per tenant.",
+        lambda t: t.refused,
+    ),
 }
 _GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
     "gateway_pending_requests": (
-        "Completions that no worker has yet.",
+        "Completions not on a worker yet.",
         lambda s: s.stats.pending_requests,
     ),
-    "gateway_pending_tokens": ("Tokens of their prompts.", lambda s: s.stats.pending_tokens),
+    "gateway_pending_tokens": (
+        "Prompt tokens of completions not on a worker yet.",
+        lambda s: s.stats.pending_tokens,
+    ),
     "num_workers_wanted": (
-        "Workers that the model should have now.",
+        "Target number of workers.",
         lambda s: s.stats.workers.wanted,
     ),
     "num_workers_ready": (
-        "Workers that take requests.",
+        "Number of ready workers.",
         lambda s: sum(worker.ready for worker in s.fleet.workers),
     ),
-    "num_workers_min": ("Fewest workers that it may have.", lambda s: s.stats.workers.least),
-    "num_workers_max": ("Most workers that it may have.", lambda s: s.stats.workers.most),
+    "num_workers_min": ("Minimum number of workers.", lambda s: s.stats.workers.least),
+    "num_workers_max": ("Maximum number of workers.", lambda s: s.stats.workers.most),
 }
 
 
 class GatewayCollector(Collector):
     """Yields all metric families of one gateway.
 
-    Counters begin with the gateway's process, as its id does, which is a label.
+    Counters start with the gateway's process, as does its id, which is a label.
 
     Args:
         gateway_id: id of the gateway.
         sources: models of the gateway.
         http: counters of HTTP responses.
         created: Unix time in seconds of the gateway's start, for formats with `_created` samples;
-            None leaves these out.
+            None omits these.
     """
 
     def __init__(
@@ -146,7 +164,7 @@ class GatewayCollector(Collector):
         self._created = created
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families, most with a sample per model."""
+        """All metric families, most with one sample per model."""
         for name, (text, count) in _COUNTERS.items():
             counter = CounterMetricFamily(f"rayfleet_{name}", text, labels=MODEL)
             for source in self._sources:
@@ -179,7 +197,7 @@ class GatewayCollector(Collector):
         labels = ["gateway_id", "route", "method", "status"]
         answers = CounterMetricFamily(
             "rayfleet_http_requests",
-            "HTTP requests by route and status of the answer; streams count when they begin.",
+            "HTTP responses by route, method and status; streams count when they start.",
             labels=labels,
         )
         for (route, method, status), count in self._http.counts.items():
@@ -189,7 +207,7 @@ class GatewayCollector(Collector):
     def _keys(self) -> Metric:
         stale = GaugeMetricFamily(
             "rayfleet_api_keys_stale",
-            "1 while a changed file of API keys is wrong or unreadable: the former keys hold.",
+            "1 while a changed API key file is invalid or unreadable; the previous keys are used.",
             labels=["gateway_id"],
         )
         stale.add_metric([self._gateway_id], float(self._http.keys_are_stale()))
@@ -201,7 +219,7 @@ class GatewayCollector(Collector):
         )
         rejections = CounterMetricFamily(
             "rayfleet_admission_rejections",
-            "Completions answered with 429 (queue_full) or 503 (no_worker).",
+            "Completions rejected with 429 (queue_full) or 503 (no_worker).",
             labels=[*MODEL, "reason"],
         )
         slo = CounterMetricFamily(
@@ -215,7 +233,7 @@ class GatewayCollector(Collector):
                 success.add_metric([*labels, reason], count, self._created)
             for reason, count in (("queue_full", stats.refused), ("no_worker", stats.unplaced)):
                 rejections.add_metric([*labels, reason], count, self._created)
-            # Both outcomes from the first one on, since a series without a past has no rate.
+            # Both outcomes from the start, since a series without a past has no rate.
             for priority, kind in sorted({(priority, kind) for priority, kind, _ in stats.slo}):
                 for met, word in ((True, "true"), (False, "false")):
                     count = stats.slo.get((priority, kind, met), 0)
@@ -236,12 +254,12 @@ class GatewayCollector(Collector):
             yield counter
         slo = CounterMetricFamily(
             "rayfleet_tenant_slo_requests",
-            "Completions with an SLO, by tenant.",
+            "Completions with an SLO, per tenant.",
             labels=[*labels, "met"],
         )
         first = SummaryMetricFamily(
             "rayfleet_tenant_time_to_first_token_seconds",
-            "Arrival to first token, by tenant, of completions that have ended.",
+            "TTFT in seconds of finished completions, per tenant.",
             labels=labels,
         )
         for values, stats in rows:
@@ -251,7 +269,7 @@ class GatewayCollector(Collector):
         yield from (slo, first)
 
     def _workers(self) -> Iterator[Metric]:
-        """Metrics of workers as this gateway sees them; series of workers that have left end."""
+        """Metrics of workers as seen by this gateway; series of workers that have left end."""
         states = GaugeMetricFamily(
             "rayfleet_workers", "Workers of the model.", labels=[*MODEL, "state"]
         )
@@ -263,7 +281,7 @@ class GatewayCollector(Collector):
         )
         routed = CounterMetricFamily(
             "rayfleet_routed_requests",
-            "Completions by the worker they went to.",
+            "Completions submitted, by worker.",
             labels=[*MODEL, "worker_id"],
         )
         blocks = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""HttpStats: HTTP responses of a gateway by route, method and status, refusals included."""
+"""HttpStats: HTTP responses of a gateway by route, method and status, including rejections."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Final
 
 OTHER: Final = "other"
-"""Label of unknown routes and methods, since clients can send any."""
+"""Label of unknown routes and methods, since clients can send arbitrary ones."""
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-"""Methods that are labels themselves."""
+"""Methods with their own label."""
 _COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
 _EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 """Statuses of responses to completion requests."""
@@ -17,8 +17,8 @@ _EXPECTED: Final = (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 class HttpStats:
     """Counters of HTTP responses, on the event loop.
 
-    Routes of completions have all their statuses from the start, at 0, since a series that begins
-    with the first failure has no rate.
+    Completion routes have all statuses from the start, at 0, since a series that starts with the
+    first failure has no rate.
     """
 
     __slots__ = ("counts", "keys_are_stale")
@@ -29,7 +29,7 @@ class HttpStats:
         }
         """Number of responses by route, method and status."""
         self.keys_are_stale: Callable[[], bool] = lambda: False
-        """Returns whether a file of API keys has changed to something wrong or unreadable."""
+        """Returns whether a key file has become invalid or unreadable."""
 
     def add(self, route: str, method: str, status: int) -> None:
         """Counts a response.

@@ -1,4 +1,4 @@
-"""PageRoutes: the page at / and its files, which are public: data of the fleet takes a key."""
+"""PageRoutes: the page at / and its files, which are public; data of the fleet requires a key."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ HEADERS: Final = {
     "cache-control": "no-cache",
 }
 """Headers of each response. They forbid content of other hosts, inline scripts and styles, texts
-read as HTML or scripts, and other sites to show the page in a frame."""
+parsed as HTML or scripts, and framing by other sites."""
 _BASE: Final = b'<base href="./">'
 
 
 class PageRoutes:
-    """Routes of the page. Its files are read once.
+    """Handlers of the page, whose files are read once.
 
     Args:
-        root_path: prefix that a proxy in front puts before all paths; empty for none.
+        root_path: prefix that a proxy in front adds to all paths; empty for none.
     """
 
     def __init__(self, root_path: str = "") -> None:
@@ -50,7 +50,7 @@ class PageRoutes:
             file.name: _File.of(file.name, file.read_bytes()) for file in folder.iterdir()
         }
         page = self._files.pop("index.html").body
-        if root_path:  # relative URLs need the slash at its end
+        if root_path:  # relative URLs need the trailing slash
             base = f'<base href="{html.escape(root_path)}/">'
             page = page.replace(_BASE, base.encode())
         self._page = _File.of("index.html", page)
@@ -68,20 +68,20 @@ class PageRoutes:
 
 
 class _File(NamedTuple):
-    """A file as browsers get it."""
+    """A file as served to browsers."""
 
     body: bytes
     headers: dict[str, str]
 
     @classmethod
     def of(cls, name: str, body: bytes) -> _File:
-        """The file with its headers; the name's suffix gives its content type."""
+        """The file with its headers; the name's suffix determines the content type."""
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         kind = CONTENT_TYPES[PurePath(name).suffix]
         return cls(body, {**HEADERS, "content-type": kind, "etag": tag})
 
     def answer(self, request: Request) -> Response:
-        """The response with the file, or 304 if the browser has it."""
+        """The response with the file, or 304 if the browser has cached it."""
         if request.headers.get("if-none-match") == self.headers["etag"]:
             return Response(status_code=304, headers=self.headers)
         return Response(self.body, headers=self.headers)

@@ -1,4 +1,4 @@
-"""Incremental parsers of a tool call's arguments, which turn them into JSON while they come."""
+"""Incremental parsers of a tool call's arguments, which convert them to JSON as they stream in."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ from worker.protocol.argument_types import Schemas
 class Arguments(Protocol):
     """Parser of the arguments of one call.
 
-    The JSON that it returns, joined, is an object, or the beginning of one if the text ends within
+    The returned JSON, concatenated, is an object, or the beginning of one if the text ends within
     the arguments or is malformed. It does not depend on how the text is split.
     """
 
     @property
     def is_over(self) -> bool:
-        """Whether the arguments have ended, or are malformed: no more JSON will come."""
+        """Whether the arguments have ended or are malformed: no more JSON will be returned."""
         ...
 
     @property
     def rest(self) -> str:
-        """Text that was pushed and is not part of the arguments, or not yet."""
+        """Pushed text that is not, or not yet known to be, part of the arguments."""
         ...
 
     def push(self, text: str) -> str:
-        """Takes more text; returns the JSON that is certain by it."""
+        """Parses more text; returns the JSON that is final so far."""
         ...
 
     def end(self) -> str:
-        """Takes the end of the text; returns the JSON that is certain by it."""
+        """Ends the text; returns the remaining JSON."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagFormat:
-    """Tags around arguments whose values are plain text, as a model family writes them."""
+    """A model family's tags around arguments whose values are plain text."""
 
     opening: re.Pattern[str]
     """Pattern of the tags before a value; its first group is the argument's name."""
     value_endings: tuple[str, ...]
-    """Tags that end a value; the first one is its closing tag, others begin what follows."""
+    """Tags that end a value: its closing tag, followed by tags that start whatever comes next."""
     endings: tuple[str, ...]
     """Tags that end all arguments."""
     is_indented: bool = False
-    """Whether values are on lines of their own; their line breaks then belong to the tags."""
+    """Whether values are on separate lines, whose line breaks are then part of the tags."""
     longest: int = 640
-    """Most characters that match `opening`."""
+    """Maximum characters that `opening` matches."""
 
 
 class TaggedArguments:
     """Parser of arguments between tags.
 
-    Strings are returned as they come. Values of other types, and of enums, wait for their end.
+    Strings are returned as they stream in. Values of other types, and of enums, are returned when
+    complete.
 
     Args:
         tags: the tags of the model family.
@@ -88,23 +89,23 @@ class TaggedArguments:
         self._schema: Any = None
         """Schema of the current value."""
         self._is_text = False
-        """Whether the current value is returned as it comes."""
+        """Whether the current value is returned as it streams in."""
         self._is_begun = False
-        """Whether the first character of the current value is parsed."""
+        """Whether the first character of the current value has been parsed."""
         self._scanned = 0
-        """Characters of the buffer in which no end of the value begins."""
+        """Number of buffer characters in which no end of the value begins."""
         self._has_any = False
-        """Whether there was an argument."""
+        """Whether an argument has been parsed."""
         self.is_over = False
         """Whether the arguments have ended."""
 
     @property
     def rest(self) -> str:
-        """Text after the last argument, from the tag that ends the arguments."""
+        """Text after the last argument, starting with the tag that ends the arguments."""
         return self._buffer
 
     def push(self, text: str) -> str:
-        """Takes more text; returns the JSON that is certain by it."""
+        """Parses more text; returns the JSON that is final so far."""
         self._buffer += text
         told = ""
         while not self.is_over:
@@ -115,7 +116,7 @@ class TaggedArguments:
         return told
 
     def end(self) -> str:
-        """Takes the end of the text; returns JSON that closes the current value and the object."""
+        """Ends the text; returns JSON that closes the current value and the object."""
         if self.is_over:
             return ""
         value = self._buffer[: self._num_certain()]
@@ -123,7 +124,7 @@ class TaggedArguments:
         return ("" if self._pattern is None else self._close(value)) + self._finish()
 
     def _between(self) -> str | None:
-        """Parses up to the next value, or to the end of the arguments; None if text is missing."""
+        """Parses up to the next value or the end of the arguments; None if more text is needed."""
         tags = self._tags
         found = tags.opening.search(self._buffer)
         ends = [place for tag in tags.endings if (place := self._buffer.find(tag)) >= 0]
@@ -143,7 +144,7 @@ class TaggedArguments:
         return told + '"' if self._is_text else told
 
     def _within(self) -> str | None:
-        """Parses within a value; None if text is missing."""
+        """Parses within a value; None if more text is needed."""
         assert self._pattern is not None
         found = self._pattern.search(self._buffer, self._scanned)
         if found is not None:
@@ -159,7 +160,7 @@ class TaggedArguments:
         return _encode(self._without_first_break(text))[1:-1] or None
 
     def _num_certain(self) -> int:
-        """Characters of the buffer before a possible end of the value and the line break before
+        """Number of buffer characters before a possible end of the value and the line break before
         it."""
         buffer, endings = self._buffer, (*self._tags.value_endings, *self._tags.endings)
         certain = len(buffer)
@@ -182,7 +183,7 @@ class TaggedArguments:
         return _encode(typed(value, self._schema))
 
     def _without_first_break(self, value: str) -> str:
-        """Text of a value without the line break that belongs to the tag before it."""
+        """Text of a value without the line break that is part of the preceding tag."""
         if self._tags.is_indented and not self._is_begun and value:
             self._is_begun = True
             return value.removeprefix("\n")
@@ -193,7 +194,7 @@ class TaggedArguments:
 
 
 def is_text(schema: object) -> bool:
-    """Whether any text is a valid string for the schema, so that it needs no conversion."""
+    """Whether any text is a valid string for the schema, so that no conversion is needed."""
     if not isinstance(schema, Mapping):
         return True
     if isinstance(schema.get("enum"), list):
@@ -203,9 +204,10 @@ def is_text(schema: object) -> bool:
 
 
 def typed(value: str, schema: object) -> Any:
-    """The JSON value of an argument that is written as plain text, by its schema.
+    """Converts an argument written as plain text to a JSON value, by its schema.
 
-    Strings stay as they are; values of enums lose white space around them, which grammars allow.
+    Strings are unchanged; enum values are stripped of surrounding white space, which grammars
+    allow.
     """
     choices = schema.get("enum") if isinstance(schema, Mapping) else None
     if isinstance(choices, list):
@@ -222,24 +224,24 @@ def typed(value: str, schema: object) -> Any:
 
 
 def _chosen(value: str, choices: list[Any]) -> Any:
-    """The value of an enum that is written; the text if there is none."""
+    """The enum value that the text stands for; the text itself if there is none."""
     for text in (value, value.strip()):
         if text in choices:
             return text
     decoded = _decoded(value.strip(), value)
-    # Compared as written, since 1 is not true.
+    # Compared as text, since 1 is not true.
     if any(_encode(decoded) == _encode(choice) for choice in choices):
         return decoded
     return value
 
 
 def _decoded(written: str, other: str) -> Any:
-    """The JSON that is written, or else the other text."""
+    """The decoded JSON, or the other text if it is invalid."""
     try:
         return msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         pass
-    try:  # a number beyond floats is JSON all the same
+    try:  # a number too large for floats is still valid JSON
         json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return other

@@ -1,4 +1,4 @@
-"""Dialect: the formats of reasoning and tool calls of a model, by its chat template or options."""
+"""Dialect: a model's formats of reasoning and tool calls, from its chat template or options."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ T = TypeVar("T")
 _ANY = ({"role": "user", "content": "Hello"},)
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables of chat templates that switch reasoning on: Qwen's and GLM's, DeepSeek's and
-Granite's."""
+"""Chat template variables that enable reasoning: Qwen's and GLM's, DeepSeek's and Granite's."""
 NONE = "none"
-"""Name of a parser in options: none is used, whatever the template says."""
+"""Parser name that disables parsing, whatever the template contains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +30,13 @@ class Dialect:
     tools: ToolFormat | None = None
     """Format of tool calls; None if it is unknown."""
     forced: ToolFormat = FORMATS["json"]
-    """Format of calls that structured output forces."""
+    """Format of calls enforced by structured output."""
     thoughts: ThoughtFormat | None = None
     """Format of reasoning; None if the model does not reason."""
     thought_tokens: ThoughtTokens | None = None
-    """Tokens that begin and end reasoning; None if these markers are not single tokens."""
+    """Tokens that start and end reasoning; None if these markers are not single tokens."""
     has_opened_thoughts: bool = False
-    """Whether prompts end with the marker that begins reasoning if it is switched on."""
+    """Whether prompts end with the marker that starts reasoning if it is enabled."""
     special: frozenset[str] = frozenset()
     """Markers that are special tokens, which skip_special_tokens must not remove."""
     stop_token_ids: tuple[int, ...] = ()
@@ -45,25 +44,25 @@ class Dialect:
 
     @property
     def is_harmony(self) -> bool:
-        """Whether the model writes in harmony, the format of gpt-oss."""
+        """Whether the model uses harmony, the format of gpt-oss."""
         return self.thoughts is THOUGHTS["harmony"]
 
     @property
     def has_single_calls(self) -> bool:
-        """Whether the chat template writes only one call per message."""
+        """Whether the chat template supports only one call per message."""
         return self.tools is not None and self.tools.has_single_calls
 
     @property
     def short_ids(self) -> bool:
-        """Whether the chat template takes only call ids of nine letters and digits."""
+        """Whether the chat template requires call ids of nine letters and digits."""
         return self.tools is not None and self.tools.short_ids
 
     def opens_thought(self, prompt: str, begun: str) -> bool:
-        """Whether the model begins within reasoning; in harmony, within a header.
+        """Whether the completion starts within reasoning; in harmony, within a header.
 
         Args:
             prompt: the end of the prompt.
-            begun: the assistant's text that the model continues; empty for none.
+            begun: the assistant message that the model continues; empty for none.
         """
         assert self.thoughts is not None
         if self.is_harmony:
@@ -74,10 +73,10 @@ class Dialect:
     def reader(
         self, *, tools: ToolFormat | None, properties: Properties, is_thinking: bool, is_one: bool
     ) -> ReplyReader | HarmonyReader:
-        """A new parser of one completion.
+        """Creates a parser of one completion.
 
         Args:
-            tools: format of calls; None to find none.
+            tools: format of calls; None if calls are not parsed.
             properties: schemas of the functions' arguments.
             is_thinking: whether the prompt ends within reasoning; in harmony, within a header.
             is_one: whether only the first call is returned.
@@ -112,11 +111,11 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
 
     Args:
         tokenizer: tokenizer with the chat template.
-        tool_parser: name of a format of calls, `none`, or empty to detect it in the template.
+        tool_parser: name of a tool call format, `none`, or empty to detect it in the template.
         reasoning_parser: the same for reasoning.
 
     Raises:
-        ValueError: there is no format of that name.
+        ValueError: there is no format with that name.
     """
     template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
     tools = _chosen(FORMATS, tool_parser, format_of(template))
@@ -130,7 +129,7 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
         else (tools.markers if tools is not None else frozenset())
         | (frozenset((thoughts.opening, thoughts.closing)) if thoughts is not None else frozenset())
     )
-    # Grammars do not generate special tokens, so calls with such markers cannot be forced.
+    # Grammars do not generate special tokens, so calls with such markers cannot be enforced.
     can_force = tools is not None and tools.before and not special & tools.markers
     return Dialect(
         tools=tools,
@@ -144,13 +143,13 @@ def dialect_of(tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: st
 
 
 def _opens(template: ChatTemplate | None, thoughts: ThoughtFormat) -> bool:
-    """Whether a prompt ends within reasoning if that is switched on."""
+    """Whether prompts end within reasoning if it is enabled."""
     if template is None:
         return False
     switches: dict[str, Any] = dict.fromkeys(THINKING_SWITCHES, True)
     try:
         prompt = template.render(_ANY, **switches)
-    except ValueError:  # the template refuses these messages
+    except ValueError:  # the template rejects these messages
         return False
     return prompt.rstrip().endswith(thoughts.opening)
 
@@ -168,24 +167,24 @@ def _thought_tokens(thoughts: ThoughtFormat, tokenizer: Tokenizer) -> ThoughtTok
 
 
 def _ids_of(markers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Token ids of the markers that are single tokens."""
+    """Token ids of those markers that are single tokens."""
     ids = (tokenizer.token_id(marker) for marker in markers)
     return tuple(token_id for token_id in ids if token_id is not None)
 
 
 def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
-    """Raises ValueError if there is no format of a name; empty names are valid."""
+    """Raises ValueError for unknown format names; empty names are valid."""
     _chosen(FORMATS, tool_parser, None)
     _chosen(THOUGHTS, reasoning_parser, None)
 
 
 def _chosen(formats: Mapping[str, T], name: str, found: T | None) -> T | None:
-    """The format of a name; `found`, from the template, for the empty name."""
+    """The format with a name; `found`, from the template, for the empty name."""
     if not name:
         return found
     if name == NONE:
         return None
     if name not in formats:
         known = ", ".join((*formats, NONE))
-        raise ValueError(f"there is no parser {name!r} of model output: choose from {known}")
+        raise ValueError(f"unknown parser {name!r}: choose from {known}")
     return formats[name]

@@ -1,5 +1,4 @@
-"""ToolFormat: the formats of tool calls of model families, for parsing and for structured
-output."""
+"""ToolFormat: tool call formats of model families, for parsing and structured output."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from router.replies.json_text import JsonObject
 from worker.protocol.argument_types import Schemas
 
 MAX_PYTHON = 2**16
-"""Most characters that are parsed as Python, in 0.1 s."""
+"""Maximum characters parsed as Python, which take 0.1 s."""
 _MAX_NAME = 256
-"""Most characters of a function's name."""
+"""Maximum characters of a function name."""
 _SPACE = re.compile(r"\s*")
 
 Properties = Mapping[str, Schemas]
-"""Schemas of arguments, by the name of the function."""
+"""Schemas of arguments, by function name."""
 
 
 class ToolCall(NamedTuple):
@@ -36,66 +35,66 @@ class ToolCall(NamedTuple):
 
 
 Read = Callable[[str, Properties], "list[ToolCall] | None"]
-"""A function that parses a region of calls, markers included; None if it is malformed."""
+"""Parses a region of calls, including markers; returns None if it is malformed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolFormat:
-    """Format of tool calls of a model family. A region is a part of the text that holds calls."""
+    """Tool call format of a model family. A region is a part of the text that contains calls."""
 
     name: str
     """Name in `--tool-call-parser`."""
     read: Read
-    """Parses a region in which `begun` does not match."""
+    """Parses a region that `begun` does not match."""
     begun: re.Pattern[str] | None = None
-    """Pattern of the beginning of a region up to the arguments of its first call, if these can be
+    """Pattern of the start of a region up to the arguments of its first call, if these can be
     parsed incrementally; its last matched group is the function's name."""
     arguments: Callable[[Schemas], Arguments] = lambda _: JsonObject()
-    """Makes the incremental parser of arguments, from the function's schemas."""
+    """Creates the incremental parser of arguments, from the function's schemas."""
     more: re.Pattern[str] | None = None
-    """Pattern between arguments and a further call of the region."""
+    """Pattern between a call's arguments and the next call of the region."""
     rest: re.Pattern[str] = re.compile(r"\s*+")
-    """Pattern of text between arguments and the end of the region that is ignored."""
+    """Pattern of ignored text between arguments and the end of the region."""
     is_checked: bool = False
-    """Whether calls of unknown functions are content, since no marker shows that they are calls."""
+    """Whether calls of unknown functions are content, as the format has no marker of calls."""
     regions: tuple[tuple[str, str], ...] = ()
-    """Opening and closing markers of regions; with an empty closing one a region ends at the next
-    opening one, or with the text."""
+    """Opening and closing markers of regions; if the closing one is empty, a region ends at the
+    next opening marker or with the text."""
     leading: str = ""
-    """Beginning of texts that as a whole may be a region without markers."""
+    """Start of texts that may be a region as a whole, without markers."""
     dropped: tuple[str, ...] = ()
     """Markers around regions, which are dropped."""
     inner: tuple[str, ...] = ()
     """Markers within regions."""
     around: tuple[str, str] = ("", "")
-    """Texts before the first and after the last forced call."""
+    """Texts before the first and after the last enforced call."""
     before: str = ""
-    """Text before the arguments of a forced call, with NAME for the function; empty if calls in
-    this format cannot be forced."""
+    """Text before the arguments of an enforced call, with NAME for the function; empty if calls in
+    this format cannot be enforced."""
     after: str = ""
-    """Text after the arguments of a forced call."""
+    """Text after the arguments of an enforced call."""
     separator: str = "\n"
-    """Text between two forced calls."""
+    """Text between two enforced calls."""
     style: Literal["json", "qwen_xml", "glm_xml"] = "json"
-    """xgrammar's name of the arguments' format."""
+    """xgrammar's name of the argument format."""
     short_ids: bool = False
-    """Whether ids of calls must be nine letters and digits."""
+    """Whether call ids must be nine letters and digits."""
     has_single_calls: bool = False
-    """Whether chat templates write only one call per message, and no content beside a call and
+    """Whether chat templates support only one call per message, and no content beside a call and
     reasoning."""
 
     @property
     def markers(self) -> frozenset[str]:
-        """All markers; those that are special tokens must stay in the text."""
+        """All markers; those that are special tokens must be kept in the text."""
         outer = (marker for region in self.regions for marker in region if marker)
         return frozenset((*outer, *self.dropped, *self.inner))
 
     def forced(self, schemas: Mapping[str, Any], *, is_one: bool) -> dict[str, Any]:
-        """A structural tag (xgrammar) for one or more calls of functions, and nothing else.
+        """A structural tag (xgrammar) for one or more function calls and nothing else.
 
         Args:
-            schemas: schema of the arguments, by the function's name.
-            is_one: whether to allow one call only.
+            schemas: schema of the arguments, by function name.
+            is_one: whether only one call is allowed.
         """
         calls: dict[str, Any] = {
             "type": "tags_with_separator",
@@ -110,9 +109,9 @@ class ToolFormat:
         return {"type": "structural_tag", "format": whole}
 
     def admitted(self, schemas: Mapping[str, Any], *, is_one: bool) -> dict[str, Any] | None:
-        """A structural tag (xgrammar) for free text, in which calls fit the schemas.
+        """A structural tag (xgrammar) for free text in which calls match the schemas.
 
-        For the arguments see `forced`. None if no marker distinguishes calls from text.
+        See `forced` for the arguments. None if no marker distinguishes calls from text.
         """
         openings = [opening for opening, _ in self.regions if self.before.startswith(opening)]
         if not self.before or not openings:
@@ -130,7 +129,7 @@ class ToolFormat:
             "type": "json_schema",
             "json_schema": schema,
             "style": self.style,
-            "max_whitespace_cnt": 1,  # small models repeat it without end
+            "max_whitespace_cnt": 1,  # small models repeat it endlessly
         }
         begin = self.before.replace("NAME", name)
         return {"type": "tag", "begin": begin, "content": content, "end": self.after}
@@ -143,8 +142,8 @@ def _read_hermes(text: str, _: Properties) -> list[ToolCall] | None:
     return None if call is None else [call]
 
 
-# HAZARD: clients can make models write any text. All repeats are bounded, or a text of many
-# openings would take quadratic time.
+# HAZARD: clients can make models write any text. All repetitions are bounded; otherwise a text
+# with many openings would take quadratic time.
 _JSON_CALL = (
     r'\{\s{0,32}"name"\s{0,32}:\s{0,32}"([^"\\\s]{1,256})"\s{0,32},'
     r'\s{0,32}"(?:arguments|parameters)"\s{0,32}:\s{0,32}(?=\{)'
@@ -173,7 +172,7 @@ def _read_nothing(_: str, __: Properties) -> list[ToolCall] | None:
 
 
 def _read_glm(text: str, properties: Properties) -> list[ToolCall] | None:
-    """Parses a region of a call without arguments."""
+    """Parses a region with a call without arguments."""
     name = text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
     if not text.endswith("</tool_call>") and name not in properties:
         return None  # the text ends within a name
@@ -185,13 +184,13 @@ _MISTRAL = r"([\w.-]{1,256})\s{0,32}(?:\[CALL_ID\]\w{1,64}\s{0,32})?(?:\[ARGS\])
 
 
 def _read_mistral(text: str, _: Properties) -> list[ToolCall] | None:
-    """Parses a region of a list of calls, as models with tokenizers before v11 write it."""
+    """Parses a region with a list of calls, written by models with tokenizers before v11."""
     body = text.removeprefix("[TOOL_CALLS]").strip()
     return _all_calls(_listed(body)) if body.startswith(("[", "{")) else None
 
 
 def _deepseek(name: str) -> str:
-    """A marker of DeepSeek's: with fullwidth bars, and U+2581 between words."""
+    """A DeepSeek marker, with fullwidth bars and U+2581 between words."""
     return f"<\uff5c{name.replace('_', chr(0x2581))}\uff5c>"
 
 
@@ -211,7 +210,7 @@ def _read_list(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def _listed(text: str) -> list[ToolCall | None]:
-    """The calls of a JSON list, or of its rest after some call; None for entries that are no
+    """The calls of a JSON list, or of its rest after some call; None for entries that are not
     calls."""
     values = _objects(text.removeprefix("[").removesuffix("]"), ",")
     return [_call_of(value) for value in values or ()]
@@ -230,8 +229,8 @@ def _read_pythonic(text: str, properties: Properties) -> list[ToolCall] | None:
 
 
 def _python_call(node: ast.expr) -> ToolCall | None:
-    """The call of a Python expression; None for others. Raises ValueError for other arguments than
-    literals."""
+    """The call in a Python expression; None if it is not a call. Raises ValueError for arguments
+    that are not literals."""
     if not isinstance(node, ast.Call) or node.args:
         return None
     arguments = {}
@@ -342,7 +341,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
     )
 }
-"""Formats by name. `json` is that of forced calls if the model's own format cannot be forced."""
+"""Formats by name. `json` is used for enforced calls if the model's own format cannot be."""
 
 _SIGNS = (
     ("<|channel|>analysis<|message|>", "harmony"),
@@ -356,11 +355,11 @@ _SIGNS = (
     ("<|python_tag|>", "llama3_json"),
     ('"parameters": dictionary of argument name', "llama3_json"),
 )
-"""Texts in chat templates that indicate a format; the first that is found counts."""
+"""Texts in chat templates that indicate a format, in order of precedence."""
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format of calls in a chat template (Jinja source); None if it is unknown."""
+    """The tool call format of a chat template (Jinja source); None if it is unknown."""
     return next((FORMATS[name] for sign, name in _SIGNS if sign in template), None)
 
 
@@ -371,12 +370,12 @@ def _call(name: object, arguments: object) -> ToolCall | None:
         return None
     try:
         return ToolCall(name, msgspec.json.encode(arguments).decode())
-    except (TypeError, ValueError, RecursionError):  # Python values that JSON does not have
+    except (TypeError, ValueError, RecursionError):  # Python values that JSON cannot represent
         return None
 
 
 def _call_of(value: object) -> ToolCall | None:
-    """The call of a JSON object with name and arguments; None for others."""
+    """The call in a JSON object with name and arguments; None for other values."""
     if not isinstance(value, dict):
         return None
     arguments = value.get("arguments", value.get("parameters"))
@@ -391,21 +390,21 @@ def _call_of(value: object) -> ToolCall | None:
 
 
 def _all_known(calls: Sequence[ToolCall | None], properties: Properties) -> list[ToolCall] | None:
-    """The calls if there are some, and all are of known functions; else None."""
+    """The calls if there are any and all functions are known; else None."""
     made = _all_calls(calls)
     return made if made and all(call.name in properties for call in made) else None
 
 
 def _all_calls(calls: Sequence[ToolCall | None]) -> list[ToolCall] | None:
-    """The calls if there are some, and all are valid; else None."""
+    """The calls if there are any and all are valid; else None."""
     made = [call for call in calls if call is not None]
     return made if made and len(made) == len(calls) else None
 
 
 def _objects(text: str, separator: str) -> list[Any] | None:
-    """The JSON values of a text, between separators; without the last one if it is cut off.
+    """The JSON values of a text, between separators; an incomplete last one is omitted.
 
-    Strings may contain line breaks, which models forget to escape.
+    Strings may contain unescaped line breaks, as models often write them.
     """
     values: list[Any] = []
     decoder, at = json.JSONDecoder(strict=False), 0

@@ -18,11 +18,11 @@ from router.replies.reader import (
 from worker.protocol.text.tokenizer import Tokenizer
 
 MAX_HEADER = 512
-"""Most characters of a header."""
+"""Maximum characters of a header."""
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"
-"""Header of an answer, without its role."""
+"""Header of a final answer, without its role."""
 MARKERS = frozenset((START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL))
 STOPS = (RETURN, CALL)
 """Markers that end a completion, besides the model's EOS tokens."""
@@ -49,13 +49,13 @@ class HarmonyReader:
 
     Messages on the analysis channel are reasoning, messages to a function are calls, all others are
     content; messages of the same kind are joined by line breaks. Text without a valid header is
-    content, markers included.
+    content, including markers.
 
     Args:
         is_header: whether the prompt ends within a header; else within an answer.
         properties: schemas of the functions' arguments.
-        reads_calls: whether calls are found; else they are content.
-        answer: parser of content, which may have calls in another format.
+        reads_calls: whether calls are parsed; else they are content.
+        answer: parser of content, which may contain calls in another format.
         is_one: whether only the first call is returned.
     """
 
@@ -92,7 +92,7 @@ class HarmonyReader:
         self._buffer = ""
         """Text that is not parsed yet: a marker may begin in it."""
         self._header = ""
-        """Header of the current message, until it is complete; of a call until its arguments
+        """Header of the current message, until it is complete; for calls until the arguments
         begin."""
         self._kind: Kind | None = None if is_header else "content"
         """Kind of the current message; None within a header."""
@@ -101,16 +101,16 @@ class HarmonyReader:
         self._arguments: JsonObject | None = None
         """Parser of the current call's arguments."""
         self._space = ""
-        """White space around the arguments of a call, which is dropped unless content follows."""
+        """White space around the arguments of a call, dropped unless content follows."""
         self._told: set[Kind] = set()
-        """Kinds of messages that there were."""
+        """Kinds of messages so far."""
         self._wants_break = False
-        """Whether a line break must precede the next text: its message is not the first of its
+        """Whether a line break must precede the next text, as its message is not the first of its
         kind."""
         self._num_own_calls = 0
         """Number of calls in harmony's own format."""
         self.has_thoughts = False
-        """Whether there was reasoning."""
+        """Whether there has been reasoning."""
 
     @property
     def num_calls(self) -> int:
@@ -121,7 +121,7 @@ class HarmonyReader:
         """Always None, since a header may begin anywhere; see ReplyReader."""
 
     def push(self, text: str) -> list[Piece]:
-        """Takes more text; returns the pieces that are certain by it."""
+        """Parses more text; returns the pieces that are final so far."""
         pieces: list[Piece] = []
         for start in range(0, len(text), SLICE):
             self._buffer += text[start : start + SLICE]
@@ -129,10 +129,10 @@ class HarmonyReader:
         return pieces
 
     def end(self) -> list[Piece]:
-        """Takes the end of the text; returns the last pieces."""
+        """Ends the text; returns the last pieces."""
         pieces = list(self._pieces(is_end=True))
         if self._kind is None and self._header.strip() and not _MARKER.search(self._header):
-            pieces += self._say(self._header)  # not the beginning of a header, which is dropped
+            pieces += self._say(self._header)  # incomplete headers are dropped, other text is not
         elif self._function:
             pieces += self._close()
         return pieces + self._answer.end()
@@ -184,7 +184,7 @@ class HarmonyReader:
             yield from self._no_header()
 
     def _open(self) -> Iterator[Piece]:
-        """Begins a message at the end of its header."""
+        """Starts a message at the end of its header."""
         header = self._header + MESSAGE
         meant = _read_header(self._header, self._properties)
         if meant is None or (meant.kind == "call" and not self._reads_calls):
@@ -200,7 +200,7 @@ class HarmonyReader:
         self._told.add(meant.kind)
 
     def _no_header(self) -> Iterator[Piece]:
-        """Takes a malformed header as content, and the text after it."""
+        """Treats a malformed header, and the text after it, as content."""
         text, self._header = self._header, ""
         self._kind, self._wants_break = "content", False
         self._told.add("content")
@@ -215,7 +215,7 @@ class HarmonyReader:
         self._wants_break = False
 
     def _argue(self, text: str) -> Iterator[Piece]:
-        """Parses text where a call's arguments should be."""
+        """Parses text where a call's arguments are expected."""
         if self._arguments is None:
             text = self._space + text
             body = text.lstrip()
@@ -243,7 +243,7 @@ class HarmonyReader:
         self._space = text
 
     def _begin(self, function: str) -> Iterator[Piece]:
-        """Begins a call, unless it is one too many."""
+        """Starts a call, unless it exceeds the maximum."""
         self._function, self._header = "", ""
         self._num_own_calls += 1
         if not (self._is_one and self._num_own_calls > 1):
@@ -257,13 +257,13 @@ class HarmonyReader:
         yield from self._answer.push(text) if text else ()
 
     def _break(self) -> str:
-        """The line break between the text and the last message of its kind, if there is one."""
+        """The line break between the text and the previous message of its kind, if any."""
         wanted, self._wants_break = self._wants_break, False
         return "\n" if wanted else ""
 
 
 def num_thought_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
-    """Number of reasoning tokens: of messages on the analysis channel, without headers."""
+    """Number of reasoning tokens: those of messages on the analysis channel, without headers."""
     channel, message = tokenizer.token_id(CHANNEL), tokenizer.token_id(MESSAGE)
     borders = {tokenizer.token_id(marker) for marker in (START, CHANNEL, *_ENDS)}
     number, begin, is_thought = 0, -1, False
@@ -279,7 +279,7 @@ def num_thought_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
 
 
 def _num_pending(buffer: str, at: int) -> int:
-    """Characters at the end of the buffer, behind `at`, that may be the beginning of a marker."""
+    """Number of characters at the end of the buffer, after `at`, that may start a marker."""
     begin = buffer.rfind("<", max(at, len(buffer) - _LONGEST))
     if begin < 0 or not any(marker.startswith(buffer[begin:]) for marker in MARKERS):
         return 0
@@ -287,7 +287,7 @@ def _num_pending(buffer: str, at: int) -> int:
 
 
 def _may_be_header(text: str) -> bool:
-    """Whether a text may begin a header. The first header's role is part of the prompt."""
+    """Whether a text may start a header. The first header's role is part of the prompt."""
     if text.startswith(START) or CHANNEL in text:
         return True
     begun = text.lstrip()
@@ -298,7 +298,7 @@ def _read_header(text: str, properties: Mapping[str, Any]) -> Header | None:
     """Parses a header; None if it is malformed.
 
     The recipient of `<|start|>assistant to=functions.NAME<|channel|>commentary <|constrain|>json`
-    may also be behind the channel, or behind the type.
+    may also follow the channel or the type.
     """
     role, marker, rest = text.removeprefix(START).partition(CHANNEL)
     words = (role + " " + rest.replace(CONSTRAIN, " ")).split()

@@ -6,13 +6,13 @@ import re
 from typing import Literal
 
 MAX_DEPTH = 128
-"""Most levels of nested objects and arrays that are parsed."""
+"""Maximum depth of nested objects and arrays."""
 
 _TEXT = re.compile(
     r"""(?: [^"\\\x00-\x1f]+
     | \\["\\/bfnrt]
     | \\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}
-    | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}  # a half alone is no character
+    | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}  # half a surrogate pair is invalid
     )+""",
     re.VERBOSE,
 )
@@ -25,7 +25,7 @@ _VALUE = re.compile(
     r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[ \t\r\n,\]}])"
 )
 _MAX_VALUE = 512
-"""Most characters of a number."""
+"""Maximum characters of a number."""
 _CLOSINGS = {"{": "}", "[": "]"}
 
 Awaited = Literal["object", "value", "first value", "key", "first key", "colon", "comma"]
@@ -34,15 +34,15 @@ Awaited = Literal["object", "value", "first value", "key", "first key", "colon",
 class JsonObject:
     """Parser of one JSON object, which returns its valid text without white space between tokens.
 
-    The returned text, joined, is always the beginning of a valid object. Strings may contain line
-    breaks, which models forget to escape; they are escaped.
+    The returned text, concatenated, is always the beginning of a valid object. Unescaped line
+    breaks in strings, as models often write them, are escaped.
     """
 
     __slots__ = ("_awaited", "_in_text", "_open", "_pending", "is_broken", "num_told", "sound")
 
     def __init__(self) -> None:
         self._pending = ""
-        """Text that is not returned yet: it may be the beginning of a token."""
+        """Text that is not returned yet: it may be the start of a token."""
         self._open = ""
         """Open braces and brackets."""
         self._awaited: Awaited = "object"
@@ -50,16 +50,16 @@ class JsonObject:
         self._in_text = False
         """Whether the text is within a string."""
         self.is_broken = False
-        """Whether the text is not valid JSON, from the beginning of `rest` on."""
+        """Whether the text is invalid JSON from the start of `rest` on."""
         self.num_told = 0
-        """Characters returned."""
+        """Number of characters returned."""
         self.sound = 0
-        """Returned characters up to the last place at which `closings` would make the object valid:
-        the end of a value, or the beginning of an object or array."""
+        """Number of returned characters up to the last place at which `closings` would complete the
+        object: the end of a value, or the start of an object or array."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the object has ended; `rest` is the text behind it."""
+        """Whether the object has ended; `rest` is the text after it."""
         return self.num_told > 0 and not self._open
 
     @property
@@ -69,12 +69,12 @@ class JsonObject:
 
     @property
     def rest(self) -> str:
-        """Text that is not returned: behind the object, malformed, or an incomplete token."""
+        """Text that is not returned: after the object, malformed, or an incomplete token."""
         return self._pending
 
     @property
     def closings(self) -> str:
-        """Closing braces and brackets for those that are open."""
+        """Closing braces and brackets for all open ones."""
         return "".join(_CLOSINGS[opening] for opening in reversed(self._open))
 
     @property
@@ -83,11 +83,11 @@ class JsonObject:
         return self._in_text and self._awaited in ("value", "first value")
 
     def push(self, text: str) -> str:
-        """Takes more text; returns the part of the object that is certain by it."""
+        """Parses more text; returns the part of the object that is final so far."""
         text, at, told = self._pending + text, 0, ""
         while not self.is_over and at < len(text):
             if not self._in_text:
-                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # always matches
             length, token = self._text(text, at) if self._in_text else self._token(text, at)
             if not length:
                 break
@@ -100,11 +100,11 @@ class JsonObject:
         return told
 
     def end(self) -> str:
-        """Takes the end of the text; returns nothing, since an incomplete token is dropped."""
+        """Ends the text; returns nothing, since an incomplete token is dropped."""
         return ""
 
     def _text(self, text: str, at: int) -> tuple[int, str]:
-        """Number of characters of the next part of a string, and the text returned for it."""
+        """Length of the next part of a string, and the text to return for it."""
         if found := _TEXT.match(text, at):
             return len(found[0]), found[0]
         char = text[at]
@@ -118,7 +118,7 @@ class JsonObject:
         return 0, ""
 
     def _token(self, text: str, at: int) -> tuple[int, str]:
-        """Number of characters of the next token (of a string its quote), and the text for it."""
+        """Length of the next token (the quote, for strings), and the text to return for it."""
         char, awaited = text[at : at + 1], self._awaited
         if char == '"' and awaited in ("key", "first key", "value", "first value"):
             self._in_text = True
@@ -163,24 +163,24 @@ _NUMBER_BEGUN = re.compile(
 
 
 def _may_be_scalar(text: str) -> bool:
-    """Whether a text may be the beginning of a number, true, false or null."""
+    """Whether a text may be the start of a number, true, false or null."""
     is_word = any(word.startswith(text) for word in ("true", "false", "null"))
     return is_word or _NUMBER_BEGUN.fullmatch(text) is not None
 
 
 def closed(text: str) -> str:
-    """A valid object with all complete values of the beginning of one, which JsonObject has
-    returned."""
+    """Completes the beginning of an object that JsonObject has returned, keeping all complete
+    values."""
     reader = JsonObject()
     reader.push(text)
     return text[: reader.sound] + reader.closings if reader.sound else "{}"
 
 
 def mended(text: str) -> str | None:
-    """A valid object for a text that was cut within one; None for other texts.
+    """Completes a text that was cut off within an object; None for other texts.
 
-    A string that was cut ends there. Other incomplete values, and names without a value, are left
-    out.
+    A truncated string ends at the cut. Other incomplete values, and names without a value, are
+    dropped.
     """
     reader = JsonObject()
     beginning = reader.push(text)

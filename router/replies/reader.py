@@ -11,9 +11,9 @@ from router.replies.arguments import Arguments
 from router.replies.formats import Properties, ToolFormat
 
 SLICE = 4096
-"""Characters that are parsed at a time, since the rest of them is copied after each marker."""
+"""Characters parsed at a time, since the remainder is copied after each marker."""
 MAX_BEGINNING = 2048
-"""Characters of a region within which its first call's arguments must begin."""
+"""Maximum characters of a region before its first call's arguments."""
 
 
 class Thought(NamedTuple):
@@ -29,7 +29,7 @@ class Content(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The beginning of a tool call, with the function's name; its arguments follow."""
+    """The start of a tool call, with the function's name; its arguments follow."""
 
     name: str
 
@@ -37,8 +37,8 @@ class Call(NamedTuple):
 class CallArguments(NamedTuple):
     """A piece of the last call's arguments.
 
-    Joined, the pieces are a JSON object, or the beginning of one if the model's text ends within
-    the arguments or is malformed.
+    Concatenated, the pieces are a JSON object, or the beginning of one if the model's text ends
+    within the arguments or is malformed.
     """
 
     text: str
@@ -49,7 +49,7 @@ Piece = Thought | Content | Call | CallArguments
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThoughtFormat:
-    """Markers of reasoning of a model family."""
+    """A model family's markers of reasoning."""
 
     name: str
     """Name in `--reasoning-parser`."""
@@ -72,33 +72,32 @@ THOUGHTS = {
         ThoughtFormat(name="mistral", opening="[THINK]", closing="[/THINK]", sign="[/THINK]"),
     )
 }
-"""Formats of reasoning by name."""
+"""Reasoning formats by name."""
 
 
 def thoughts_of(template: str) -> ThoughtFormat | None:
-    """The format of reasoning in a chat template (Jinja source); None if it has none."""
+    """The reasoning format of a chat template (Jinja source); None if it has none."""
     return next((made for made in THOUGHTS.values() if made.sign in template), None)
 
 
 State = Literal["thought", "content", "call", "arguments", "called"]
 """State of the parser. Within a region of calls it is `call` before the arguments of a call,
-`arguments` within them, and `called` behind them."""
+`arguments` within them, and `called` after them."""
 _IN_CALLS = ("call", "arguments", "called")
 
 
 class ReplyReader:
-    """Parser of one completion. The joined pieces do not depend on how its text is split.
+    """Parser of one completion. The concatenated pieces do not depend on how its text is split.
 
     White space next to reasoning and calls is dropped. Reasoning ends at its marker, at a call or
-    with the text. A call is returned when its arguments begin, and the arguments as far as they are
-    certain; nothing is taken back. A call whose arguments cannot be parsed incrementally is
-    returned when it is complete. Malformed calls are content, markers included; so is the rest of
-    malformed arguments.
+    with the text. A call is returned when its arguments start, and its arguments as far as they are
+    final. A call whose arguments cannot be parsed incrementally is returned when it is complete.
+    Malformed calls, including markers, and the rest of malformed arguments are content.
 
     Args:
         thoughts: format of reasoning; None for none.
         is_thinking: whether the prompt ends within reasoning.
-        tools: format of calls; None to find none.
+        tools: format of calls; None if calls are not parsed.
         properties: schemas of the functions' arguments.
         is_one: whether only the first call is returned.
     """
@@ -140,31 +139,31 @@ class ReplyReader:
         self._closing = ""
         """Closing marker of the current region; empty for none."""
         self._is_leading = False
-        """Whether the current region is the whole text, without an opening marker."""
+        """Whether the current region is the entire text, without an opening marker."""
         self._before = ""
         """Text between the last two calls of the region."""
         self._arguments: Arguments | None = None
         """Parser of the current call's arguments."""
         marks = {marker[0] for marker in self._markers()}
         self._may_mark = re.compile(f"[{re.escape(''.join(sorted(marks)))}]" if marks else "(?!)")
-        """Pattern of characters that a marker may begin with."""
+        """Pattern of characters that may start a marker."""
         self._buffer = ""
-        """Text that is not parsed yet: the beginning of a possible marker, or within a region."""
+        """Text that is not parsed yet: the start of a possible marker, or within a region."""
         self._scanned = 0
-        """Characters of the buffer in which no complete marker begins."""
+        """Number of buffer characters in which no complete marker begins."""
         self._space = ""
         """White space at the end of the text so far, which is dropped before a marker."""
         self._has_content = False
-        """Whether there was content."""
+        """Whether there has been content."""
         self._is_after_marker = is_thinking
-        """Whether white space at the beginning of the next text is dropped."""
+        """Whether white space at the start of the next text is dropped."""
         self.num_calls = 0
         """Number of calls so far."""
         self.has_thoughts = False
-        """Whether there was reasoning."""
+        """Whether there has been reasoning."""
 
     def push(self, text: str) -> list[Piece]:
-        """Takes more text; returns the pieces that are certain by it."""
+        """Parses more text; returns the pieces that are final so far."""
         if not self._buffer and self._is_plain(text):
             return list(self._tell(text))
         pieces: list[Piece] = []
@@ -174,9 +173,9 @@ class ReplyReader:
         return pieces
 
     def content_of(self, text: str) -> str | None:
-        """A faster `push` for text that is content alone, as most of it is.
+        """A faster `push` for text that is only content, which is the common case.
 
-        Returns the content; or None if the text may be more, and then does not take it.
+        Returns the content; or None if the text may contain more, and then does not consume it.
         """
         if self._buffer or self._is_after_marker or self._state != "content":
             return None
@@ -188,11 +187,11 @@ class ReplyReader:
         return body
 
     def end(self) -> list[Piece]:
-        """Takes the end of the text; returns the last pieces."""
+        """Ends the text; returns the last pieces."""
         return list(self._pieces(is_end=True))
 
     def _is_plain(self, text: str) -> bool:
-        """Whether no marker can begin in the next text, so that it continues the current piece."""
+        """Whether no marker can start in the next text, so that it continues the current piece."""
         if self._state in _IN_CALLS or (self._state == "content" and not self._has_content):
             return False
         return self._may_mark.search(text) is None
@@ -247,7 +246,7 @@ class ReplyReader:
         self._space = ""
 
     def _begins_as_calls(self) -> bool:
-        """Whether the whole text may be calls without a marker, by its first character."""
+        """Whether the entire text may be calls without a marker, by its first character."""
         leading = self._tools.leading if self._tools is not None else ""
         if not leading or self._state != "content" or self._has_content or self.num_calls:
             return False
@@ -270,7 +269,7 @@ class ReplyReader:
         return watched
 
     def _may_begin_thought(self) -> bool:
-        """Whether the buffer may begin with a marker of reasoning, and there was no content."""
+        """Whether the buffer may start with a marker of reasoning, and there was no content."""
         if self._has_content or self._thoughts is None:
             return False
         begun = self._buffer.lstrip()
@@ -278,7 +277,7 @@ class ReplyReader:
         return begun.startswith(markers) or any(marker.startswith(begun) for marker in markers)
 
     def _markers(self) -> tuple[str, ...]:
-        """Markers that are recognized in some state."""
+        """Markers that are recognized in any state."""
         markers = self._openings()
         if self._tools is not None:
             markers += self._tools.dropped
@@ -302,7 +301,7 @@ class ReplyReader:
         return None if found is None else (found.start(), found[0])
 
     def _num_pending(self) -> int:
-        """Characters at the end of the buffer that may be the beginning of a marker."""
+        """Number of characters at the end of the buffer that may start a marker."""
         watched = self._watched()
         for count in range(min(self._longest(), len(self._buffer)), 0, -1):
             if any(marker.startswith(self._buffer[-count:]) for marker in watched):
@@ -314,7 +313,7 @@ class ReplyReader:
         closings = dict(self._tools.regions) if self._tools is not None else {}
         self._scanned = 0
         if marker not in closings or self._state == "thought":
-            self._space, self._is_after_marker = "", True  # a region may turn out to be content
+            self._space, self._is_after_marker = "", True  # the region may turn out to be content
         self._buffer = rest.removeprefix(marker)
         if marker in closings:
             self._state, self._closing, self._buffer = "call", closings[marker], rest
@@ -325,10 +324,10 @@ class ReplyReader:
             self._state = "content"
 
     def _begun(self, limit: int) -> list[Piece]:
-        """Begins the arguments of a call at the beginning of the region; empty if there is none.
+        """Starts the arguments of a call at the start of the region; empty if there is none.
 
         Args:
-            limit: length of the region, as far as it is known.
+            limit: known length of the region.
         """
         tools = self._tools
         if tools is None or tools.begun is None:
@@ -352,7 +351,7 @@ class ReplyReader:
             self._arguments, self._buffer, self._state = None, arguments.rest, "called"
 
     def _has_more(self, limit: int) -> bool:
-        """Begins a further call of the region of length `limit`; returns whether there is one."""
+        """Starts another call of the region of length `limit`; returns whether there is one."""
         more = self._tools.more if self._tools is not None else None
         found = more.match(self._buffer, 0, limit) if more is not None else None
         if found is None:
@@ -378,7 +377,7 @@ class ReplyReader:
             return
         calls = self._tools.read(region, self._properties)
         if calls is None:
-            # A further call that the end of the text has cut off is dropped.
+            # An incomplete call at the end of the text is dropped.
             if not (self._before and is_end and not region.rstrip().endswith(("}", "]"))):
                 yield from self._tell(self._before + region)
             return
@@ -388,13 +387,13 @@ class ReplyReader:
             yield from self._given(call.arguments)
 
     def _called(self, name: str) -> Iterator[Piece]:
-        """Begins a call, unless it is one too many."""
+        """Starts a call, unless it exceeds the maximum."""
         self.num_calls += 1
         if not (self._is_one and self.num_calls > 1):
             yield Call(name)
 
     def _given(self, arguments: str) -> Iterator[Piece]:
-        """A piece of the current call's arguments, unless the call is one too many."""
+        """A piece of the current call's arguments, unless the call exceeds the maximum."""
         if arguments and not (self._is_one and self.num_calls > 1):
             yield CallArguments(arguments)
 

@@ -1,4 +1,4 @@
-"""Requests under way: placed on workers, turned back into text, ended."""
+"""Open requests: placed on workers, detokenized, ended."""
 
 from router.serving.admission import SettingsStore
 from router.serving.completion import Completion

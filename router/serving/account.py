@@ -1,4 +1,4 @@
-"""Routing decisions as counters, as response headers and as lines of the decision log."""
+"""Reports routing decisions as counters, response headers and lines of the decision log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.serving.generation import Generation
 
 
 def count_choice(stats: ModelStats, completion: Completion, choice: Choice) -> None:
-    """Adds the expected hits and the regret of a completion's decision to the counters."""
+    """Adds the predicted hits and the regret of a completion's decision to the counters."""
     stats.hit_tokens += choice.hit_tokens
     spec = completion.spec
     if spec.index % spec.feasibility.sampling.n == 0 and not completion.num_losses:
@@ -26,8 +26,8 @@ def count_choice(stats: ModelStats, completion: Completion, choice: Choice) -> N
 def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
     """Headers that explain the routing decision of a response's first completion.
 
-    Empty unless decisions are explained. Cached tokens and the time to first token are known, and
-    among them, only if the response is not streamed.
+    Empty unless decisions are explained. Streams have no headers for cached tokens and the time to
+    first token, which are not known yet.
     """
     if not generation.explain:
         return []
@@ -50,7 +50,7 @@ def explanation_headers(generation: Generation) -> list[tuple[bytes, bytes]]:
 
 
 def cost_headers(explanation: Explanation) -> dict[str, str]:
-    """A decision's cost and each of its terms, in the policy's own unit (adaptive: seconds).
+    """A decision's cost and its terms, in the policy's unit (adaptive: seconds).
 
     The terms as written add up to the cost as written.
     """
@@ -59,7 +59,7 @@ def cost_headers(explanation: Explanation) -> dict[str, str]:
 
 
 def decision_line(completion: Completion) -> Decided | None:
-    """The decision-log line of a completion that has ended; None if it never got to a worker."""
+    """The decision-log line of an ended completion; None if it never reached a worker."""
     choice, spec = completion.choice, completion.spec
     if choice is None or choice.explanation is None:
         return None

@@ -1,4 +1,4 @@
-"""AdmissionRules: workers' admission rules that an operator has changed, shared by all gateways."""
+"""AdmissionRules: workers' admission rules changed by an operator, shared by all gateways."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from worker.protocol.admission import AdmissionChange
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
-"""Seconds between two reads of the store, each a call to Ray: so late a gateway may learn of a
-change at another."""
+"""Seconds between reads of the store, each a call to Ray: the maximum delay until a gateway sees
+another gateway's change."""
 TIMEOUT_S = 5.0
-"""Timeout in seconds of a call to the store, which may be on a node that is gone."""
+"""Timeout in seconds of a call to the store, which may be on a failed node."""
 
 
 class SettingsStore(Protocol):
-    """Key-value store that the gateways of one model share, and that outlives them."""
+    """Key-value store shared by the gateways of one model, which outlives them."""
 
     async def read(self) -> dict[str, bytes]:
-        """All values by name. Raises Exception if the store cannot be reached."""
+        """All values by name. Raises Exception if the store is unreachable."""
         ...
 
     async def write(self, values: Mapping[str, bytes]) -> None:
-        """Adds or replaces values. Raises Exception if they are not kept for sure."""
+        """Adds or replaces values. Raises Exception if they may not have been stored."""
         ...
 
 
 class AdmissionRules:
     """Changes to the workers' admission rules, which this gateway sends to its workers.
 
-    The store is authoritative. Each rule is a value of its own there, so that concurrent changes of
-    different rules at several gateways do not undo each other.
+    The store is authoritative. It has one value per rule, so that concurrent changes of different
+    rules at several gateways do not undo each other.
 
     Args:
         store: store of the model's gateways; None if this gateway is the only one.
@@ -60,7 +60,7 @@ class AdmissionRules:
         """Stores a change, then sends it to the workers; returns their ids.
 
         Raises:
-            ApiError: 503 if the change could not be stored; no worker has it then.
+            ApiError: 503 if the change could not be stored; then no worker receives it.
         """
         encode = msgspec.msgpack.encode
         values = {name: encode(value) for name, value in change.given.items()}
@@ -70,19 +70,19 @@ class AdmissionRules:
                     async with asyncio.timeout(TIMEOUT_S):
                         await self._store.write(values)
                 except Exception as error:
-                    problem = f"nothing is changed, the change could not be kept: {error!r}"
+                    problem = f"admission rules unchanged, storing the change failed: {error!r}"
                     raise ApiError(503, problem, retry_after_s=1) from error
             self.change = self.change.then(change)
             return self._notify(change)
 
     async def start(self) -> None:
-        """Reads the stored changes, and follows those of other gateways until `close`."""
+        """Reads the stored changes, and applies those of other gateways until `close`."""
         if self._store is not None:
             await self._read(self._store)
             self._follower = asyncio.create_task(self._follow(self._store))
 
     async def close(self) -> None:
-        """Stops following other gateways."""
+        """Stops applying changes of other gateways."""
         if self._follower is not None:
             self._follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -99,14 +99,16 @@ class AdmissionRules:
                 async with asyncio.timeout(TIMEOUT_S):
                     values = await store.read()
             except Exception as error:
-                if self._reachable:  # logged once, not with each further read
-                    logger.warning("rules of admission stay as they are: %r", error)
+                if self._reachable:  # logged once, not with each read
+                    logger.warning(
+                        "failed to read admission rules, keeping the current ones: %r", error
+                    )
                 self._reachable = False
                 return
             self._reachable = True
             known = self.change
             for name, value in values.items():
-                # Values that another release has stored may be unknown to this one.
+                # Values stored by another release may be unknown to this one.
                 with contextlib.suppress(ValueError):
                     rule = {name: msgspec.msgpack.decode(value)}
                     known = known.then(AdmissionChange(rule))

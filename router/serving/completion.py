@@ -1,4 +1,4 @@
-"""Completion: a completion from its prompt to its last character, on one worker after another."""
+"""Completion: one completion from prompt to last character, across worker failures."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from worker.protocol.slo import SloOutcome
 from worker.protocol.text.detokenizer import RequestText
 
 TOKEN_BYTES = 64
-"""Memory of a generated token: its id in a list, and its text."""
+"""Memory of a generated token in bytes: its id in a list, and its text."""
 LOGPROBS_BYTES = 160
-"""Memory of a token's TokenLogprobs besides its entries: CPython's headers of the objects, and a
-place in a list."""
+"""Memory of a token's TokenLogprobs without its entries in bytes: CPython object headers, and a
+list item."""
 LOGPROB_BYTES = 8
-"""Memory of one entry of TokenLogprobs: 4 bytes each for an id and a float."""
+"""Memory of one entry of TokenLogprobs in bytes: 4 each for an id and a float."""
 
 
 class CompletionOwner(Protocol):
-    """Listener to the first tokens, losses and end of a completion."""
+    """Listener to the first tokens, worker failures and end of a completion."""
 
     def begun(self, completion: Completion) -> None:
-        """The first token of an attempt has come from the worker."""
+        """The first token of an attempt has arrived from the worker."""
         ...
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """The worker is lost: the owner must have the completion continue elsewhere, or end it."""
+        """The worker has failed: the owner must resume the completion elsewhere or fail it."""
         ...
 
     def ended(self, completion: Completion) -> None:
-        """The completion has ended, in whatever way; called once."""
+        """The completion has ended, for any reason; called once."""
         ...
 
 
 class Completion:
-    """Receiver of a worker channel that turns token deltas into text, which the response takes.
+    """Receiver of a worker channel that converts token deltas to text, which the response takes.
 
-    It owns all that another worker needs to continue: the prompt and the tokens so far. The client
-    sees the same as if one worker had generated all of them.
+    It has everything another worker needs to resume: the prompt and the tokens so far. Clients see
+    the same output as if one worker had generated all of it.
 
     Args:
         spec: the request of this completion.
         text: a new detokenizer with stop strings.
-        mailbox: the response's mailbox, which gets this completion whenever it has news.
-        stream: whether tokens are news, or only the end.
-        times: a new clock, begun at the request's arrival.
-        owner: listener to first tokens, losses and end.
+        mailbox: the response's mailbox, which receives this completion whenever it has new output.
+        stream: whether new tokens are reported, or only the end.
+        times: a new clock, started at the request's arrival.
+        owner: listener to first tokens, worker failures and end.
     """
 
     __slots__ = (
@@ -101,13 +101,14 @@ class Completion:
         self.spec = spec
         self.times = times
         self.attempt = 0
-        """Number of the current attempt, from 0; deltas of others are ignored."""
+        """Number of the current attempt, from 0; deltas of other attempts are ignored."""
         self.num_losses = 0
-        """Workers that were lost while they had the request."""
+        """Number of workers that failed while they had the request."""
         self.num_suspected = 0
-        """Losses that the request may have caused: the worker had sent no token of that attempt."""
+        """Worker failures that the request may have caused: the worker had sent no token in that
+        attempt."""
         self.prompt = spec.prompt
-        """Prompt of the current attempt: the client's prompt and the tokens before it."""
+        """Prompt of the current attempt: the client's prompt and the tokens generated before it."""
         self.worker_id = ""
         """Worker of the last submit; empty before the first."""
         self.choice: Choice | None = None
@@ -119,21 +120,21 @@ class Completion:
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache by the worker of the first token."""
         self.num_rounds = 0
-        """Forward passes of a block-diffusion model that decided tokens."""
+        """Forward passes of a block diffusion model that decided tokens."""
         self.num_forwards = 0
-        """Forward passes of a block-diffusion model; 0 for an autoregressive one."""
+        """Forward passes of a block diffusion model; 0 for an autoregressive one."""
         self.draft: list[int] | None = None
         """Token ids of the running block (block diffusion), -1 for undecided ones, until the
-        response takes it; None if it has not changed, or the stream does not ask for it."""
+        response takes it; None if it has not changed or the stream does not request drafts."""
         self.logprobs: list[TokenLogprobs] = []
-        """Log-probabilities of each token; empty unless asked for."""
+        """Log-probabilities of each token; empty unless requested."""
         self.prompt_logprobs: list[TokenLogprobs] | None = None
-        """Log-probabilities of the prompt's tokens; None unless asked for."""
+        """Log-probabilities of the prompt's tokens; None unless requested."""
         self.rejection: Rejection | None = None
-        """The last worker's refusal: its queue is full and no other worker has taken the request
-        since, or the request contradicts itself."""
+        """The last worker's rejection: its queue is full and no other worker has accepted the
+        request since, or the request contradicts itself."""
         self.slo: SloOutcome | None = None
-        """Whether the SLO was met; None before the end, and without an SLO."""
+        """Whether the SLO was met; None before the end or without an SLO."""
         self._text = text
         self._mailbox = mailbox
         self._stream = stream
@@ -146,9 +147,9 @@ class Completion:
         self._logprobs_taken = 0
         """Number of tokens whose log-probabilities `take_logprobs` has returned."""
         self._dirty = False
-        """Whether the mailbox has this completion already."""
+        """Whether the completion is in the mailbox already."""
         self._awaited = True
-        """Whether this attempt has brought no token yet."""
+        """Whether this attempt has not produced a token yet."""
         self._earlier_rounds = 0
         """`num_rounds` of earlier attempts."""
         self._earlier_forwards = 0
@@ -166,7 +167,7 @@ class Completion:
 
     @property
     def num_unread_bytes(self) -> int:
-        """Memory of tokens that the response has not taken yet, within a factor of two."""
+        """Memory of tokens not yet taken by the response in bytes, within a factor of two."""
         num_unread = len(self.token_ids) - self.num_taken
         if not num_unread or not self.logprobs:
             return num_unread * TOKEN_BYTES
@@ -196,8 +197,8 @@ class Completion:
         )
 
     def begin_again(self) -> None:
-        """Begins the next attempt, after the tokens so far; later deltas of earlier ones are
-        void."""
+        """Starts the next attempt, after the tokens so far; later deltas of earlier attempts are
+        ignored."""
         self.attempt += 1
         self.prompt = self.spec.prompt.followed_by(self.token_ids)
         self._awaited = True
@@ -206,7 +207,7 @@ class Completion:
         self._earlier_rounds, self._earlier_forwards = self.num_rounds, self.num_forwards
 
     def deliver(self, delta: TokenDelta, now: float) -> None:
-        """Takes the delta of one engine step, which has come at time `now`."""
+        """Handles the delta of one engine step, received at time `now`."""
         if self.finish_reason is not None:
             return
         if delta.num_cached_tokens >= 0 and not self.token_ids:
@@ -230,7 +231,7 @@ class Completion:
             self._new_text.append(self._text.flush())
             self.stop_reason = delta.stop_reason
             if delta.finish_reason == "error":
-                self.error = delta.error or "the worker gave up the request"
+                self.error = delta.error or "the worker aborted the request"
                 self.rejection = delta.rejection
                 if delta.rejection is not None and delta.rejection.status == 429:
                     self.times.refused()
@@ -240,21 +241,22 @@ class Completion:
             self._notify()
 
     def lose(self, reason: str) -> None:
-        """Notes that the worker is lost; the owner decides whether the completion continues."""
+        """Records that the worker has failed; the owner decides whether the completion is
+        resumed."""
         if self.finish_reason is None:
             self.num_losses += 1
             self.num_suspected += self._awaited
             self._owner.lost(self, reason)
 
     def fail(self, message: str) -> None:
-        """Ends the completion with an error, which the client sees."""
+        """Ends the completion with an error that is returned to the client."""
         if self.finish_reason is None:
             self.error = message
             self._end("error", self.times.last_token_at)
             self._notify()
 
     def abort(self) -> None:
-        """Ends the completion because its client has left, and aborts it at the worker."""
+        """Ends the completion after its client has disconnected, and aborts it at the worker."""
         if self.finish_reason is None:
             self._abort_worker()
             self._end("abort", self.times.last_token_at)
@@ -280,7 +282,7 @@ class Completion:
         return draft
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Log-probabilities of tokens that `take` has returned since the last call of this."""
+        """Log-probabilities of the tokens that `take` has returned since this was last called."""
         start, self._logprobs_taken = self._logprobs_taken, self.num_taken
         return self.logprobs[start : self.num_taken]
 

@@ -14,7 +14,7 @@ from worker.protocol.times import FirstTokenTimes
 
 
 class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of one completion, from which it can begin at any worker."""
+    """The request of one completion, with which it can start on any worker."""
 
     request_id: str
     index: int
@@ -23,20 +23,20 @@ class CompletionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     """Sampling parameters with n = 1, shared by all completions of the client's request."""
     seed: int
-    """Seed of this completion, another than those of its siblings."""
+    """Seed of this completion, which differs from those of its siblings."""
     feasibility: Feasibility
-    """Check of the client's request against limits of workers."""
+    """Check of the client's request against the workers' limits."""
     priority: int
-    """Priority of the client's request: greater ones go first."""
+    """Priority of the client's request: greater ones are scheduled first."""
     gateway_id: str
     slo: Slo | None = None
     tenant: str = ""
     traceparent: str = ""
-    """W3C context of the gateway's span; empty where the request is not traced."""
+    """W3C context of the gateway's span; empty if the request is not traced."""
 
 
 class CompletionTimes:
-    """Times of one completion's events, which it also counts in the model's stats.
+    """Times of one completion's events, which are also recorded in the model's stats.
 
     Args:
         spec: the request of the completion.
@@ -68,8 +68,7 @@ class CompletionTimes:
         self.last_token_at = 0.0
         """Time of the last token; 0 before the first."""
         self._from_worker: FirstTokenTimes | None = None
-        """Parts of the time to first token that the worker reports; None if it has reported
-        none."""
+        """Parts of the time to first token reported by the worker; None if it reported none."""
 
     @property
     def first_token_s(self) -> float:
@@ -78,17 +77,17 @@ class CompletionTimes:
 
     @property
     def at_worker_s(self) -> float:
-        """Seconds from the last submit to the first token; meaningless before it."""
+        """Seconds from the last submit to the first token; undefined before it."""
         return self._first_token_at - self._submitted_at
 
     def submitted(self, now: float) -> float:
-        """Notes that the request is sent to a worker; returns the seconds since its arrival."""
+        """Records that the request is sent to a worker; returns the seconds since its arrival."""
         self._submitted_at = now
         return now - self.arrived_at
 
     def took_tokens(self, number: int, now: float, from_worker: FirstTokenTimes | None) -> None:
-        """Counts new tokens; with the first ones the worker may report parts of the time to
-        them."""
+        """Records new tokens; with the first ones the worker may report the parts of the time to
+        first token."""
         self._stats.generation_tokens += number
         if self._first_token_at:
             self._latency.inter_token.observe((now - self.last_token_at) / number, number)
@@ -100,7 +99,7 @@ class CompletionTimes:
         self.last_token_at = now
 
     def flushed(self, now: float) -> bool:
-        """Notes that text is written to the client; False if this completion has no token yet."""
+        """Records that text is written to the client; False if this completion has no token yet."""
         if not self._first_token_at:
             return False
         if self._from_worker is not None:
@@ -109,14 +108,14 @@ class CompletionTimes:
         return True
 
     def refused(self) -> None:
-        """Counts a refusal because the queues of all workers are full."""
+        """Counts a rejection because the queues of all workers are full."""
         self._stats.refused += 1
         self._tenant.refused += 1
 
     def ended(
         self, reason: FinishReason, now: float, num_tokens: int, num_cached: int
     ) -> SloOutcome | None:
-        """Counts the end of the completion.
+        """Records the end of the completion.
 
         Args:
             reason: reason of the end.

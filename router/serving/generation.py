@@ -19,24 +19,24 @@ class GenerationRequest:
     """A client's request for completions of one model."""
 
     request_id: str
-    """Request id that the client sees; ids of its completions begin with it."""
+    """Request id for the client; prefix of the ids of its completions."""
     prompts: Sequence[PromptBlocks]
     """Prompts, each of which gets n completions."""
     feasibility: Feasibility
-    """Sampling parameters, and their check against limits of workers."""
+    """Sampling parameters and their check against the workers' limits."""
     stream: bool
     """Whether `take` returns new tokens, or only completions that have ended."""
     priority: int = DEFAULT_PRIORITY
-    """Priority at the workers: greater ones go first."""
+    """Priority at the workers: greater ones are scheduled first."""
     slo: Slo | None = None
     shown_tokens: frozenset[str] = frozenset()
-    """Special tokens that are written into the text even if skip_special_tokens is set."""
+    """Special tokens that are kept in the text even if skip_special_tokens is set."""
     with_offsets: bool = False
-    """Whether completions have the text offsets of their tokens."""
+    """Whether completions compute the text offsets of their tokens."""
     tenant: str = ""
-    """Tenant whose service it is, for fairness and metrics; empty for none."""
+    """Tenant for fairness and metrics; empty for none."""
     arrived_at: float | None = None
-    """Time of arrival on the event loop's clock; None for the time of `generation`."""
+    """Time of arrival on the event loop's clock; None for when `generation` is called."""
     span: RequestSpan | None = None
     """Trace span of the request; None if it is not traced."""
 
@@ -44,7 +44,8 @@ class GenerationRequest:
 class Generation:
     """The completions of one request, in the order of its prompts.
 
-    Call `start`, then `take` until `finished`; call `close` in any case: it aborts what still runs.
+    Call `start`, then `take` until `finished`; always call `close`, which aborts unfinished
+    completions.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Generation:
 
     @property
     def problem(self) -> str | None:
-        """Error of the first completion that ended in one; None if none has."""
+        """Error of the first failed completion; None if none has failed."""
         return next((c.error for c in self.completions if c.error), None)
 
     @property
@@ -92,17 +93,17 @@ class Generation:
 
     @property
     def num_rounds(self) -> int:
-        """Forward passes of a block-diffusion model so far that decided tokens."""
+        """Forward passes of a block diffusion model so far that decided tokens."""
         return sum(completion.num_rounds for completion in self.completions)
 
     @property
     def num_forwards(self) -> int:
-        """Forward passes of a block-diffusion model so far; 0 for an autoregressive one."""
+        """Forward passes of a block diffusion model so far; 0 for an autoregressive one."""
         return sum(completion.num_forwards for completion in self.completions)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens found in prefix caches: of each prompt the most of its completions."""
+        """Prompt tokens found in prefix caches: per prompt, the maximum over its completions."""
         best: dict[int, int] = {}
         for completion in self.completions:
             prompt = id(completion.spec.prompt)
@@ -110,14 +111,14 @@ class Generation:
         return sum(best.values())
 
     def prompt_logprobs(self, completion: Completion) -> list[TokenLogprobs] | None:
-        """Log-probabilities of a completion's prompt, which the prompt's first completion may
+        """Log-probabilities of a completion's prompt, which only the prompt's first completion may
         have."""
         n = self.request.feasibility.sampling.n
         first = self.completions[completion.spec.index // n * n]
         return completion.prompt_logprobs or first.prompt_logprobs
 
     async def start(self) -> None:
-        """Hands all completions to workers. Raises ApiError, and then ends all of them."""
+        """Submits all completions to workers. Raises ApiError, after ending all of them."""
         try:
             if len(self.completions) == 1:
                 await self._place(self.completions[0])
@@ -133,13 +134,13 @@ class Generation:
             raise
 
     def flushed(self, now: float) -> None:
-        """Notes that the first text is written to the client."""
+        """Records that the first text is written to the client."""
         for completion in self.completions:
             if completion.times.flushed(now):
                 return
 
     def take(self) -> Awaitable[list[Completion]]:
-        """Waits for completions with news, and returns them."""
+        """Waits for completions with new output, and returns them."""
         return self._mailbox.take()
 
     def end_span(self, problem: str | None) -> None:
@@ -166,7 +167,7 @@ class Generation:
 
     def _give_up(self) -> None:
         self.close()
-        self._mailbox.clear()  # nobody takes the news, and these and their sender are a cycle
+        self._mailbox.clear()  # no one reads it, and its items and their sender form a cycle
 
 
 async def _run(work: Awaitable[None]) -> None:

@@ -1,4 +1,4 @@
-"""Isolation: requests that may have ended workers are tried again alone at a worker, then fail."""
+"""Isolation: requests that may have crashed workers are retried alone on a worker, then failed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from router.channel import WorkerChannel
 from router.serving.completion import Completion
 
 APART_FROM = 2
-"""Suspected losses that make a request a suspect. One is forgiven, since most losses have nothing
-to do with a request."""
+"""Worker failures that make a request a suspect. One is forgiven, since most failures are
+unrelated to a request."""
 PATIENCE_S = 10.0
-"""Seconds that a suspect waits for an idle worker. A busy fleet may have none, and an innocent
-request is delayed by no more."""
+"""Maximum seconds that a suspect waits for an idle worker. A busy fleet may have none, and this
+bounds the delay of an innocent request."""
 
 
 class Changes:
-    """A condition that wakes requests whenever some worker may have become able to take them."""
+    """A condition that wakes requests whenever a worker may have become available."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -26,7 +26,7 @@ class Changes:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Wakes all: a worker may have become able to take a request, or none ever will."""
+        """Wakes all: a worker may have become available, or none ever will."""
         self.number += 1
         self._event.set()
         self._event.clear()
@@ -40,17 +40,18 @@ class Changes:
 
 
 class Isolation:
-    """Keeps requests that may end workers apart from others.
+    """Keeps requests that may crash workers apart from others.
 
-    A request is suspected of a loss if the lost worker had sent no token of it in that attempt: one
-    that ends workers at some token ends the next worker before it sends any. After two such losses
-    it is tried at a worker that has no other request of this gateway, and that gets none until the
-    request has a token, or has ended; after `max_attempts` it fails. All completions of a client's
-    request are one suspect (a family). Completions with tokens of the attempt are not suspected.
+    A request is suspected of a worker failure if the worker had sent no token of it in that
+    attempt: a request that crashes workers at some token crashes the next one before it sends any.
+    After two such failures it is retried on a worker that has no other request of this gateway and
+    gets none until the request has a token or has ended; after `max_attempts` it fails. All
+    completions of a client's request are one suspect (a family). Completions with tokens of the
+    attempt are not suspected.
 
     Args:
-        max_attempts: suspected losses after which a request fails; 1 also fails requests that had
-            tokens after their first loss.
+        max_attempts: suspected failures after which a request fails; 1 also fails requests that had
+            tokens after their first worker failure.
         channels: channels to the workers, by id.
         changes: notified when a worker may have become free.
     """
@@ -61,19 +62,20 @@ class Isolation:
         self._max_attempts = max_attempts
         self._channels = channels
         self._held: dict[str, str] = {}
-        """Family of the suspect that is tried at a worker, by worker id."""
+        """Family of the suspect that is being retried on a worker, by worker id."""
         self._waits_until: dict[str, float] = {}
-        """Time on the event loop's clock until which a suspect waits for a worker, by family."""
+        """Event loop time until which a suspect waits for a worker, by family."""
         self.changes = changes
 
     def why_given_up(self, completion: Completion, reason: str) -> str | None:
-        """The error of a request that was lost with too many workers; None if it may continue."""
+        """The error of a request that was involved in too many worker failures; None if it may be
+        resumed."""
         num_attempts = completion.num_suspected
-        if self._max_attempts == 1:  # the first loss ends it, tokens or not
+        if self._max_attempts == 1:  # fails after the first failure, tokens or not
             num_attempts = max(num_attempts, completion.num_losses)
         if num_attempts < self._max_attempts:
             return None
-        return f"given up after {num_attempts} attempts, the last one: {reason}"
+        return f"failed after {num_attempts} attempts, the last error: {reason}"
 
     def excluded(self, completion: Completion) -> list[str]:
         """Ids of workers that must not get the completion now."""
@@ -83,13 +85,13 @@ class Isolation:
         held = [worker for worker, holder in self._held.items() if holder != family]
         if not _is_suspect(completion):
             return held
-        if family in self._held.values():  # where another completion of the same request is
+        if family in self._held.values():  # on the worker of another completion of the same request
             return [worker for worker in self._channels if self._held.get(worker) != family]
         return [*held, *(worker for worker in self._channels if self._has_others(worker, family))]
 
     def enter(self, completion: Completion, worker_id: str) -> bool:
         """Reserves a worker for a suspect; False if it would not be alone there. True for
-        others."""
+        non-suspects."""
         if not _is_suspect(completion):
             return True
         family = completion.family
@@ -102,8 +104,8 @@ class Isolation:
         """Waits until a worker may have become free for a suspect.
 
         Args:
-            completion: the completion that has found no worker.
-            num_changes: `changes.number` before it looked for one.
+            completion: the completion for which no worker was found.
+            num_changes: `changes.number` before the search.
 
         Returns:
             False if it must not wait (any longer), or has ended.
@@ -117,8 +119,7 @@ class Isolation:
         return loop.time() < until and not completion.finished
 
     def leave(self, completion: Completion, worker_id: str) -> None:
-        """Ends a suspect's reservation: it has a token from the worker, or is not there any
-        more."""
+        """Ends a suspect's reservation: it has a token from the worker, or has left the worker."""
         if self._held and self._held.get(worker_id) == completion.family:
             del self._held[worker_id]
         if completion.finished and self._waits_until:
@@ -126,7 +127,7 @@ class Isolation:
         self.changes.notify()
 
     def forget(self, worker_id: str) -> None:
-        """Forgets a worker that has left."""
+        """Removes a worker that has left."""
         self._held.pop(worker_id, None)
         self.changes.notify()
 

@@ -14,55 +14,55 @@ from router.metrics.stats import ModelStats
 WINDOW_S = 10.0
 """Time constant in seconds of the moving averages of arrival rates."""
 _DELAY_WINDOW_S = 3.0
-"""Time constant in seconds of the moving average of the expected wait, which jumps with each
+"""Time constant in seconds of the moving average of the predicted wait, which jumps with each
 step."""
 _BATCH = 64
-"""Slots of a batch, until a worker has reported them."""
+"""Batch slots assumed until a worker has reported them."""
 _OUTPUT = 128.0
-"""Tokens per completion, until one has ended."""
+"""Tokens per completion assumed until one has ended."""
 _MOST_WAIT_S = 3600.0
-"""Largest expected wait that is averaged: without a limit an infinite one would never fade."""
+"""Maximum predicted wait that is averaged: an infinite one would never decay."""
 
 
 class LoadReport(NamedTuple):
-    """Load at one moment: plain numbers, as Ray Serve's autoscaling metrics must be; times in
-    seconds.
+    """Load at one moment as plain numbers, as required for Ray Serve's autoscaling metrics; times
+    in seconds.
 
-    A worker-second is the time that one worker of mean speed takes.
+    A worker-second is the time of one worker of average speed.
     """
 
     num_ready: float = 0.0
-    """Number of workers that take requests."""
+    """Number of ready workers."""
     work: float = 0.0
-    """Worker-seconds per second for the requests that have arrived lately at this gateway."""
+    """Worker-seconds per second for the requests that have recently arrived at this gateway."""
     pending_s: float = 0.0
-    """Worker-seconds for the pending requests, those that no worker has yet."""
+    """Worker-seconds for the pending requests, which are not on a worker yet."""
     pending_kv: float = 0.0
     """KV cache for the prompts of pending requests, in units of a worker's cache."""
     waiting_s: float = 0.0
-    """Worker-seconds for the requests that wait at workers, those of other gateways included."""
+    """Worker-seconds for the requests waiting on workers, including other gateways' requests."""
     queue_delay_s: float = 0.0
-    """Seconds that requests have lately been expected to wait at the least busy worker."""
+    """Recent average of the predicted wait in seconds on the least busy worker."""
     kv: float = 0.0
-    """KV cache in use and needed by prompts that wait at workers, in units of a worker's cache."""
+    """KV cache used and needed by prompts waiting on workers, in units of a worker's cache."""
     num_pending: float = 0.0
-    """Number of requests that no worker has yet."""
+    """Number of requests that are not on a worker yet."""
     num_active: float = 0.0
-    """Number of requests at workers."""
+    """Number of requests on workers."""
     num_new: float = 0.0
-    """Number of completions begun since the last report, ended ones included."""
+    """Number of completions started since the last report, including ended ones."""
 
 
 class LoadMeter:
-    """Measures load as worker-seconds, by the fleet's step-time model at full batches.
+    """Measures load in worker-seconds, by the fleet's step-time model at full batches.
 
-    A request counts at its arrival with all the tokens that it is expected to generate. To count
-    generated tokens alone would underrate a saturated fleet, which generates no faster.
+    A request counts at its arrival with all tokens that it is expected to generate. Counting only
+    generated tokens would underestimate a saturated fleet, which cannot generate any faster.
 
     Args:
         stats: counters of the model.
         fleet: workers of the model.
-        clock: time in seconds from some fixed moment.
+        clock: time in seconds from an arbitrary epoch.
     """
 
     def __init__(self, stats: ModelStats, fleet: Fleet, clock: Callable[[], float]) -> None:
@@ -77,7 +77,7 @@ class LoadMeter:
         self._num_new = 0.0
 
     def read(self) -> LoadReport:
-        """The load now. Call it about every second: rates are measured between two calls."""
+        """The current load. Call it about once per second: rates are measured between calls."""
         self._advance()
         stats, table = self._stats, self._fleet.table
         rows = np.flatnonzero(table.eligible)

@@ -1,4 +1,4 @@
-"""Mailbox: hands news of completions to the task that writes the response."""
+"""Mailbox: passes completions with new output to the task that writes the response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mailbox(Generic[T]):
             waiter.set_result(None)
 
     def clear(self) -> None:
-        """Drops items that were not taken."""
+        """Drops all items."""
         self._items.clear()
 
     async def take(self) -> list[T]:

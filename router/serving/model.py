@@ -34,18 +34,18 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """Listens to the channels of a model's workers and makes completions of requests.
+    """Handles events of a model's worker channels and creates the completions of requests.
 
     Args:
         route: configuration of the model.
         gateway_id: id of this gateway.
-        transport: reaches the model's workers.
+        transport: connects to the model's workers.
         tokenizer: tokenizer of the model.
-        encoder: makes prompts of requests.
+        encoder: encodes the prompts of requests.
         fleet: the model's workers.
         defaults: default sampling parameters (generation_config.json).
-        max_tenants: most tenants that metrics distinguish.
-        settings: store that the model's gateways share; None if this gateway is the only one.
+        max_tenants: maximum number of tenants that metrics distinguish.
+        settings: store shared by the model's gateways; None if this gateway is the only one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ServedModel:
         self.fleet = fleet
         self.defaults = defaults
         self.dialect = dialect_of(tokenizer, route.tool_call_parser, route.reasoning_parser)
-        """Format in which the model marks reasoning and tool calls."""
+        """The model's formats of reasoning and tool calls."""
         self.stats = ModelStats(max_tenants)
         self.set_target(WorkerTarget(route.min_workers, route.min_workers, route.max_workers))
         self._gateway_id = gateway_id
@@ -83,7 +83,7 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are served: a worker is ready, or one is started on demand."""
+        """Whether requests can be served: a worker is ready or is started on demand."""
         return self.fleet.ready or self.route.on_demand
 
     @property
@@ -98,12 +98,12 @@ class ServedModel:
         return info.vocab_size if info is not None else self.tokenizer.vocab_size
 
     async def start(self) -> None:
-        """Attaches to the workers, and follows changes of their set."""
+        """Connects to the workers, and tracks changes of their set."""
         await self.admission.start()
         self._transport.watch_workers(self._set_workers)
 
     async def close(self) -> None:
-        """Detaches from all workers; requests under way end with an error."""
+        """Disconnects from all workers; open requests fail."""
         self._closed = True
         await self.admission.close()
         self._placer.close()
@@ -113,7 +113,7 @@ class ServedModel:
             self._log_file.close(self.fleet)
 
     def generation(self, request: GenerationRequest) -> Generation:
-        """Makes a request's completions, which are not placed yet."""
+        """Creates a request's completions, which are not placed yet."""
         mailbox: Mailbox[Completion] = Mailbox()
         sampling = request.feasibility.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
@@ -123,10 +123,10 @@ class ServedModel:
         shared, stop = sampling.amended(n=1, seed=None), StopStrings(sampling.stop)
         others = shared
         if shared.prompt_logprobs is not None and not request.stream:
-            # The first completion of each prompt gets them.
+            # The first completion of each prompt returns them.
             others = shared.amended(prompt_logprobs=None)
         completions = []
-        unique = secrets.token_hex(8)  # clients choose request ids, and may choose one twice
+        unique = secrets.token_hex(8)  # clients choose request ids, and may reuse them
         contexts = [self._context(prompt, request) for prompt in request.prompts]
         pairs = itertools.product(request.prompts, range(sampling.n))
         for index, (prompt, choice) in enumerate(pairs):
@@ -154,7 +154,7 @@ class ServedModel:
         return Generation(request, completions, mailbox, self._placer.place, explain=explain)
 
     def set_target(self, target: WorkerTarget) -> None:
-        """Sets how many workers there should be, for metrics."""
+        """Sets the target number of workers, for metrics."""
         self.stats.workers = target
 
     # Methods of ChannelListener.
@@ -163,7 +163,8 @@ class ServedModel:
         """A worker has attached with this snapshot; see ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
         self.refused_grammars.clear()
-        # The worker may have left before the fleet knew it, while the stream was being opened.
+        # The worker may have left before the fleet registered it, while the stream was being
+        # opened.
         self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)
         if self.admission.change.given:
             self._channels[worker_id].set_admission(self.admission.change)
@@ -174,20 +175,20 @@ class ServedModel:
         self._placer.attached(worker_id)
 
     def on_update(self, worker_id: str, update: WorkerUpdate) -> None:
-        """Hands load and block events of a worker's step to the fleet."""
+        """Passes load and block events of a worker's step to the fleet."""
         self.fleet.update(worker_id, update)
 
     def on_accepted(self, worker_id: str, request_id: str, epoch: int, ordinal: int) -> None:
-        """A worker has taken a request as submit number `ordinal` of `epoch`."""
+        """A worker has accepted a request as submit number `ordinal` of `epoch`."""
         self.fleet.accepted(worker_id, request_id, epoch, ordinal)
 
     def on_lost(self, worker_id: str, reason: str) -> None:
-        """A worker has lost its rank group, or is lost itself."""
+        """A worker or its rank group has failed."""
         self.fleet.lose(worker_id)
         self._log("worker %s lost: %s", worker_id, reason)
 
     def on_closed(self, worker_id: str) -> None:
-        """A worker's channel has ended: forgets the worker."""
+        """A worker's channel has ended: removes the worker."""
         self.fleet.remove(worker_id)
         self._channels.pop(worker_id, None)
         self._placer.forget(worker_id)
@@ -220,7 +221,7 @@ class ServedModel:
         ]
 
     def _context(self, prompt: PromptBlocks, request: GenerationRequest) -> Sequence[int]:
-        """Last tokens of a prompt, behind which its completions are detokenized."""
+        """Last tokens of a prompt, used as context to detokenize its completions."""
         return self.tokenizer.context(
             memoryview(prompt.token_ids).cast("i"),
             skip_special_tokens=request.feasibility.sampling.skip_special_tokens,
@@ -275,5 +276,5 @@ def _decision_log(route: ModelRoute, gateway_id: str) -> DecisionLog | None:
 
 
 def _wrap(seed: int) -> int:
-    """Brings a seed of 2⁶⁴ or more, of a further choice, back into the range of 64-bit seeds."""
+    """Wraps a seed of 2⁶⁴ or more, of a later choice, into the range of 64-bit seeds."""
     return seed if seed < 2**64 else seed - 2**64

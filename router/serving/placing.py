@@ -1,4 +1,4 @@
-"""Placer: finds workers for completions, again when a worker is lost."""
+"""Placer: finds workers for completions, also after worker failures."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from worker.protocol.limits import Limits
 logger = logging.getLogger(__name__)
 
 ATTACH_S = 5.0
-"""Seconds that a request waits for workers that are attaching, which takes 0.1 s."""
+"""Seconds that a request waits for workers that are connecting, which takes 0.1 s."""
 MAX_WAITING = 4096
-"""Most requests that wait for a worker at a time."""
+"""Maximum number of requests waiting for a worker at a time."""
 _MAX_RETRIES = 2
-"""Most further workers that a request is submitted to when a submit fails."""
+"""Maximum number of other workers tried when a submit fails."""
 FIRST_PAUSE_S = 0.1
-"""Seconds between the first two tries to place a request again; doubled with each."""
+"""Seconds between the first two attempts to resume a request; doubled with each attempt."""
 LAST_PAUSE_S = 2.0
-"""Most seconds between two tries; a worker that becomes ready ends a pause."""
+"""Maximum seconds between two attempts; a worker that becomes ready ends a pause."""
 
 
 class Placer:
-    """Places the completions of one model, and waits for workers where none can take them.
+    """Places the completions of one model, waiting for workers if none is available.
 
     - A new completion waits if a worker is expected: in a rolling update the last worker may leave
-      when the next has just come, or before.
-    - A completion whose worker was lost is placed again, at another worker or at the same one when
-      it is back; its client sees a pause. One that may have ended workers is tried alone, then
-      fails; see Isolation.
+      just after, or even before, the next has joined.
+    - A completion whose worker failed is placed on another worker, or on the same one once it is
+      back; its client sees a pause. A completion that may have crashed workers is retried alone,
+      then failed; see Isolation.
 
     Args:
         route: configuration of the model.
@@ -69,22 +69,22 @@ class Placer:
         self._changes = Changes()
         self._isolation = Isolation(route.routing.max_request_attempts, channels, self._changes)
         self._pending: dict[str, None] = {}
-        """Ids of new workers whose first report is awaited."""
+        """Ids of new workers that have not reported yet."""
         self._vacant = route.on_demand
         """Whether there are no workers and some are expected: the last has left, or workers are
         started on demand."""
         self._num_waiting = 0
-        """Number of requests that wait for a worker."""
+        """Number of requests waiting for a worker."""
         self._num_ready = 0
         """Number of snapshots after which some worker was ready."""
         self._resuming: dict[asyncio.Task[None], None] = {}
-        """Tasks that place completions again."""
+        """Tasks that resume completions."""
         self._closed = False
 
     # Notifications of the model.
 
     def expect(self, worker_id: str) -> None:
-        """A worker has joined; its first report is awaited."""
+        """A worker has joined; its first report is expected."""
         self._pending[worker_id] = None
         self._vacant = False
 
@@ -96,7 +96,7 @@ class Placer:
             self._changes.notify()
 
     def resolved(self, worker_id: str) -> None:
-        """A worker's first report is not awaited any more. Idempotent."""
+        """A worker's first report is no longer expected. Idempotent."""
         if self._pending.pop(worker_id, worker_id) is None:
             self._changes.notify()
 
@@ -110,7 +110,7 @@ class Placer:
         self._isolation.forget(worker_id)
 
     def close(self) -> None:
-        """No worker will come: completions that wait for one, or lose theirs, fail."""
+        """No worker will come: completions that wait for one, or whose worker fails, fail."""
         self._closed = True
         for task in self._resuming:
             task.cancel()
@@ -128,7 +128,7 @@ class Placer:
             self._stats.prediction_error.observe(abs(error))
 
     def lost(self, completion: Completion, reason: str) -> None:
-        """Begins the next attempt of a completion whose worker was lost, or fails it."""
+        """Starts the next attempt of a completion whose worker failed, or fails it."""
         self._release(completion)
         extra = {"request_id": completion.spec.request_id, "worker_id": completion.worker_id}
         if self._closed:
@@ -138,7 +138,10 @@ class Placer:
         else:
             num_tokens = len(completion.token_ids)
             logger.warning(
-                "continues elsewhere after %d tokens: %s", num_tokens, reason, extra=extra
+                "resuming request on another worker after %d tokens: %s",
+                num_tokens,
+                reason,
+                extra=extra,
             )
             self._stats.resubmissions += 1
             task = asyncio.create_task(self._place_again(completion, reason))
@@ -146,13 +149,13 @@ class Placer:
             task.add_done_callback(self._resuming.pop)
 
     def ended(self, completion: Completion) -> None:
-        """Releases the booking of a completion that has ended, and logs its decision."""
+        """Releases the booking of an ended completion, and logs its decision."""
         self._release(completion)
         if self._log_file is not None and (line := decision_line(completion)) is not None:
             self._log_file.decided(line, self._fleet)
 
     async def place(self, completion: Completion) -> None:
-        """Hands the completion to a worker. Raises ApiError if no worker takes it."""
+        """Submits the completion to a worker. Raises ApiError if no worker accepts it."""
         stats, num_tokens = self._stats, completion.spec.prompt.num_tokens
         stats.pending_requests += 1
         stats.pending_tokens += num_tokens
@@ -179,14 +182,14 @@ class Placer:
             completion.begin_again()
 
     async def _try_worker(self, completion: Completion, tried: list[str]) -> str | None:
-        """Submits to the best worker not in `tried`; returns why it failed, None for success."""
+        """Submits to the best worker not in `tried`; returns the error, None for success."""
         spec = completion.spec
         choice = await self._choose_apart(completion, tried)
         if choice is None and await self._wait_for_worker():
             choice = await self._choose_apart(completion, tried)
         if choice is None:
             raise self._nobody(completion)
-        if completion.finished:  # its client has left meanwhile
+        if completion.finished:  # its client has disconnected meanwhile
             self._isolation.leave(completion, choice.worker_id)
             self._fleet.release(choice.worker_id, spec.request_id)
             return None
@@ -195,7 +198,7 @@ class Placer:
             completion.choice = choice
         channel = self._channels.get(choice.worker_id)
         if channel is None:
-            return "it has left"
+            return "the worker has left"
         submit = completion.submit_to(channel, asyncio.get_running_loop().time())
         submit.num_expected_cached = choice.hit_tokens
         try:
@@ -210,7 +213,7 @@ class Placer:
                 completion.rejection = error.rejection
             if error.rejection.status == 429 or error.rejection.status >= 500:
                 return error.rejection.message
-            if completion.num_losses:  # a lost worker had taken it, so another one may
+            if completion.num_losses:  # a failed worker had accepted it, so another one may
                 return error.rejection.message
             self._release(completion)
             grammar = spec.sampling.structured_outputs
@@ -218,7 +221,7 @@ class Placer:
                 self._refused_grammars.add(grammar, error.rejection.message)
             param = spec.feasibility.param(error.rejection.param)
             raise rejected(error.rejection, param) from error
-        if not completion.finished:  # the last delta may overtake the answer to the submit
+        if not completion.finished:  # the last delta may overtake the reply to the submit
             completion.rejection = None
         count_choice(self._stats, completion, choice)
         routed = self._stats.routed
@@ -242,9 +245,9 @@ class Placer:
                 return await self._choose(completion, tried)
 
     async def _choose(self, completion: Completion, tried: Sequence[str]) -> Choice | None:
-        """Books the completion at the best worker; None if no worker can take it now.
+        """Books the completion on the best worker; None if no worker is available now.
 
-        Raises ApiError, and books nothing, if no ready worker could ever run it.
+        Raises ApiError, without a booking, if no ready worker could ever run it.
         """
         spec, prompt = completion.spec, completion.prompt
         kinds = self._fleet.limits
@@ -264,7 +267,7 @@ class Placer:
         return await self._batch_window.place(spec.request_id, prompt, excluded)
 
     def _nobody(self, completion: Completion, problem: str = "try again shortly") -> ApiError:
-        """The error for the client of a completion that no worker takes."""
+        """The client's error for a completion that no worker accepts."""
         rejection = completion.rejection
         if rejection is None:
             self._stats.unplaced += 1
@@ -292,14 +295,16 @@ class Placer:
             completion.fail("the gateway is shutting down")
             raise
         except Exception:
-            # HAZARD: without an end of the completion its client would wait for ever.
-            logger.exception("cannot be resumed", extra={"request_id": completion.spec.request_id})
-            problem = "internal error: it could not be resumed"
+            # HAZARD: without an end of the completion its client would wait forever.
+            logger.exception(
+                "failed to resume request", extra={"request_id": completion.spec.request_id}
+            )
+            problem = "internal error: the request could not be resumed"
         if problem is not None:
             completion.fail(f"{reason}; then {problem}")
 
     async def _try_until_placed(self, completion: Completion) -> str | None:
-        """Places a completion again; returns why that failed, None if it runs, or has ended."""
+        """Resumes a completion; returns the error, or None if it is running or has ended."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._wait_s
         pause = FIRST_PAUSE_S
@@ -318,7 +323,7 @@ class Placer:
         return None
 
     async def _wait_for_another(self, seconds: float) -> None:
-        """Waits until a further worker is ready, at most `seconds`."""
+        """Waits until another worker is ready, at most `seconds`."""
         num_ready = self._num_ready
         await self._changes.wait_until(lambda: self._num_ready != num_ready, seconds)
 

@@ -1,1 +1,1 @@
-"""Prompts to token ids, off the event loop; sampling defaults of checkpoints."""
+"""Prompt tokenization off the event loop, and sampling defaults of checkpoints."""

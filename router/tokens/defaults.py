@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 APPLIED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of generation_config.json that become default sampling parameters, as in vLLM."""
 NEUTRAL = {"no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
-"""Fields that are not applied, with the value that changes nothing."""
+"""Fields that are not supported, with the value that has no effect."""
 UNSAID_LENGTH = 131_072
-"""Tokens of a context whose length config.json omits: the longest default of
+"""Assumed context length if config.json omits it: the largest default of
 `max_position_embeddings` in transformers."""
 
 
@@ -28,19 +28,19 @@ def load_sampling_defaults(model: str) -> dict[str, Any]:
     for name, neutral in NEUTRAL.items():
         if config.get(name) not in (None, neutral):
             logger.warning(
-                "generation_config.json recommends %s %s, which is not applied", name, config[name]
+                "ignoring unsupported generation_config.json setting %s=%s", name, config[name]
             )
     return {name: config[name] for name in APPLIED if config.get(name) is not None}
 
 
 def recommended_sampling(model: str, source: str) -> dict[str, Any]:
-    """Default sampling parameters of a model, as --generation-config chooses them.
+    """Default sampling parameters of a model, as selected by --generation-config.
 
     Args:
         model: folder or Hub name of the checkpoint.
-        source: `auto` for the checkpoint's own, `vllm` for none, else the folder or Hub name of
-            another generation_config.json, whose end tokens are stop tokens of all requests:
-            workers end requests at the checkpoint's own anyway.
+        source: `auto` for the checkpoint's, `vllm` for none, else the folder or Hub name of another
+            generation_config.json, whose end tokens become stop tokens of all requests; workers
+            always end requests at the checkpoint's own.
 
     Raises:
         ValueError: the source has no generation_config.json.
@@ -50,13 +50,13 @@ def recommended_sampling(model: str, source: str) -> dict[str, Any]:
     if source == "auto":
         return load_sampling_defaults(model)
     if not (checkpoint_folder(source) / "generation_config.json").is_file():
-        raise ValueError(f"--generation-config: there is no generation_config.json in {source}")
+        raise ValueError(f"--generation-config: no generation_config.json in {source}")
     ends = eos_token_ids(read_json(checkpoint_folder(source) / "generation_config.json"))
     return load_sampling_defaults(source) | ({"stop_token_ids": ends} if ends else {})
 
 
 def read_chat_template(given: str) -> str:
-    """A chat template: `given` is Jinja source, or the path of a file with it.
+    """Loads a chat template: `given` is Jinja source, or the path of a file with it.
 
     Raises:
         ValueError: it is neither.
@@ -67,12 +67,12 @@ def read_chat_template(given: str) -> str:
         return Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--chat-template: cannot read {given} ({error}): name a file with a Jinja template"
+            f"--chat-template: cannot read {given} ({error}): specify a file with a Jinja template"
         ) from error
 
 
 def assumed_limits(model: str) -> Limits:
-    """Limits on lengths that no worker of a checkpoint exceeds, until workers report their own."""
+    """Upper bounds of lengths for all workers of a checkpoint, until workers report their own."""
     config = read_json(checkpoint_folder(model) / "config.json")
     positions = config.get("max_position_embeddings")
     length = positions if isinstance(positions, int) else UNSAID_LENGTH

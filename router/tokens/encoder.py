@@ -1,4 +1,4 @@
-"""PromptEncoder: renders, tokenizes and hashes prompts, long ones in a thread pool."""
+"""PromptEncoder: renders, tokenizes and hashes prompts; long ones in a thread pool."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 _PER_VALUE = 8
 """Characters that a template may write around a value: names, brackets, punctuation."""
 _SHORT = 1024
-"""Characters or tokens up to which a prompt is encoded on the event loop, in less than 0.5 ms; a
-thread may wait 5 ms for the GIL beside a busy event loop."""
+"""Maximum characters or tokens of a prompt encoded on the event loop, in less than 0.5 ms; a thread
+may wait 5 ms for the GIL beside a busy event loop."""
 
 
 class PromptEncoder:
@@ -66,16 +66,16 @@ class PromptEncoder:
 
         Args:
             chat: the chat.
-            feasibility: the check of the prompt's length.
+            feasibility: checks the prompt's length.
             cache_salt: salt of the prefix cache.
-            tenant: tenant whose prefix cache it is; empty for none.
-            session: the client's name of the conversation; empty for none.
+            tenant: tenant that the prefix cache belongs to; empty for none.
+            session: the client's conversation id; empty for none.
             owner: name of the API key.
-            num_bytes: bytes of the request's body.
-            last: most tokens of the prompt, of which the last are kept; None for all.
+            num_bytes: size of the request's body.
+            last: maximum prompt tokens, of which the last are kept; None for no truncation.
 
         Raises:
-            ApiError: 429 if too much work is waiting; 400 if the template refuses the messages, or
+            ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
                 no worker can run the prompt.
         """
         keys = self._fleet.block_keys()
@@ -85,7 +85,7 @@ class PromptEncoder:
         def work() -> PromptBlocks:
             refuse_long(num_characters(chat.texts))
             text = chat.render(self._tokenizer)
-            refuse_long(len(text))  # templates repeat, and bring texts of their own
+            refuse_long(len(text))  # templates may repeat messages and add their own text
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
             return self._blocks(_last(token_ids, last), cache_salt, tenant, session, keys)
 
@@ -104,10 +104,10 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         last: int | None = None,
     ) -> list[PromptBlocks]:
-        """Encodes prompts that are texts or token ids. For the other arguments see `chat`.
+        """Encodes prompts that are texts or token ids. See `chat` for the other arguments.
 
         Args:
-            add_special_tokens: whether to add the tokens that the tokenizer puts around texts.
+            add_special_tokens: whether to add the tokenizer's special tokens.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if a token id is outside the vocabulary,
@@ -149,13 +149,13 @@ class PromptEncoder:
         num_bytes: int = 0,
         add_special_tokens: bool = True,
     ) -> list[int]:
-        """Token ids of a prompt, which may be longer than workers take.
+        """Token ids of a prompt, which may be longer than workers support.
 
-        For `owner` and `num_bytes` see `chat`.
+        See `chat` for `owner` and `num_bytes`.
 
         Raises:
-            ApiError: 429 if too much work is waiting; 400 if the template refuses the messages, or
-                the text is so long that it cannot fit into the model, whatever its tokens.
+            ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
+                the text is too long to fit into the model with any tokens.
         """
         refuse_long = self._check_characters(Feasibility(SamplingParams(), {}))
 
@@ -181,18 +181,20 @@ class PromptEncoder:
         owner: str = "",
         num_bytes: int = 0,
     ) -> int:
-        """Index of the first of ever shorter chats that fits into the model; the last if none does.
+        """Index of the first chat that fits into the model, in a sequence of ever shorter ones; the
+        last if none fits.
 
         After the first chat the shortest are tried, then ever longer ones, so that the time depends
         on what fits, not on what does not.
 
         Args:
-            prompt_of: makes the prompt of a chat by its index; called in a thread. Chats for which
+            prompt_of: creates the prompt of a chat by its index; called in a thread. Chats for
+            which
                 it raises ApiError do not fit.
             number: number of chats.
-            max_tokens: most tokens of a prompt that fits.
+            max_tokens: maximum tokens of a prompt that fits.
             owner: name of the API key.
-            num_bytes: bytes of the request's body.
+            num_bytes: size of the request's body.
 
         Raises:
             ApiError: 429 if too much work is waiting.
@@ -230,7 +232,7 @@ class PromptEncoder:
         return 0 if number < 2 else await self._run(work, num_bytes, owner)
 
     async def text(self, token_ids: Sequence[int], *, owner: str = "") -> str:
-        """The text of token ids, special tokens included.
+        """The text of token ids, including special tokens.
 
         Raises:
             ApiError: 429 if too much work is waiting; 400 if an id is outside the vocabulary.
@@ -243,7 +245,7 @@ class PromptEncoder:
         return await self._run(work, len(token_ids), owner)
 
     async def bad_words(self, sampling: SamplingParams) -> SamplingParams:
-        """The parameters with `bad_words` as tokens. Raises ApiError (400) for a word without
+        """Tokenizes `bad_words` of the parameters. Raises ApiError (400) for a word without
         tokens."""
 
         def work() -> SamplingParams:
@@ -269,11 +271,11 @@ class PromptEncoder:
         Args:
             prompts: texts or token ids.
             owner: name of the API key.
-            add_special_tokens: as of `prompts`.
-            skip_special_tokens: whether special tokens among token ids yield no text.
-            with_offsets: whether to find the text offsets of tokens.
-            is_whole: whether no completion follows, which would begin with a character that token
-                ids have begun.
+            add_special_tokens: as for `prompts`.
+            skip_special_tokens: whether special tokens among token ids are omitted from the text.
+            with_offsets: whether to compute the text offsets of tokens.
+            is_whole: whether no completion follows, which could complete a character started by the
+                token ids.
 
         Raises:
             ApiError: 429 if too much work is waiting.
@@ -308,9 +310,10 @@ class PromptEncoder:
         return await self._run(lambda: [text_of(prompt) for prompt in prompts], size, owner)
 
     def _check(self, feasibility: Feasibility, last: int | None = None) -> Callable[[int], None]:
-        """A function that raises ApiError (400) for a number of tokens that no ready worker takes.
+        """Creates a check that raises ApiError (400) for token counts that no ready worker
+        supports.
 
-        With `last`, prompts are truncated to so many tokens.
+        With `last`, prompts are truncated to that many tokens.
         """
         kinds = self._kinds()
 
@@ -321,7 +324,8 @@ class PromptEncoder:
         return accept
 
     def _check_characters(self, feasibility: Feasibility) -> Callable[[int], None]:
-        """A function that raises ApiError (400) for a number of characters that no worker takes."""
+        """Creates a check that raises ApiError (400) for character counts that no worker
+        supports."""
         kinds = self._kinds()
 
         def accept(number: int) -> None:
@@ -356,11 +360,11 @@ class PromptEncoder:
 
 
 class PromptText(NamedTuple):
-    """The text of a prompt, to be echoed."""
+    """The text of an echoed prompt."""
 
     text: str
     offsets: Sequence[int]
-    """Index in the text at which the text of each token begins; empty if not asked for."""
+    """Index in the text where the text of each token starts; empty if not requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,15 +372,15 @@ class ChatPrompt:
     """A chat before rendering."""
 
     messages: Sequence[Mapping[str, Any]]
-    """Messages as chat templates take them."""
+    """Messages in the chat templates' form."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools as chat templates take them; None for none."""
+    """Tools in the chat templates' form; None for none."""
     add_generation_prompt: bool = True
-    """Whether the prompt ends with the beginning of an answer."""
+    """Whether the prompt ends with the start of an assistant message."""
     continues: bool = False
     """Whether the prompt ends with the last message, which the model continues."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Further variables of the chat template."""
+    """Additional variables of the chat template."""
 
     @property
     def texts(self) -> tuple[Any, ...]:
@@ -384,7 +388,7 @@ class ChatPrompt:
         return (self.messages, self.tools or (), self.template_arguments)
 
     def render(self, tokenizer: Tokenizer) -> str:
-        """The rendered prompt. Raises ApiError (400) if the template refuses the messages."""
+        """The rendered prompt. Raises ApiError (400) if the template rejects the messages."""
         try:
             text = tokenizer.render_chat(
                 self.messages,
@@ -395,7 +399,7 @@ class ChatPrompt:
             if self.continues:
                 return _up_to_end_of(self.messages[-1]["content"], text)
         except (ValueError, AttributeError, RecursionError) as error:
-            # Templates are code of checkpoints, and get any JSON that the client sends.
+            # Templates are code of checkpoints, and receive any JSON that the client sends.
             raise bad_request(str(error), "messages") from error
         return text
 
@@ -404,7 +408,7 @@ class ParityCheck:
     """Compares workers' tokenizers with this gateway's, by their fingerprints (see fleet.Parity).
 
     Args:
-        tokenizer: the model's tokenizer as this gateway has loaded it.
+        tokenizer: the model's tokenizer as loaded by this gateway.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -415,8 +419,8 @@ class ParityCheck:
         """The difference; None if there is none, or the worker has no tokenizer."""
         if self._tokenizer.vocab_size > info.vocab_size and info.tokenizer:
             return (
-                f"the model has {info.vocab_size} tokens, --tokenizer {info.tokenizer} "
-                f"{self._tokenizer.vocab_size}: name the model's own"
+                f"the model has {info.vocab_size} tokens, but --tokenizer {info.tokenizer} has "
+                f"{self._tokenizer.vocab_size}: use the model's own"
             )
         if info.tokenizer_fingerprint is None:
             return None
@@ -427,11 +431,11 @@ class ParityCheck:
 
 
 def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int:
-    """Number of characters of all strings in JSON data, names included.
+    """Number of characters of all strings in JSON data, including names.
 
     Args:
-        data: JSON data, of which a template may write anything.
-        per_value: characters that are added for each value.
+        data: JSON data, of which a template may write any part.
+        per_value: characters added for each value.
         enough: number above which counting stops.
     """
     total, rest = 0, [data]
@@ -466,7 +470,7 @@ def _up_to_end_of(last: str, text: str) -> str:
     # HAZARD: str.rfind takes quadratic time on repetitive texts, str.find linear time.
     after = text[::-1].find(body[::-1])
     if not body or after < 0:
-        raise ValueError("the chat template does not write the last message as it is")
+        raise ValueError("the chat template does not write the last message unchanged")
     end = len(text) - after
     rest = last[len(last.rstrip()) :]
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]
@@ -476,5 +480,5 @@ def _refuse_unknown(token_ids: Sequence[int], vocab_size: int, field: str = "pro
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise bad_request(
-                f"token id {token_id} is outside of the vocabulary of {vocab_size} tokens", field
+                f"token id {token_id} is outside the vocabulary of {vocab_size} tokens", field
             )

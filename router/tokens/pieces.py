@@ -1,4 +1,4 @@
-"""PieceMemo: caches tokens of pieces of chats, so that a conversation is not tokenized each
+"""PieceMemo: caches tokens of pieces of chats, so that a conversation is not retokenized with each
 turn."""
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from worker.protocol.text.tokenizer import SHORT_TEXT, Tokenizer
 
 _MAX_BYTES = 32 << 20
-"""Most bytes of texts and tokens: two bytes per character for long pieces with four characters per
-token."""
+"""Maximum bytes of texts and tokens: two bytes per character for long pieces with four characters
+per token."""
 _ENTRY_BYTES = 170
-"""Bytes of an entry besides its two strings and its tokens, in CPython: a tuple (72 with its GC
-header), and a slot of a dictionary that is a third full (32 / 0.33)."""
+"""Overhead of an entry in bytes, besides its two strings and its tokens, in CPython: a tuple (72
+with its GC header), and a slot of a dictionary that is a third full (32 / 0.33)."""
 
 Tokens = NDArray[np.int32]
-"""Token ids as little-endian int32, as workers take them."""
+"""Token ids as little-endian int32, as in the worker protocol."""
 
 
 class PieceMemo:
     """Tokenizes chats by pieces that are independent of each other, and caches their tokens.
 
-    A conversation is sent again with each turn, and a system prompt with each conversation: a piece
-    is found in a hundredth of the time that it takes to tokenize. Thread-safe.
+    A conversation is sent again with each turn, and a system prompt with each conversation: looking
+    up a piece takes a hundredth of the time of tokenizing it. Thread-safe.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -39,17 +39,17 @@ class PieceMemo:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._pieces: dict[tuple[str, str], bytes] = {}
-        """Token ids of pieces by scope and text, the least recently used first."""
+        """Token ids of pieces by scope and text, least recently used first."""
         self._lock = threading.Lock()
 
     def encode(
         self, text: str, scope: str = "", accept: Callable[[int], None] = lambda _: None
     ) -> Tokens:
-        """Token ids of `text`, without the tokens that the tokenizer puts around texts.
+        """Token ids of `text`, without special tokens added by the tokenizer.
 
         Args:
             text: a rendered chat.
-            scope: scope of the cache: its hits, and so the time, reveal nothing of other scopes.
+            scope: scope of the cache: its hits, and thus timing, reveal nothing about other scopes.
             accept: called with the number of tokens; if it raises, nothing is cached.
         """
         if len(text) <= SHORT_TEXT:
@@ -72,13 +72,13 @@ class PieceMemo:
         return {piece: tokens for piece, tokens in found.items() if tokens is not None}
 
     def _remember(self, scope: str, pieces: dict[str, bytes]) -> None:
-        """Adds pieces as the most recently used, and drops the least recently used."""
+        """Adds pieces as the most recently used, and evicts the least recently used."""
         with self._lock:
             for piece, tokens in pieces.items():
                 key = (scope, piece)
                 size = _size(key, tokens)
                 if size > self._max_bytes:
-                    continue  # it would displace all others
+                    continue  # it would evict all others
                 if self._pieces.pop(key, None) is None:
                     self._num_bytes += size
                 self._pieces[key] = tokens
@@ -88,5 +88,5 @@ class PieceMemo:
 
 
 def _size(key: tuple[str, str], tokens: bytes) -> int:
-    """Bytes of an entry, its scope included, which other entries may share."""
+    """Bytes of an entry, including its scope, which other entries may share."""
     return _ENTRY_BYTES + sum(map(sys.getsizeof, (*key, tokens)))

@@ -1,4 +1,4 @@
-"""WorkPool: threads for long bodies and prompts, which API keys share fairly."""
+"""WorkPool: threads for long bodies and prompts, shared fairly by API keys."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from router.errors import overloaded
 T = TypeVar("T")
 
 LONG = 1 << 18
-"""Characters above which work counts as long: 0.1 s of a tokenizer."""
+"""Minimum characters of long work: 0.1 s of tokenization."""
 SMALL_BODY = 1 << 18
-"""Bytes up to which a body is decoded and checked on the event loop: at most 40 ms of CPU time for
-any body of tests/router/test_linear_time.py on two busy cores, where 1 MiB took up to 120 ms."""
+"""Maximum bytes of a body decoded and validated on the event loop: at most 40 ms of CPU time for
+any body of tests/router/test_linear_time.py on two busy cores; 1 MiB took up to 120 ms."""
 MAX_WAITING = 1 << 27
-"""Most characters that wait for a thread, half as many of one owner: four bodies of the largest
+"""Maximum characters waiting for a thread, half as many per owner: four bodies of the largest
 size, or most of a minute of a thread."""
 RATE = 2_500_000
-"""Characters per second and thread: a prompt of 33 MB took a tokenizer 13 s."""
+"""Characters per second and thread: tokenizing a prompt of 33 MB took 13 s."""
 LEAST = 1024
-"""Least characters that any work counts as, so that the number of waiting works is bounded too."""
+"""Minimum characters that any work counts as, to bound the number of waiting works too."""
 
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """Work that waits for a thread."""
+    """Work waiting for a thread."""
 
     start: float
     """Start tag, in virtual time."""
@@ -47,23 +47,23 @@ class WorkPool:
 
     There is a queue for short work and one for long work, which always leaves a thread to the
     former. Within a queue it is as if owners took turns character by character; an owner's work is
-    done in its order. Must be used on one event loop.
+    run in order. Must be used on one event loop.
 
     Args:
         num_threads: number of threads, at least 2.
     """
 
     def __init__(self, num_threads: int) -> None:
-        assert num_threads >= 2, "one thread is kept for short work"
+        assert num_threads >= 2, "one thread is reserved for short work"
         self._num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokens")
         self._running = {False: 0, True: 0}
-        """Number of running works: by False short ones, by True long ones."""
+        """Number of running works: short ones by False, long ones by True."""
         self._queues: dict[bool, list[_Waiting]] = {False: [], True: []}
         """Heaps of waiting works, by whether they are long."""
         self._order = itertools.count()
         self._clock = 0.0
-        """Virtual time: the greatest start tag of works that were begun."""
+        """Virtual time: the greatest start tag of started works."""
         self._ends: dict[str, float] = {}
         """Finish tag of an owner's last waiting work, by owner."""
         self._held: dict[str, int] = {}
@@ -93,7 +93,7 @@ class WorkPool:
             await waiting.go
         except asyncio.CancelledError:
             if waiting.go.done() and not waiting.go.cancelled():
-                self._done(waiting.is_long)  # it had got a thread when its client left
+                self._done(waiting.is_long)  # its client left after it got a thread
             raise
         running = self._executor.submit(work)
 
@@ -106,7 +106,7 @@ class WorkPool:
         return await asyncio.wrap_future(running)
 
     async def run_if_large(self, work: Callable[[], T], *, size: int, owner: str = "") -> T:
-        """Runs `work` on a body of `size` bytes in a thread, or here if it is small.
+        """Runs `work` on a body of `size` bytes in a thread, or inline if it is small.
 
         Raises:
             ApiError: 429 if too much work is waiting.
@@ -114,7 +114,7 @@ class WorkPool:
         return work() if size <= SMALL_BODY else await self.run(work, size=size, owner=owner)
 
     def close(self) -> None:
-        """Begins no more work."""
+        """Stops starting work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _refuse_more(self, size: int, owner: str) -> None:
@@ -127,7 +127,7 @@ class WorkPool:
         )
 
     def _next(self) -> None:
-        """Begins waiting works while threads are free."""
+        """Starts waiting works while threads are free."""
         for is_long in (False, True):
             queue = self._queues[is_long]
             while queue and sum(self._running.values()) < self._num_threads:
@@ -141,7 +141,7 @@ class WorkPool:
         if not self._held[owner]:
             del self._held[owner], self._ends[owner]
         if waiting.go.done():
-            return  # its client has left
+            return  # its client has disconnected
         self._clock = max(self._clock, waiting.start)
         self._running[waiting.is_long] += 1
         waiting.go.set_result(None)

@@ -242,7 +242,7 @@ def test_a_full_disk_ends_the_log_and_no_request(tmp_path, caplog):
         log.close(Fleet())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    [record] = [r for r in caplog.records if "ends here" in r.getMessage()]
+    [record] = [r for r in caplog.records if "disabling decision log" in r.getMessage()]
     assert record.levelname == "ERROR"
 
 

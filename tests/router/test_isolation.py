@@ -73,7 +73,7 @@ async def test_only_the_one_that_ends_workers_is_given_up(rig, events, moment, n
     await rig.until(lambda: len(rig.submits()) >= NUM_INNOCENT)
     poison = await rig.complete([7] * 8, n=n)
     assert poison.status_code == 500
-    assert "given up after 3 attempts" in poison.json()["error"]["message"]
+    assert "failed after 3 attempts" in poison.json()["error"]["message"]
     # At its third token it is not suspected yet: it was lost with its worker, like all there.
     num_deaths = 3 + (moment == "third token")
     most = num_deaths if n == 1 else 2 * num_deaths  # completions may be at both workers

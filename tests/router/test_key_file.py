@@ -82,12 +82,12 @@ def test_tables_say_what_a_key_may_do() -> None:
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({}, "needs `key`"),
-        ({"key": ""}, "needs `key`"),
-        ({"keys": ["a", 5]}, "needs `key`"),
+        ({}, "requires `key`"),
+        ({"key": ""}, "requires `key`"),
+        ({"keys": ["a", 5]}, "requires `key`"),
         ({"key": "sha256:beef"}, "64 hexadecimal digits"),
         ({"key": "a", "rate": 5}, "unknown options: rate"),
-        ({"key": "a", "max_priority": 10}, r"max_priority of \[x\] must be a whole number"),
+        ({"key": "a", "max_priority": 10}, r"max_priority of \[x\] must be an integer"),
         ({"key": "a", "requests_per_minute": -1}, "requests_per_minute"),
         ({"key": "a", "tokens_per_minute": True}, "tokens_per_minute"),
         ({"key": "a", "expires": "tomorrow"}, "must be a date"),
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_named_and_no_key_is_shown(table: object, says: str) ->
 
 @pytest.mark.parametrize("name", ["other", "default", "", "a b", "ä", "x" * 65])
 def test_names_that_metrics_could_not_show_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no name for a key"):
+    with pytest.raises(ValueError, match="not a valid key name"):
         named(name, {"key": "a"})
 
 

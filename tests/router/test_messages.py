@@ -115,7 +115,7 @@ def test_values_in_arguments_count_together(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(values, "MAX_VALUES", 1000)
     calls = [call('{"a": ["[[[[,,,,"]}')]
     render({"role": "assistant", "content": None, "tool_calls": calls * 20})
-    with pytest.raises(ApiError, match="too many values"):
+    with pytest.raises(ApiError, match="the maximum is"):
         render({"role": "assistant", "content": None, "tool_calls": calls * 40})
 
 

@@ -167,7 +167,7 @@ async def test_what_is_kept_can_be_read_and_deleted(agent: Rig) -> None:
     unkept = await answer(agent, False, store=False)
     assert (await agent.client.get(f"{PATH}/{unkept['id']}")).status_code == 404
     other = await agent.client.get(f"{PATH}/resp_{'0' * 44}")
-    assert "the gateway that stored it has ended" in other.json()["error"]["message"]
+    assert "the gateway that stored it has exited" in other.json()["error"]["message"]
 
 
 async def test_another_key_sees_none_of_it(rig: Any) -> None:
@@ -435,7 +435,7 @@ def test_the_store_is_bounded_and_who_has_most_makes_room() -> None:
     store.put("large", "big", Stored(response=b"x" * 10**6, messages=b""))
     assert store.num_bytes <= 10 * (OVERHEAD + 10)
     assert store.get("small", "a") is kept
-    with pytest.raises(ApiError, match="stores none"):
+    with pytest.raises(ApiError, match="does not store responses"):
         ResponseStore("gw-7", 0, 8).get("small", "a")
 
 

@@ -127,7 +127,7 @@ async def test_responses_of_a_gateway_that_has_ended_are_404(fleet: Fleet) -> No
     gone, going_on = await other.get(path), await other.post(PATH, json=body)
     for response in (gone, going_on):
         assert response.status_code == 404
-        assert "gateway that stored it has ended" in response.json()["error"]["message"]
+        assert "gateway that stored it has exited" in response.json()["error"]["message"]
     assert going_on.json()["error"]["param"] == "previous_response_id"
 
 

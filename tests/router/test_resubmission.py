@@ -234,7 +234,7 @@ async def test_a_request_that_kills_workers_is_given_up(rig):
         worker.send(worker.snapshot())
     response = await poison
     assert response.status_code == 500
-    assert "given up after 3 attempts" in response.json()["error"]["message"]
+    assert "failed after 3 attempts" in response.json()["error"]["message"]
     assert "rank 0 was killed" in response.json()["error"]["message"]
     await rig.until(lambda: len(rig.attached()) == 2)
     other = asyncio.create_task(rig.complete())

@@ -121,7 +121,7 @@ async def test_error_before_the_response_begins_is_an_error(rig):
         worker.running.clear()
         channel._lose_in_flight("gone", before=None)
         response = await work
-        assert "was lost: gone" in response.text
+        assert "failed: gone" in response.text
         assert '"error"' in response.text
 
 

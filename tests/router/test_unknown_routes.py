@@ -61,7 +61,7 @@ async def test_a_wrong_base_url_gets_a_hint(rig: Any) -> None:
     await rig.start()
     for path, meant in WRONG_BASES.items():
         said = await message(rig, path)
-        assert f"there is no route {path}, did you mean {meant}?" in said, said
+        assert f"unknown route {path}, did you mean {meant}?" in said, said
         assert ("base URL" in said) == meant.startswith("/v1/")
 
 
@@ -77,7 +77,7 @@ async def test_other_paths_get_no_hint(rig: Any) -> None:
     await rig.start()
     for path in ("/v2/nothing", "/favicon.ico", "/admin.php", "/v1", "/v1/nothing"):
         said = await message(rig, path)
-        assert said == f"there is no route {path}: GET /openapi.json lists all"
+        assert said == f"unknown route {path}: GET /openapi.json lists all routes"
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/{response_id}", "/", "/ui/{name}"])
@@ -112,4 +112,4 @@ async def test_only_models_that_the_key_may_use_are_named(rig: Any, tmp_path: An
         body = {"model": "nope", "prompt": "x"}
         response = await rig.client.post("/v1/completions", json=body, headers=headers)
         said[key] = response.json()["error"]["message"].partition(". ")[2]
-    assert said == {"one": "Available: stub, alias.", "none": "This API key may use no model."}
+    assert said == {"one": "Available: stub, alias.", "none": "This API key may not use any model."}

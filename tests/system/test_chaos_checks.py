@@ -178,13 +178,13 @@ def test_a_stream_that_ends_with_its_gateway_is_no_failure_and_any_other_is() ->
     cut = outcome(end="broken", port=4000, ended=12.5, error="reset")
     elsewhere = replace(cut, port=4001)
     later = replace(cut, begun=13.0, ended=14.0)
-    told = replace(cut, end="error", status=200, error="given up after 3 attempts")
+    told = replace(cut, end="error", status=200, error="failed after 3 attempts")
     counts = tally([cut, elsewhere, later, told], [killed], {0: answer()})
     assert (counts.cut, len(counts.failed)) == (1, 3)
     assert counts.by_fault == {0: Counter(failed=3, cut=1)}
-    assert "given up after 3 attempts" in counts.failed[2]
-    assert counts.errors == {"reset": 2, "given up after 3 attempts": 1}
-    assert list(counts.examples) == ["reset", "given up after 3 attempts"]
+    assert "failed after 3 attempts" in counts.failed[2]
+    assert counts.errors == {"reset": 2, "failed after 3 attempts": 1}
+    assert list(counts.examples) == ["reset", "failed after 3 attempts"]
 
 
 def test_retries_wrong_answers_and_clients_that_left_are_counted() -> None:

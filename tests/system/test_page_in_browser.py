@@ -99,7 +99,7 @@ async def test_settings_and_a_schema_reach_the_endpoint(agent_model: Model) -> N
         assert (submit.sampling.temperature, submit.sampling.max_tokens, submit.seed) == (0, 7, 3)
         assert submit.sampling.structured_outputs is not None
         for name, value, problem in (
-            ("schema", "{", "JSON schema is no JSON"),
+            ("schema", "{", "JSON schema is not valid JSON"),
             ("top_k", "1.5", "Top k must be a whole number"),
         ):
             await watched.settings(0, **{name: value})
@@ -300,7 +300,7 @@ async def test_tiles_follow_the_load(agent_model: Model) -> None:
         assert await row.count() == 1
         cells = await row.locator("td").all_inner_texts()
         assert cells[2] in ("w0", "w1")
-        assert cells[5] == "load: in no cache"
+        assert cells[5] == "load: not cached"
         rig.answer = LONG * 3
         chats = [asyncio.create_task(rig.chat(f"number {n}")) for n in range(6)]
         await page.wait_for_selector("#workers .dot.running >> nth=5", state="attached")

@@ -1,1 +1,1 @@
-"""Anthropic's API: /v1/messages, answered as chats are."""
+"""Anthropic-compatible API: /v1/messages, translated to chat completions."""

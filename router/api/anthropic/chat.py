@@ -20,17 +20,17 @@ NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
 }
-"""The client's name of each ChatRequest field that has another name in this API."""
+"""This API's name of each ChatRequest field that is named differently here."""
 BILLING = "x-anthropic-billing-header"
-"""Prefix of a text that Anthropic's clients put before the system prompt. It is dropped, since it
-differs with each request: no prompt would have a cached prefix."""
+"""Prefix of a text that Anthropic's clients put before the system prompt. It is dropped because it
+differs per request, which would defeat the prefix cache."""
 BUDGETS: Sequence[tuple[int, Effort]] = ((1024, "low"), (2048, "medium"))
-"""Reasoning effort for a `budget_tokens` of at most so many tokens; high above."""
+"""Reasoning effort by maximum `budget_tokens`; high above."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(body: MessagesRequest) -> ChatRequest:
-    """The chat of a body of /v1/messages. Raises ApiError (400) if it is malformed."""
+    """Converts a body of /v1/messages. Raises ApiError (400) if it is malformed."""
     return msgspec.structs.replace(
         prompt_of(body),
         max_tokens=body.max_tokens,
@@ -48,14 +48,14 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
 
 
 def prompt_of(body: CountTokensRequest) -> ChatRequest:
-    """The chat with the fields that make its prompt. Raises ApiError (400) if one is malformed."""
+    """The chat with only the fields that affect its prompt. Raises ApiError (400) if malformed."""
     turns = (_messages(index, message) for index, message in enumerate(body.messages))
     messages = _joined([*_system(body.system), *chain.from_iterable(turns)])
     continues = bool(messages) and messages[-1]["role"] == "assistant"
     if continues and (messages[-1].get("tool_calls") or not messages[-1]["content"]):
         raise bad_request(
-            "messages must end with the user's, with the results of tools, or with an assistant's "
-            "text that the model goes on with",
+            "messages must end with a user message, tool results, or assistant text for the model "
+            "to continue",
             "messages",
         )
     output, thinking, choice = body.output_config, body.thinking, body.tool_choice
@@ -77,14 +77,12 @@ def prompt_of(body: CountTokensRequest) -> ChatRequest:
 
 
 def _effort(body: CountTokensRequest) -> Effort | None:
-    """The reasoning effort; None leaves it to the chat template."""
+    """The reasoning effort; None for the chat template's default."""
     thinking, output = body.thinking, body.output_config
     if thinking is not None and thinking.type == "disabled":
         return "none"
     if thinking is not None and thinking.type == "between_tools":
-        raise bad_request(
-            "thinking.type between_tools is not supported here: use adaptive", "thinking"
-        )
+        raise bad_request("thinking.type between_tools is not supported: use adaptive", "thinking")
     is_enabled = thinking is not None and thinking.type == "enabled"
     budget = thinking.budget_tokens if thinking is not None else None
     if is_enabled and budget is None:
@@ -111,8 +109,8 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("type") not in (None, "custom"):
         kind = str(given["type"])[:64]
         raise bad_request(
-            f"tools[{index}].type {kind} is not supported here: tools run at the client, and are "
-            "of type custom",
+            f"tools[{index}].type {kind} is not supported: only tools of type custom, which the "
+            "client runs, are",
             "tools",
         )
     tool = given_tool(index, given, Tool)
@@ -124,7 +122,7 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """The system message as a list, which is empty without one."""
+    """The system message as a list; empty without one."""
     if isinstance(system, str):
         texts = [system]
     else:
@@ -134,7 +132,7 @@ def _system(system: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
 
 
 def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The chat messages of one message, with results of tools first, as messages of their own."""
+    """The chat messages of one message; tool results come first, as separate messages."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"messages[{index}].role must be user, assistant or system", "messages")
@@ -201,7 +199,7 @@ def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(where: str, place: int, block: Any) -> str:
-    """The text of a text block or a text document. Raises ApiError (400) for other blocks."""
+    """The text of a text block or text document. Raises ApiError (400) for other blocks."""
     kind, where = _kind(block), f"{where}[{place}]"
     if kind == "text":
         return string_at(f"{where}.text", block.get("text"))
@@ -209,7 +207,7 @@ def _text(where: str, place: int, block: Any) -> str:
     if isinstance(source, dict) and source.get("type") == "text":
         parts = (block.get("title"), block.get("context"), source.get("data"))
         return "\n".join(part for part in parts if isinstance(part, str))
-    raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported here: it takes text alone")
+    raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported: only text is")
 
 
 def _kind(block: Any) -> Any:
@@ -217,9 +215,9 @@ def _kind(block: Any) -> Any:
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, consecutive ones of the user or of the assistant joined to one.
+    """The messages with consecutive ones of the same role (user or assistant) joined.
 
-    Takes time linear in their texts.
+    Takes time linear in their length.
     """
     joined: list[dict[str, Any]] = []
     for role, run in groupby(messages, key=itemgetter("role")):

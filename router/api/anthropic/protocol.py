@@ -30,14 +30,14 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`output_config.format`: structured output of the answer."""
+    """`output_config.format`: structured output."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`output_config`: reasoning effort, and structured output."""
+    """`output_config`: reasoning effort and structured output."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
@@ -58,7 +58,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str | None = None
     strict: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
-    """Examples of arguments, which are added to the description."""
+    """Examples of arguments, appended to the description."""
     cache_control: dict[str, Any] | None = None
     """Ignored: all prompts are cached."""
     defer_loading: bool | None = None
@@ -69,7 +69,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Body of /v1/messages/count_tokens: the fields that make a prompt."""
+    """Body of /v1/messages/count_tokens: the fields that affect the prompt."""
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -79,7 +79,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, frozen=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the chat template; not in Anthropic's API."""
+    """Additional variables of the chat template; not in Anthropic's API."""
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
@@ -93,13 +93,13 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     seed: int | None = None
-    """Seed; not in Anthropic's API, as the fields below, which are those of ChatRequest."""
+    """Seed; like the ChatRequest fields below, it is not in Anthropic's API."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
 
 
-_OF_SERVER = Refused(([],), "tools run at the client: use tools")
+_OF_SERVER = Refused(([],), "only tools that the client runs are supported: use tools")
 
 KNOWN = Known(
     frozenset(
@@ -122,7 +122,7 @@ KNOWN = Known(
                     {"edits": []},
                     {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
                 ),
-                "send the messages that the model shall see",
+                "send only the messages that the model should see",
             ),
             "fallbacks": Refused(([],)),
             "mcp_servers": _OF_SERVER,
@@ -137,5 +137,5 @@ COUNTED = Known(
     - frozenset(CountTokensRequest.__struct_fields__),
     KNOWN.refused,
 )
-"""Unsupported fields of count_tokens, which ignores those of MessagesRequest that make no
-prompt."""
+"""Unsupported fields of count_tokens, which ignores fields of MessagesRequest that do not affect
+the prompt."""

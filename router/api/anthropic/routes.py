@@ -23,12 +23,12 @@ from router.tokens.encoder import ChatPrompt
 
 
 class AnthropicRoutes:
-    """Anthropic's Messages API; headers anthropic-version and anthropic-beta are ignored.
+    """Handlers of Anthropic's Messages API; anthropic-version and anthropic-beta are ignored.
 
     Args:
         gateway: the gateway of the models.
-        bodies: reads the bodies of requests.
-        completions: prepares and answers chats.
+        bodies: reads request bodies.
+        completions: prepares and runs chats.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies, completions: CompletionRoutes) -> None:
@@ -37,7 +37,7 @@ class AnthropicRoutes:
         self._completions = completions
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/messages: answers a chat. Raises ApiError."""
+        """POST /v1/messages: runs a chat. Raises ApiError."""
         async with self._bodies.read(request) as payload:
             chat = await self._completions.prepare(
                 request,
@@ -58,7 +58,7 @@ class AnthropicRoutes:
             return self._completions.respond(request, chat, writer)
 
     async def count_tokens(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens: tokens of the rendered prompt. Raises ApiError."""
+        """POST /v1/messages/count_tokens: token count of the rendered prompt. Raises ApiError."""
         account = account_of(request)
         account.request_id = request_id_of(request)
         async with self._bodies.read(request) as payload:

@@ -1,4 +1,4 @@
-"""AnthropicWriter: responses of Anthropic's Messages API, streamed or whole."""
+"""AnthropicWriter: responses of Anthropic's Messages API, streaming or not."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ class AnthropicWriter(BlockWriter):
         self._request_id = request_id
         self.headers = ((b"request-id", request_id.encode("latin-1")),)
         self._ids: dict[int, str] = {}
-        """Id of the tool call, by index of its block."""
+        """Tool call id by index of its block."""
 
     def begun(self) -> bytes:
-        """message_start with the message without content, and a ping."""
+        """message_start with a message without content, and a ping."""
         usage = {**self._usage(), "output_tokens": 0}
         message = {**self._message([], None, None), "usage": usage}
         return event("message_start", message=message) + event("ping")
 
     def opened(self, block: Block) -> bytes:
-        """content_block_start with the block without text."""
+        """content_block_start with an empty block."""
         if block.kind == "call":
             self._ids[block.index] = f"toolu_{secrets.token_hex(12)}"
         return event("content_block_start", index=block.index, content_block=self._block(block))
 
     def added(self, block: Block, text: str) -> bytes:
-        """content_block_delta with more text of a block, or of a call's arguments."""
+        """content_block_delta with text of a block, or arguments of a call."""
         return _DELTA % (_START, block.index, _ADDED[block.kind], encode(text))
 
     def closed(self, block: Block) -> bytes:
-        """content_block_stop; before it the signature of reasoning, for which the message's id
-        stands."""
+        """content_block_stop, preceded by the signature of reasoning, for which the message's id is
+        used."""
         signed = b""
         if block.kind == "thought":
             delta = {"type": "signature_delta", "signature": self.response_id}
@@ -73,18 +73,18 @@ class AnthropicWriter(BlockWriter):
         return b"event: error\ndata: %b\n\n" % anthropic_body(error, self._request_id)
 
     def answer(self) -> dict[str, Any]:
-        """The whole message, as JSON is made of it."""
+        """The complete message as a JSON-serializable dict."""
         content = [self._block(block, block.text) for block in self.blocks]
         return self._message(content, *self._ending())
 
     def _block(self, block: Block, text: str = "") -> dict[str, Any]:
-        """A content block; `text` is empty when the block begins."""
+        """A content block; `text` is empty when the block starts."""
         if block.kind == "thought":
             signature = self.response_id if text else ""
             return {"type": "thinking", "thinking": text, "signature": signature}
         if block.kind == "text":
             return {"type": "text", "text": text}
-        # Arguments that were cut off end with what is complete, as clients parse partial streams.
+        # Truncated arguments end after the last complete value, as clients parse partial streams.
         given = msgspec.Raw(closed(text).encode())
         return {
             "type": "tool_use",
@@ -119,7 +119,7 @@ class AnthropicWriter(BlockWriter):
         return "end_turn", None
 
     def _usage(self) -> dict[str, Any]:
-        """Token counts so far; input_tokens are the uncached ones."""
+        """Token counts so far; input_tokens excludes cached tokens."""
         generation = self.generation
         cached = generation.num_cached_tokens
         return {

@@ -1,1 +1,1 @@
-"""HTTP below all APIs: bodies, keys, accounts, audit log, what reaches a client."""
+"""HTTP layer shared by all APIs: bodies, API keys, accounts, audit log, sending responses."""

@@ -1,4 +1,4 @@
-"""Account: the API key of a request, its permissions, and the tokens that it has used."""
+"""Account: a request's API key, its permissions and its token usage."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _IN_SCOPE = "rayfleet.account"
 
 
 class Account:
-    """The account of one request: made by the check of API keys, filled while the request is
+    """The account of one request: created by the API key check, updated while the request is
     served, read by the audit log.
 
     Args:
-        use: use of the request's API key; None where no keys are asked for.
-        num_keys: number of API keys that the gateway knows.
+        use: usage of the request's API key; None if no keys are required.
+        num_keys: number of API keys of the gateway.
     """
 
     __slots__ = (
@@ -44,7 +44,8 @@ class Account:
         self.model = ""
         """Name of the requested model; empty until it is known."""
         self.is_held = False
-        """Whether the request runs on in the background after its response, and ends with both."""
+        """Whether the request continues in the background after its response, and ends with
+        both."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Prompt tokens found in prefix caches."""
@@ -52,7 +53,7 @@ class Account:
 
     @property
     def key(self) -> KeyEntry | None:
-        """The request's API key; None where no keys are asked for."""
+        """The request's API key; None if no keys are required."""
         return self.use.entry if self.use is not None else None
 
     @property
@@ -66,28 +67,28 @@ class Account:
             await self.use.begin()
 
     def end(self) -> None:
-        """Ends the request for the key's limits; a held one with the second of two calls."""
+        """Ends the request for the key's limits; a background request ends with the second call."""
         if self.is_held:
             self.is_held = False
         elif self.use is not None:
             self.use.end()
 
     def may_use(self, route: ModelRoute) -> bool:
-        """Whether the key, if there is one, may use a model."""
+        """Whether the API key, if any, may use a model."""
         return self.key is None or self.key.may_use(*route.names)
 
     def permitted(self, gateway: Gateway, name: str | None) -> ServedModel:
-        """The model that a body names, noted as the request's.
+        """The requested model, which is also recorded in the account.
 
-        Routes call it as soon as the body is decoded, before any other work on it.
+        Routes call this as soon as the body is decoded, before any other work on it.
 
         Args:
             gateway: the gateway of the models.
             name: the client's name of the model; None for the only one.
 
         Raises:
-            ApiError: 404 if there is no such model, or the key may not use it; 400 if it must be
-                named. Which of the two it is, and other names of the model, do not show.
+            ApiError: 404 if there is no such model or the key may not use it, without revealing
+                which or other names of the model; 400 if the model must be named.
         """
         model = gateway.model(name)
         if not self.may_use(model.route):
@@ -96,13 +97,13 @@ class Account:
         return model
 
     def priority(self, asked: int | None) -> int:
-        """The priority of the request at the workers.
+        """The scheduling priority of the request.
 
         Args:
-            asked: priority that the client asks for; None for the default.
+            asked: priority that the client requests; None for the default.
 
         Raises:
-            ApiError: 403 if the key may not ask for it.
+            ApiError: 403 if the key does not allow it.
         """
         most = self.key.max_priority if self.key is not None else None
         if asked is None:
@@ -110,43 +111,43 @@ class Account:
         if most is not None and asked > most:
             raise ApiError(
                 403,
-                f"priority {asked} is above {most}, the most that this API key may ask for",
+                f"priority {asked} exceeds {most}, the maximum of this API key",
                 param="priority",
                 code="priority_not_allowed",
             )
         return asked
 
     def check_slo(self, is_asked: bool) -> None:
-        """Raises ApiError (403) if an SLO is asked for and the key may not have one."""
+        """Raises ApiError (403) if an SLO is requested and the key does not allow it."""
         if is_asked and self.key is not None and not self.key.slo:
             raise ApiError(
-                403, "this API key may not ask for an SLO", param="slo", code="slo_not_allowed"
+                403, "this API key does not allow SLOs", param="slo", code="slo_not_allowed"
             )
 
     def tenant(self, user: str | None, by: Tenancy) -> str:
         """Name of the request's tenant; empty for none.
 
-        It is the key's name or a digest, since keys must not get to workers and logs.
+        It is the key's name or a digest, since keys must not reach workers and logs.
 
         Args:
             user: `user` of the request.
-            by: what makes a tenant.
+            by: what identifies a tenant.
         """
         if by == "none" or (by == "auto" and self.num_keys < 2):
             return ""
         if by != "user":
             return self.name
-        # Lengths keep ("ab", "c") and ("a", "bc") apart.
+        # Lengths distinguish ("ab", "c") from ("a", "bc").
         text = "".join(f"{len(part)}:{part}" for part in (self.name, user or ""))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def spend_prompt(self, num_tokens: int) -> None:
-        """Charges the tokens of the request's prompts, which are at workers."""
+        """Charges the tokens of the request's prompts, which have been sent to workers."""
         self.prompt_tokens = num_tokens
         self._spend(num_tokens)
 
     def spend_generated(self, num_tokens: int, num_cached: int) -> None:
-        """Charges generated tokens, and notes how many prompt tokens were cached."""
+        """Charges generated tokens, and records the number of cached prompt tokens."""
         self.generated_tokens, self.cached_tokens = num_tokens, num_cached
         self._spend(num_tokens)
 
@@ -167,7 +168,7 @@ def attach(scope: Scope, account: Account) -> None:
 
 
 def account_of(request: Request) -> Account:
-    """The account of a request; a new one where no keys are asked for."""
+    """The account of a request; a new one if no keys are required."""
     account = request.scope.get(_IN_SCOPE)
     if not isinstance(account, Account):
         account = Account()

@@ -15,23 +15,23 @@ from router.keys.attempts import MAX_WAIT_S, FailedAttempts
 from router.page.routes import PAGE, PAGE_FILES
 
 OPEN_PATHS = ("/health", "/ready", "/ping", PAGE)
-"""Paths without a key: probes send none, and the page asks its user for one."""
+"""Paths without a key: probes send none, and the page prompts its user for one."""
 ADMIN_PATHS = "/admin/"
-"""Prefix of paths whose routes check admin keys themselves. Other spellings of it do not match, and
-so need an API key."""
+"""Prefix of paths whose routes check admin keys themselves. Other spellings of it do not match
+and so require an API key."""
 LIMITED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-"""Paths that count against a key's limits, since workers serve them."""
+"""Paths that count against a key's limits, since they use workers."""
 
 
 class ApiKeys:
-    """Refuses requests without a valid API key, and makes the account of the others.
+    """Rejects requests without a valid API key, and creates the account of all others.
 
     It does not wrap `send`, so it costs nothing per token.
 
     Args:
-        app: the application within.
+        app: the wrapped application.
         keys: valid API keys.
-        limits: use of the keys.
+        limits: usage limits of the keys.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, limits: KeyLimits) -> None:
@@ -42,7 +42,7 @@ class ApiKeys:
         self._attempts = FailedAttempts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands an HTTP request or websocket on, or answers 401 or 429."""
+        """Forwards an HTTP request or websocket, or responds with 401 or 429."""
         path = scope.get("path", "")
         is_open = path in OPEN_PATHS or path.startswith((PAGE_FILES, ADMIN_PATHS))
         if scope["type"] == "lifespan" or is_open:
@@ -76,7 +76,7 @@ class ApiKeys:
 
 
 async def failed_attempt(attempts: FailedAttempts, scope: Scope, problem: str) -> ApiError:
-    """The error of a request without a valid key; delayed if its source has sent many of them."""
+    """The error of a request without a valid key, delayed if its source has sent many of them."""
     address = (scope.get("client") or ("", 0))[0]
     delay_s = attempts.delay_s(address, time.monotonic())
     if delay_s is None:
@@ -88,6 +88,6 @@ async def failed_attempt(attempts: FailedAttempts, scope: Scope, problem: str) -
 
 
 def invalid_key(problem: str) -> ApiError:
-    """A 401 that says how to present a key."""
+    """A 401 that explains how to send a key."""
     message = f"{problem}: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
     return ApiError(401, message, code="invalid_api_key")

@@ -1,4 +1,4 @@
-"""Bodies: reads request bodies, with limits on size, time, and memory of all together."""
+"""Bodies: reads request bodies, with limits on their size, time and total memory."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from starlette.requests import ClientDisconnect, Request
 from router.errors import ApiError, bad_request, busy, timed_out, too_large
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Most bytes of a body, which is kept in memory while its request waits to be tokenized."""
+"""Maximum bytes of a body, which is kept in memory while its request waits for tokenization."""
 
 PIECE_BYTES = 2**18
-"""Bytes to which a compressed body is unpacked at once, which takes a millisecond; other requests
-run in between."""
+"""Bytes of a compressed body that are decompressed at once, in a millisecond; other requests run
+in between."""
 MAX_DIGITS = 18
-"""Most digits of a content-length that are read: Python refuses numbers of thousands of digits."""
+"""Maximum digits of content-length: Python rejects integers of thousands of digits."""
 Payload = bytes | bytearray
-"""A whole request body."""
+"""A complete request body."""
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
-"""Content types of bodies that browsers send for pages of any origin without a CORS preflight."""
+"""Content types that browsers send for pages of any origin without a CORS preflight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyLimits:
-    """Limits on the time and memory that request bodies take."""
+    """Limits on the time and memory of request bodies."""
 
     window_s: float = 10.0
-    """Seconds within which the next `window_bytes` must arrive, or the rest of the body."""
+    """Seconds within which the next `window_bytes`, or the rest of the body, must arrive."""
     window_bytes: int = 64 * 2**10
-    """Bytes per window, 6.4 KiB/s by default: as much as HAProxy's timeout of 10 s for its buffer
-    of 64 KiB asks for."""
+    """Bytes per window. The default of 6.4 KiB/s matches HAProxy, which times out after 10 s for a
+    buffer of 64 KiB."""
     total_s: float = 300.0
-    """Seconds within which a whole body must arrive: 0.9 Mbit/s for the largest."""
+    """Seconds within which the entire body must arrive: 0.9 Mbit/s for the largest."""
     bytes_in_flight: int = 512 * 2**20
-    """Most bytes of all bodies that are being received or tokenized."""
+    """Maximum bytes of all bodies being received or tokenized."""
 
 
 class Bodies:
@@ -47,19 +47,19 @@ class Bodies:
     def __init__(self, limits: BodyLimits | None = None) -> None:
         self._limits = limits or BodyLimits()
         self.num_bytes = 0
-        """Bytes in flight: received for requests that still need them."""
+        """Bytes in flight: received by requests that still need them."""
         self._deadlines: dict[asyncio.Timeout, float] = {}
         """Deadlines for the next bytes of bodies, on the event loop's clock."""
         self._is_sweeping = False
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytearray]:
-        """Receives a whole body and unpacks it; it counts as in flight until the block ends.
+        """Receives and decompresses a body; it counts as in flight until the block exits.
 
         Raises:
             ApiError: 413 as soon as the body exceeds the limit; 408 if it arrives too slowly; 503
-                if too many bytes are in flight; 415 for a form, or another encoding than gzip; 400
-                if it is not valid gzip, or the client disconnects.
+                if too many bytes are in flight; 415 for a form or an encoding other than gzip; 400
+                for invalid gzip, or if the client disconnects.
         """
         _refuse_forms(request)
         length = request.headers.get("content-length", "")
@@ -70,18 +70,18 @@ class Bodies:
             try:
                 payload = await self._receive(request, held)
             except ClientDisconnect:
-                raise bad_request("the client went away before its body was complete") from None
+                raise bad_request("client disconnected before sending the complete body") from None
             except TimeoutError:
-                raise timed_out("the body came too slowly: try a faster connection") from None
+                raise timed_out("timeout receiving the body: use a faster connection") from None
             yield payload
         finally:
             held.release()
 
     async def _receive(self, request: Request, held: _Held) -> bytearray:
-        """Receives a whole body. Raises ApiError, ClientDisconnect, TimeoutError.
+        """Receives a body. Raises ApiError, ClientDisconnect, TimeoutError.
 
-        Parts are appended as they arrive: to join those of the largest body at its end would block
-        the event loop for 25 ms, and hold the body twice.
+        Parts are appended as they arrive: joining those of the largest body at the end would block
+        the event loop for 25 ms and take twice the memory.
         """
         limits, clock = self._limits, asyncio.get_running_loop().time
         gunzip = _gunzip_of(request)
@@ -89,7 +89,7 @@ class Bodies:
         last = clock() + limits.total_s
         num_new = 0
         timeout = asyncio.timeout(None)
-        # Closed here, since the garbage collector would close each stream in a task of its own.
+        # Closed here, since the garbage collector would close each stream in a separate task.
         async with timeout, aclosing(request.stream()) as stream:
             self._deadlines[timeout] = min(clock() + limits.window_s, last)
             self._sweep_later()
@@ -121,7 +121,7 @@ class Bodies:
         body += part
 
     def _sweep_later(self) -> None:
-        """Has all deadlines checked by one timer, which is cheaper than a timer for each."""
+        """Starts one timer that checks all deadlines, which is cheaper than one timer per body."""
         if not self._is_sweeping and self._deadlines:
             self._is_sweeping = True
             loop = asyncio.get_running_loop()
@@ -129,8 +129,8 @@ class Bodies:
             loop.call_later(period, self._sweep, loop.time() + 2 * period)
 
     def _sweep(self, latest: float) -> None:
-        """Ends bodies past their deadlines; after `latest` none, since the event loop itself is
-        late."""
+        """Aborts bodies past their deadlines; none if called after `latest`, since the event loop
+        itself is then late."""
         self._is_sweeping = False
         now = asyncio.get_running_loop().time()
         for timeout, deadline in self._deadlines.items():
@@ -157,7 +157,7 @@ class _Held:
 
 
 class _Gunzip:
-    """Unpacks a gzip body in pieces of at most PIECE_BYTES, whatever its ratio of compression."""
+    """Decompresses a gzip body in pieces of at most PIECE_BYTES, for any compression ratio."""
 
     __slots__ = ("_inflate",)
 
@@ -165,44 +165,44 @@ class _Gunzip:
         self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
 
     def pieces(self, part: bytes) -> Iterator[bytes]:
-        """Unpacks the next part of the body. Raises ApiError (400) if it is not valid."""
+        """Decompresses the next part of the body. Raises ApiError (400) if it is invalid."""
         piece = b""
         while part or len(piece) == PIECE_BYTES:
             try:
                 piece = self._inflate.decompress(part, PIECE_BYTES)
             except zlib.error as error:
-                raise bad_request(f"the body is not valid gzip: {error}") from error
+                raise bad_request(f"invalid gzip body: {error}") from error
             if self._inflate.unused_data:
-                raise bad_request("the body goes on behind the end of its gzip")
+                raise bad_request("trailing data after gzip stream")
             part = self._inflate.unconsumed_tail
             yield piece
 
     def end(self) -> None:
-        """Raises ApiError (400) if the body has ended before its gzip stream."""
+        """Raises ApiError (400) if the gzip stream is incomplete."""
         if not self._inflate.eof:
-            raise bad_request("the body ends before its gzip does")
+            raise bad_request("truncated gzip stream")
 
 
 def _refuse_forms(request: Request) -> None:
-    """Raises ApiError (415) for content types of forms: pages of other sites can send those."""
+    """Raises ApiError (415) for form content types, which pages of other sites can send."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in FORM_TYPES:
-        raise ApiError(415, f"content-type {kind} is not taken: send application/json")
+        raise ApiError(415, f"unsupported content type {kind!r}: send application/json")
 
 
 def _gunzip_of(request: Request) -> _Gunzip | None:
     """A decompressor for the request's body; None if it is not compressed.
 
     Raises:
-        ApiError: 415 for another encoding than gzip.
+        ApiError: 415 for an encoding other than gzip.
     """
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return None
     if encoding not in ("gzip", "x-gzip"):
-        raise ApiError(415, f"content-encoding {encoding[:32]} is not taken: send gzip, or none")
+        raise ApiError(415, f"unsupported content encoding {encoding[:32]!r}: send gzip or none")
     return _Gunzip()
 
 
 def _too_large() -> ApiError:
-    return too_large(f"the body is too large: at most {MAX_BODY_BYTES} bytes are taken")
+    return too_large(f"the body is too large: the maximum is {MAX_BODY_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""BrowserGuard: rejects requests that browsers send for pages of other sites."""
+"""BrowserGuard: rejects requests that browsers send on behalf of pages of other sites."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from router.errors import ApiError
 
 ANY = "*"
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
-"""Methods that change nothing. Browsers do not show a response to pages of other origins (CORS)."""
+"""Methods without side effects. Browsers hide their responses from other origins' pages (CORS)."""
 MAX_SHOWN = 100
-"""Characters of a header that errors show, since clients choose its length."""
+"""Maximum characters of a header quoted in errors, since clients choose its length."""
 _PORT = re.compile(r":\d*$")
 
 
 class BrowserGuard:
     """ASGI middleware against cross-site request forgery and DNS rebinding.
 
-    Browsers send some requests of any page without asking the server first, and name the page's
-    origin in `Origin` and `Sec-Fetch-Site`. Requests without these headers, which other clients
-    send, pass. A page that rebinds its own name to this server's address counts as same-origin, so
-    `Host` must be a known name; IP addresses cannot be rebound and always pass.
+    Browsers send some requests for any page without a preflight, and put the page's origin into
+    `Origin` and `Sec-Fetch-Site`. Requests without these headers, which other clients send, pass. A
+    page that rebinds its own name to this server's address counts as same-origin, so `Host` must be
+    a known name; IP addresses cannot be rebound and always pass.
 
     Args:
-        app: the application within.
-        allowed_hosts: names that clients may use in `Host`; empty or `*` for any.
+        app: the wrapped application.
+        allowed_hosts: host names allowed in `Host`; empty or `*` for any.
         allowed_origins: origins whose pages may send requests; `*` for all.
     """
 
@@ -46,7 +46,7 @@ class BrowserGuard:
         self._any_origin = ANY in self._origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or answers 403."""
+        """Forwards a request, or responds with 403."""
         if scope["type"] == "http":
             try:
                 self._check(scope)

@@ -13,13 +13,13 @@ from router.metrics.http import OTHER, HttpStats
 class AnswerCounter:
     """Counts each response once, when its status is sent.
 
-    It must be the outermost middleware, since others refuse requests too. It costs a call and a
+    It must be the outermost middleware, since others reject requests too. It costs a call and a
     comparison per part of a stream.
 
     Args:
-        app: the application within.
+        app: the wrapped application.
         stats: counters of responses.
-        routes: routes of the application, whose path templates are the labels.
+        routes: routes of the application; their path templates are the labels.
     """
 
     def __init__(self, app: ASGIApp, stats: HttpStats, routes: Iterable[BaseRoute]) -> None:
@@ -29,13 +29,13 @@ class AnswerCounter:
         self._plain = {route.path for route in self._routes if "{" not in route.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands a request on, and counts the response."""
+        """Forwards a request and counts its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         answered = False
 
-        # Returns `send`'s coroutine rather than awaiting it in one of its own.
+        # Returns `send`'s coroutine instead of awaiting it in another one.
         def count(message: Message) -> Awaitable[None]:
             nonlocal answered
             if not answered and message["type"] == "http.response.start":
@@ -46,12 +46,12 @@ class AnswerCounter:
         try:
             await self._app(scope, receive, count)
         except Exception:
-            if not answered:  # Starlette answers with 500 outside of all middleware
+            if not answered:  # Starlette responds with 500 outside of all middleware
                 self._stats.add(self._route(scope), scope["method"], 500)
             raise
 
     def _route(self, scope: Scope) -> str:
-        """Template of the route that has the path, with whatever method; OTHER for none."""
+        """Template of the route that matches the path, for any method; OTHER for none."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in self._plain:
             return str(path)

@@ -1,4 +1,4 @@
-"""Errors sent as whole responses."""
+"""Sends errors as complete responses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ async def send_error(
     headers: Sequence[tuple[bytes, bytes]] = (),
     path: str = "",
 ) -> None:
-    """Sends an error as the whole response.
+    """Sends an error as the complete response.
 
     Args:
         send: ASGI's send.
         error: the error.
         request_id: id of the request; empty for none.
-        headers: further headers.
-        path: path of the request, whose API decides the form of the body.
+        headers: additional headers.
+        path: path of the request; its API determines the format of the body.
     """
     body = error_body(error, path, request_id)
     named = error_headers(error, request_id).items()

@@ -1,7 +1,7 @@
-"""PartsApp: lets streams send their parts to the HTTP server directly, around all middleware.
+"""PartsApp: lets streams send their parts directly to the HTTP server, bypassing all middleware.
 
-Middleware and Serve's wrappers need the head and the end of a response only. A coroutine of each of
-them per part would cost as much as all else that a gateway does per token.
+Middleware and Serve's wrappers only need the start and end of a response. One coroutine for each of
+them per part would cost as much as everything else that a gateway does per token.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 SEND_PART = "rayfleet.send_part"
-"""Scope key of the `send` for parts of a response between its head and its end."""
+"""Scope key of the `send` for parts of a response between its start and its end."""
 
 server_send: ContextVar[Send | None] = ContextVar("server_send", default=None)
 """`send` of the HTTP server, set by the outermost middleware of its process. It is not in the
-scope, which Serve's Python proxy, with the same middleware, sends to another process."""
+scope because Serve's Python proxy, with the same middleware, sends that to another process."""
 
 
 class PartsApp(Starlette):

@@ -1,4 +1,4 @@
-"""Readers: ends responses whose clients read too slowly, since unread bytes stay in memory."""
+"""Readers: aborts responses whose clients read too slowly, since unread bytes stay in memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ReaderLimits:
     """Limits on clients that read responses slowly."""
 
     stalled_s: float = 60.0
-    """Seconds for which a client may read nothing at all; HAProxy waits for as long."""
+    """Seconds without any reading until a client is disconnected; the same as HAProxy's timeout."""
     unread_bytes: int = 16 * 2**20
-    """Most unread bytes of a stream; only many completions with log-probabilities have so many."""
+    """Maximum unread bytes of a stream; only many completions with log-probabilities reach it."""
     total_unread_bytes: int = 64 * 2**20
-    """Most unread bytes of all blocked streams; beyond it those with the most are ended."""
+    """Maximum unread bytes of all blocked streams; above it, the largest ones are aborted."""
     period_s: float = 1.0
-    """Seconds between two checks."""
+    """Seconds between checks."""
 
 
 class Readers:
@@ -40,7 +40,7 @@ class Readers:
 
     @asynccontextmanager
     async def watched(self, send: Send, generation: Generation) -> AsyncIterator[Reader]:
-        """Watches a client for the duration of a block, which ends early if it reads too slowly.
+        """Watches a client while in the block, which is cancelled if the client reads too slowly.
 
         The caller closes the generation.
 
@@ -63,7 +63,7 @@ class Readers:
                 raise
 
     def _sweep_later(self) -> None:
-        """Starts the timer of the next check, if there are clients and none runs."""
+        """Starts the timer of the next check if there are clients and none is running."""
         if not self._is_sweeping and self._readers:
             self._is_sweeping = True
             asyncio.get_running_loop().call_later(self._limits.period_s, self._sweep)
@@ -75,18 +75,18 @@ class Readers:
         total = sum(num_bytes for num_bytes, _ in blocked)
         for num_bytes, reader in sorted(blocked, key=lambda entry: entry[0], reverse=True):
             if total > limits.total_unread_bytes or num_bytes > limits.unread_bytes:
-                reader.end(f"its client leaves {num_bytes} bytes unread")
+                reader.end(f"client has {num_bytes} unread bytes")
                 total -= num_bytes
             elif now - reader.blocked_at >= limits.stalled_s:
-                reader.end(f"its client has read nothing for {limits.stalled_s:.0f} s")
+                reader.end(f"client has read nothing for {limits.stalled_s:.0f} s")
         self._sweep_later()
 
 
 class Reader:
-    """The client of one response, and which messages it has taken.
+    """The client of one response, and the messages that it has received.
 
-    Code that sends to it by another function sets `begun` and `done` itself: two assignments, since
-    a stream has a message per token.
+    Code that sends to it by other means sets `begun` and `done` itself: two assignments, since a
+    stream has a message per token.
 
     Args:
         send: sends to the client.
@@ -98,20 +98,20 @@ class Reader:
 
     def __init__(self, send: Send, generation: Generation, timeout: asyncio.Timeout) -> None:
         self.begun: Message | None = None
-        """The last message whose sending has begun."""
+        """The last message whose sending has started."""
         self.done: Message | None = None
-        """The last message that the server has taken."""
+        """The last message accepted by the server."""
         self.blocked_at = math.inf
-        """Time on the event loop's clock at which `is_blocked` first saw the message that waits."""
+        """Event loop time at which `is_blocked` first saw the message that is waiting."""
         self._seen: Message | None = None
-        """The message that waited when `is_blocked` was called last; None if none did."""
+        """The message that was waiting at the last call of `is_blocked`; None for none."""
         self._send = send
         self._generation = generation
         self._timeout = timeout
 
     def is_blocked(self, now: float) -> bool:
-        """Whether a message waits to be taken. Called once per period, to which `blocked_at` is
-        exact."""
+        """Whether a message is waiting to be accepted. Called once per period, which is the
+        resolution of `blocked_at`."""
         if self.begun is self.done:
             self._seen = None
             return False
@@ -121,9 +121,9 @@ class Reader:
 
     @property
     def num_unread_bytes(self) -> int:
-        """Bytes that wait for the client: of the last two messages and of tokens not written yet.
+        """Bytes waiting for the client: the last two messages and tokens not written yet.
 
-        0 if the response is not streamed, since it is in memory before the client can read it.
+        0 for non-streaming responses, which are in memory before the client can read them.
         """
         if not self._generation.request.stream:
             return 0
@@ -131,16 +131,16 @@ class Reader:
         return _num_bytes(self.done) + _num_bytes(self.begun) + unread
 
     async def send(self, message: Message) -> None:
-        """Sends a message, and notes its begin and end."""
+        """Sends a message, and records its start and end."""
         self.begun = message
         await self._send(message)
         self.done = message
 
     def end(self, reason: str) -> None:
-        """Ends the response's block, if it does not end already."""
+        """Cancels the response's block, unless it is ending already."""
         if not self._timeout.expired():
             request_id = self._generation.request.request_id
-            logger.warning("ends response %s: %s", request_id, reason)
+            logger.warning("aborting response %s: %s", request_id, reason)
             self._timeout.reschedule(0.0)
 
 

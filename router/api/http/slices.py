@@ -1,4 +1,4 @@
-"""Encodes long JSON in slices, so that each blocks the event loop for a few milliseconds."""
+"""Encodes long JSON in slices, so that each blocks the event loop for only a few milliseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 SLICE_ROWS = 64
-"""Items of Rows that are encoded at a time: for tokens with 21 log-probabilities each, in 3 ms."""
+"""Items of Rows encoded at a time: 3 ms for tokens with 21 log-probabilities each."""
 SLICE_BYTES = 1 << 18
 """Bytes of a response that are sent as soon as they are encoded."""
 
@@ -17,9 +17,9 @@ encode = msgspec.json.Encoder().encode
 
 
 class Kept:
-    """Common first items of several JSON arrays, which are made and encoded once.
+    """Common first items of several JSON arrays, created and encoded once.
 
-    The first array must be written to the end before the next begins.
+    The first array must be written completely before the next starts.
 
     Args:
         items: the items, in order.
@@ -39,7 +39,7 @@ class Kept:
 
 
 class Rows:
-    """A JSON array whose items are made while they are encoded, which is possible once.
+    """A JSON array whose items are created while they are encoded, which is possible once.
 
     Args:
         items: the items, in order.
@@ -54,7 +54,7 @@ class Rows:
 
 
 def slices(value: Any) -> Iterator[bytes]:
-    """JSON of `value`, in slices: members of objects may be Rows, or such objects."""
+    """JSON of `value` in slices; members of objects may be Rows, or objects with such members."""
     if isinstance(value, dict):
         before = b"{"
         for key, item in value.items():
@@ -77,6 +77,6 @@ def _array(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _parts_of(items: Iterator[Any]) -> Iterator[bytes]:
-    """JSON of an array's items without the brackets, SLICE_ROWS items at a time."""
+    """JSON of an array's items without brackets, SLICE_ROWS items at a time."""
     for first in items:
         yield encode([first, *islice(items, SLICE_ROWS - 1)])[1:-1]

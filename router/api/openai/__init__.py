@@ -1,1 +1,1 @@
-"""OpenAI's APIs: /v1/completions, /v1/chat/completions, and vLLM's extensions of them."""
+"""OpenAI-compatible API: /v1/completions, /v1/chat/completions and vLLM's extensions."""

@@ -1,6 +1,6 @@
 """BlockWriter: responses as a sequence of blocks of reasoning, text and tool calls.
 
-Anthropic's Messages API and OpenAI's Responses API have this form.
+Used by Anthropic's Messages API and OpenAI's Responses API.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from router.serving import Completion, Generation
 from worker.protocol.text.tokenizer import Tokenizer
 
 PLAIN = Reading(dialect=Dialect(), use=ToolUse(), is_thinking=False)
-"""Reading of a completion that is plain text."""
+"""Parsing of plain text."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Block:
-    """A part of a response of one kind."""
+    """A block of a response: reasoning, text or a tool call."""
 
     kind: Literal["thought", "text", "call"]
     index: int
@@ -31,7 +31,7 @@ class Block:
     name: str = ""
     """Name of the called function; empty for other kinds."""
     parts: list[str] = field(default_factory=list)
-    """The block's text, or the call's arguments, in parts as they came."""
+    """The block's text or the call's arguments, in the parts received."""
     extras: list[Any] = field(default_factory=list)
     """Log-probabilities of the text's tokens."""
 
@@ -42,20 +42,20 @@ class Block:
 
 
 class BlockWriter(ABC):
-    """Writes the only completion of a generation in blocks.
+    """Writes a generation with a single completion as blocks.
 
-    A response that is not streamed is made of the same blocks as a stream.
+    Non-streaming responses are assembled from the same blocks as streams.
 
     Args:
         generation: the generation of one completion.
-        reading: how reasoning and calls are found in the text; None for plain text.
+        reading: how reasoning and tool calls are parsed; None for plain text.
         tokenizer: tokenizer of the model.
         response_id: `id` of the response.
-        model: the client's name of the model.
+        model: model name in the response.
     """
 
     headers: Sequence[tuple[bytes, bytes]] = ()
-    """Further headers of the response."""
+    """Additional headers of the response."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class BlockWriter(ABC):
         self.model = model
         self.blocks: list[Block] = []
         self.is_open = False
-        """Whether the last block may get more text."""
+        """Whether text can still be appended to the last block."""
         self._reading = reading or PLAIN
         self._reader = self._reading.reader()
         self._tokenizer = tokenizer
         self.is_begun = False
-        """Whether the events of `begun` are written."""
+        """Whether the events of `begun` have been written."""
 
     def first(self) -> bytes:
-        """Empty: the first events report cached tokens, which are known with the first token."""
+        """Empty: the first events include cached tokens, which are known with the first token."""
         return b""
 
     def chunk(self, completion: Completion) -> Iterator[bytes]:
@@ -96,12 +96,12 @@ class BlockWriter(ABC):
             yield from self.end_block()
 
     def take(self) -> str:
-        """Takes the new text of the completion."""
+        """Removes and returns the new text of the completion."""
         text, _ = self.completion.take()
         return text
 
     def whole(self) -> Iterator[bytes]:
-        """JSON of a response that is not streamed, in slices."""
+        """JSON of a non-streaming response, in slices."""
         for _ in self.chunk(self.completion):
             pass
         yield from slices(self.answer())
@@ -120,15 +120,15 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def begun(self) -> bytes:
-        """Events at the beginning of the response."""
+        """Events at the start of the response."""
 
     @abstractmethod
     def opened(self, block: Block) -> bytes:
-        """Events at the beginning of a block."""
+        """Events at the start of a block."""
 
     @abstractmethod
     def added(self, block: Block, text: str) -> bytes:
-        """The event for `text`, which was added to a block."""
+        """The event for `text` appended to a block."""
 
     @abstractmethod
     def closed(self, block: Block) -> bytes:
@@ -140,11 +140,11 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:
-        """Events at the end of a response that ends in an error."""
+        """Events at the end of a failed response."""
 
     @abstractmethod
     def answer(self) -> dict[str, Any]:
-        """The whole response, as JSON is made of it."""
+        """The complete response as a JSON-serializable dict."""
 
     def _take(self, piece: Piece) -> Iterator[bytes]:
         if isinstance(piece, Thought):
@@ -170,12 +170,12 @@ class BlockWriter(ABC):
         yield self.opened(self.blocks[-1])
 
     def end_block(self) -> Iterator[bytes]:
-        """Events at the end of the open block, if there is one."""
+        """Events at the end of the open block, if any."""
         if self.is_open:
             self.is_open = False
             yield self.closed(self.blocks[-1])
 
 
 def event(name: str, /, **fields: Any) -> bytes:
-    """A server-sent event; its JSON has the event's name as `type`, besides `fields`."""
+    """A server-sent event; its JSON data is `fields` plus the event's name as `type`."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))

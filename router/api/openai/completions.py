@@ -43,7 +43,7 @@ from worker.protocol.slo import Slo
 from worker.protocol.structured import StructuredOutputsParams
 
 LAST_TOKENS = 32
-"""Last tokens of a prompt in which a marker that opens reasoning is searched."""
+"""Number of last prompt tokens searched for a marker that opens reasoning."""
 Body = TypeVar("Body", bound=CommonRequest)
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NamesModel = TypeVar("NamesModel", bound="_NamesModel")
@@ -51,52 +51,53 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class _NamesModel(Protocol):
-    """A decoded body of some API."""
+    """A decoded body of any API that has a `model` field."""
 
     @property
     def model(self) -> str | None:
-        """The client's name of the model; None for the only one."""
+        """The model name in the request; None selects the only model."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The checked fields of a body besides its prompt."""
+    """The validated fields of a body, except its prompt."""
 
     model: ServedModel
     feasibility: Feasibility
-    """Sampling parameters, and their check against limits of workers."""
+    """Sampling parameters and their check against the workers' limits."""
     cache_salt: str
     priority: int
-    """Priority at the workers, which the API key allows."""
+    """Scheduling priority, within what the API key allows."""
     slo: Slo | None
     options: StreamOptions | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared(Generic[Body]):
-    """A request that is checked, with its encoded prompts."""
+    """A validated request with its encoded prompts."""
 
     body: Body
     account: Account
     arrived_at: float
-    """Time of arrival on the event loop's clock."""
+    """Arrival time on the event loop's clock."""
     asked: Asked
     prompts: list[PromptBlocks]
     reading: Reading | None = None
-    """How reasoning and calls are found in the completions; None for plain text."""
+    """How reasoning and tool calls are parsed; None for plain text."""
 
 
 class CompletionRoutes:
-    """The two routes of completions, and what other APIs' routes need to answer chats.
+    """Handlers of /v1/chat/completions and /v1/completions; other APIs build on them.
 
-    All fields of a body are checked before its prompt is rendered, tokenized and hashed. A request
-    that no worker can ever run is refused before any of it is cached, counted or booked.
+    All fields of a body are validated before its prompt is rendered, tokenized and hashed. A
+    request that no worker can ever run is rejected before anything is cached, counted or reserved
+    for it.
 
     Args:
         gateway: the gateway of the models.
-        bodies: reads the bodies of requests.
-        readers: watches the clients that read responses.
+        bodies: reads request bodies.
+        readers: disconnects clients that do not read their responses.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies, readers: Readers) -> None:
@@ -141,17 +142,18 @@ class CompletionRoutes:
         num_bytes: int,
         names: Mapping[str, str] = EMPTY,
     ) -> Prepared[ChatRequest]:
-        """Checks a chat and encodes its prompt.
+        """Validates a chat request and encodes its prompt.
 
         Args:
             request: the HTTP request.
-            read: decodes the body; runs in a thread if that is large, as `chat_of` does.
-            chat_of: the chat of the body; called if the key may use the body's model.
-            num_bytes: bytes of the body.
-            names: the client's name of each field that has another name in ChatRequest.
+            read: decodes the body; runs in a thread if the body is large, as does `chat_of`.
+            chat_of: converts the body to a chat; called if the API key may use the model.
+            num_bytes: size of the body.
+            names: the client's field names where they differ from ChatRequest's.
 
         Raises:
-            ApiError: a field is wrong, by the client's name of it; or the chat cannot be run now.
+            ApiError: a field is invalid (reported by the client's name), or the chat cannot be run
+            now.
         """
         arrived_at = asyncio.get_running_loop().time()
         account = self._account(request)
@@ -281,21 +283,21 @@ class CompletionRoutes:
         form: StructuredOutputsParams | None = None,
         names: Mapping[str, str] = EMPTY,
     ) -> Asked:
-        """Checks all fields besides the prompt.
+        """Validates all fields except the prompt.
 
         Args:
             body: the body of the request.
-            model: the model that it names.
+            model: the requested model.
             account: the account of the request.
-            max_tokens: most tokens per completion; None for as many as fit into the model.
-            logprobs: most likely tokens to report beside each; None for no log-probabilities.
+            max_tokens: maximum tokens per completion; None for up to the model's context length.
+            logprobs: number of top tokens to return per token; None for no log-probabilities.
             num_prompts: number of prompts.
             echo: whether prompts are echoed.
-            form: structured output that tools demand; None for none.
-            names: the client's name of each field that has another name here.
+            form: structured output required by tools; None for none.
+            names: the client's field names where they differ from these.
 
         Raises:
-            ApiError: a field is wrong, or the key may not set it so.
+            ApiError: a field is invalid, or the API key does not allow its value.
         """
         names = {**params.client_names(body), **names}
         if form is not None:
@@ -322,7 +324,7 @@ class CompletionRoutes:
         if sampling.bad_words:
             sampling = await model.encoder.bad_words(sampling)
             feasibility = _feasible(model, sampling, names)
-            params.check_num_completions(num_prompts, sampling)  # words have tokens now
+            params.check_num_completions(num_prompts, sampling)  # bad words are tokenized by now
         return Asked(
             model=model,
             feasibility=feasibility,
@@ -345,12 +347,12 @@ class CompletionRoutes:
         *,
         with_offsets: bool = False,
     ) -> GenerationResponse:
-        """The response to a request; it runs the generation when it is sent.
+        """Creates the response to a request; sending it runs the generation.
 
         Args:
             request: the HTTP request.
-            prepared: the checked request.
-            make_writer: makes the writer of the response's form.
+            prepared: the validated request.
+            make_writer: creates the response's writer.
             with_offsets: whether the response has text offsets of tokens.
         """
         account, body, asked = prepared.account, prepared.body, prepared.asked
@@ -400,7 +402,7 @@ def request_id_of(request: Request) -> str:
 def _writer(
     kind: Callable[..., ResponseWriter], prefix: str, prepared: Prepared[Body], extras: Extras
 ) -> Callable[[Generation], ResponseWriter]:
-    """A function that makes the writer of a response in OpenAI's form of completions."""
+    """A factory for the writer of an OpenAI completion response."""
     return partial(
         kind,
         response_id=f"{prefix}-{prepared.account.request_id}",
@@ -414,14 +416,14 @@ def _writer(
 def _reading(
     body: ChatRequest, model: ServedModel, use: ToolUse, prompt: PromptBlocks, begun: str
 ) -> Reading | None:
-    """How reasoning and calls are found in completions; None for plain text, which costs nothing.
+    """How reasoning and tool calls are parsed; None for plain text, which needs no parsing.
 
     Args:
         body: the body of the chat.
         model: the model.
         use: use of tools.
         prompt: the encoded prompt.
-        begun: the assistant's last message if the model is to continue it, else empty.
+        begun: the assistant message that the model continues; empty for none.
     """
     dialect = model.dialect
     thoughts, is_thinking = dialect.thoughts, False
@@ -430,7 +432,7 @@ def _reading(
         end = model.tokenizer.decode(last, skip_special_tokens=False).rstrip()
         is_thinking = dialect.opens_thought(end, begun)
         if use.form is not None or _has_form(body):
-            # If no reasoning can come before it, all of the text is structured output.
+            # Without reasoning before it, all of the text is structured output.
             unasked = dialect.has_opened_thoughts and body.add_generation_prompt is not False
             has_ended = begun or end.endswith(thoughts.closing) or unasked
             if dialect.thought_tokens is None or (has_ended and not is_thinking):
@@ -446,7 +448,7 @@ def _reading(
 
 
 def _has_form(body: ChatRequest) -> bool:
-    """Whether the client asks for structured output."""
+    """Whether the client requests structured output."""
     return body.structured_outputs is not None or body.response_format not in (
         None,
         {"type": "text"},
@@ -454,10 +456,10 @@ def _has_form(body: ChatRequest) -> bool:
 
 
 def _thinking(asked: Asked, reading: Reading | None) -> Asked:
-    """Adds what the model's dialect of reasoning asks of sampling.
+    """Adds what the model's dialect of reasoning requires of sampling.
 
-    With structured output that is the reasoning that may come before it; else the tokens that end a
-    completion of the dialect.
+    With structured output that is the reasoning that may precede it; otherwise the tokens that end
+    a completion of the dialect.
     """
     sampling = asked.feasibility.sampling
     if reading is None or reading.dialect.thoughts is None:
@@ -476,10 +478,11 @@ def _thinking(asked: Asked, reading: Reading | None) -> Asked:
 def _feasible(
     model: ServedModel, sampling: SamplingParams, names: Mapping[str, str]
 ) -> Feasibility:
-    """The check of the request against limits of workers.
+    """Checks a request against the workers' limits.
 
     Raises:
-        ApiError: 400 if no worker takes the sampling parameters, or one has refused the grammar.
+        ApiError: 400 if no worker supports the sampling parameters, or one has rejected the
+        grammar.
     """
     feasibility = Feasibility(sampling, names)
     refuse(feasibility.parameters(model.fleet.limits))

@@ -1,4 +1,4 @@
-"""Body fields that are known but not supported: ignored if they change no result, else refused."""
+"""Known but unsupported body fields: ignored if they do not affect the result, else rejected."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, NamedTuple
 from router.errors import bad_request
 
 _LONGEST_NAME = 64
-"""Most characters of a field's name that are compared, and repeated to the client."""
+"""Maximum characters of a field name that are compared and quoted in an error."""
 
 
 class Refused(NamedTuple):
     """An unsupported field that would change the result."""
 
     harmless: tuple[object, ...] = ()
-    """Values, besides null, that change no result and are taken."""
+    """Accepted values, besides null: they do not change the result."""
     instead: str = "leave it out"
-    """Advice for the client, as the error says it."""
+    """What to do instead, quoted in the error."""
 
 
 class Known(NamedTuple):
-    """Body fields of an API that its routes know and do not support."""
+    """Body fields that an API knows but does not support."""
 
     ignored: frozenset[str]
-    """Fields that change no result."""
+    """Fields that do not change the result."""
     refused: Mapping[str, Refused]
     """Fields that change the result, by name."""
 
@@ -48,11 +48,11 @@ IGNORED = frozenset(
         "stream_interval",
     )
 )
-"""Fields that change no text: bookkeeping, hints of where and when to compute, and options of other
+"""Fields that do not change the text: bookkeeping, scheduling hints, and options of other
 tokenizers."""
 
 _NO_ADAPTERS = Refused(instead="serve the merged checkpoint as a model of its own")
-_NO_IMAGES = Refused((), "this server takes text alone")
+_NO_IMAGES = Refused((), "only text is supported")
 _OF_TOOLS = Refused(("none", "auto"), "use tools")
 
 REFUSED: dict[str, Refused] = {
@@ -62,14 +62,14 @@ REFUSED: dict[str, Refused] = {
     "function_call": _OF_TOOLS,
     "functions": Refused(([],), "use tools"),
     "max_completion_tokens": Refused(instead="use max_tokens"),
-    "modalities": Refused(([], ["text"]), "this server takes text alone"),
+    "modalities": Refused(([], ["text"]), "only text is supported"),
     "moderation": Refused(),
     "suffix": Refused(("",)),
-    "verbosity": Refused(("medium",), "say in a message how long answers shall be"),
+    "verbosity": Refused(("medium",), "ask for short or long answers in a message"),
     "web_search_options": Refused(),
     # of the other route
     "add_generation_prompt": Refused(instead="use /v1/chat/completions"),
-    "add_special_tokens": Refused((False,), "chat templates write them"),
+    "add_special_tokens": Refused((False,), "chat templates add them"),
     "chat_template_kwargs": Refused(({},), "use /v1/chat/completions"),
     "echo": Refused((False,)),
     "messages": Refused(instead="use /v1/chat/completions"),
@@ -80,11 +80,11 @@ REFUSED: dict[str, Refused] = {
     "tools": Refused(([],), "use /v1/chat/completions"),
     "top_logprobs": Refused((0,), "use logprobs with a number"),
     # vLLM's
-    "chat_template": Refused(instead="start the server with a checkpoint that has it"),
+    "chat_template": Refused(instead="serve a checkpoint that includes the template"),
     "continue_final_message": Refused((False,), "use /v1/chat/completions"),
     "documents": Refused(([],), "use /v1/chat/completions"),
     "guided_choice": Refused(instead="use structured_outputs.choice"),
-    "guided_decoding_backend": Refused(instead="--structured-outputs-backend is for all requests"),
+    "guided_decoding_backend": Refused(instead="set --structured-outputs-backend for all requests"),
     "guided_grammar": Refused(instead="use structured_outputs.grammar"),
     "guided_json": Refused(instead="use structured_outputs.json"),
     "guided_regex": Refused(instead="use structured_outputs.regex"),
@@ -101,7 +101,7 @@ REFUSED: dict[str, Refused] = {
     "return_prompt_text": Refused((False,), "use return_token_ids"),
     "return_token_offsets": Refused((False,), "use return_token_ids"),
     "thinking_token_budget": Refused(instead="use max_completion_tokens"),
-    "truncation_side": Refused(("left",), "prompts keep their last tokens"),
+    "truncation_side": Refused(("left",), "only truncation on the left is supported"),
     "use_beam_search": Refused((False,)),
     "vllm_xargs": Refused(({},)),
     # SGLang's
@@ -125,7 +125,7 @@ REFUSED: dict[str, Refused] = {
     "stop_regex": Refused(([], ""), "use stop"),
     "stream_reasoning": Refused((True,)),
 }
-"""Fields that change the result and are not supported, by one route or both."""
+"""Fields that change the result and that one or both routes do not support."""
 
 COMPLETIONS = Known(IGNORED, REFUSED)
 """Unsupported fields of /v1/chat/completions and /v1/completions."""
@@ -134,15 +134,15 @@ COMPLETIONS = Known(IGNORED, REFUSED)
 def refuse_unknown(
     fields: Mapping[str, Any], supported: Collection[str], known: Known = COMPLETIONS
 ) -> None:
-    """Checks that a route supports all fields of a body, or may ignore them; null is no value.
+    """Checks that a route supports or may ignore all fields of a body; null counts as absent.
 
     Args:
         fields: fields of the body.
-        supported: names of fields that the route supports.
-        known: fields that it knows and does not support.
+        supported: field names that the route supports.
+        known: fields that the API knows but does not support.
 
     Raises:
-        ApiError: 400 that names an unsupported or unknown field, and says what to do instead.
+        ApiError: 400 naming the unsupported or unknown field, and what to do instead.
     """
     for name, value in fields.items():
         if name in supported or value is None or name in known.ignored:
@@ -151,7 +151,7 @@ def refuse_unknown(
         if refused is None:
             raise bad_request(*_unknown(name, supported))
         if not any(value == harmless for harmless in refused.harmless):
-            raise bad_request(f"{name} is not supported here: {refused.instead}", name)
+            raise bad_request(f"{name} is not supported: {refused.instead}", name)
 
 
 def _unknown(name: str, supported: Collection[str]) -> tuple[str, str]:
@@ -159,4 +159,4 @@ def _unknown(name: str, supported: Collection[str]) -> tuple[str, str]:
     name = name[:_LONGEST_NAME]
     close = difflib.get_close_matches(name, supported, n=1, cutoff=0.7)
     instead = f"did you mean {close[0]}?" if close else "leave it out"
-    return f"{name} is no field of this request: {instead}", name
+    return f"unknown field {name}: {instead}", name

@@ -1,4 +1,4 @@
-"""Log-probabilities in responses: OpenAI's two formats, and vLLM's for prompts."""
+"""Log-probabilities in responses: OpenAI's two formats, and vLLM's prompt_logprobs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from worker.protocol.messages import TokenLogprobs
 from worker.protocol.text.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
-"""Written for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 Scored = tuple[int, TokenLogprobs | None]
-"""A token id and its log-probabilities; None for the first token of a prompt, which has none."""
+"""A token id and its log-probabilities; None for the first prompt token, which has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Echoed:
-    """The `logprobs` of an echoed prompt, with which all of its choices begin."""
+    """The `logprobs` of an echoed prompt, shared by all of its choices."""
 
     columns: Mapping[str, Kept]
     """Encoded arrays by field name."""
@@ -32,9 +32,9 @@ class LogprobFormat(ABC):
 
     Args:
         tokenizer: tokenizer of the model, for the texts of tokens.
-        num_top: most likely tokens to report beside each.
-        by_id: whether tokens are written as `token_id:ID`, since different tokens may have one
-            text.
+        num_top: number of top tokens to return per token.
+        by_id: whether tokens are written as `token_id:ID`, since different tokens may have the
+            same text.
     """
 
     has_offsets: bool
@@ -52,7 +52,7 @@ class LogprobFormat(ABC):
 
         Args:
             tokens: new tokens of the choice.
-            offsets: index in the choice's text at which each token's text begins; not read unless
+            offsets: index in the choice's text where each token's text starts; only used if
                 `has_offsets`.
             echoed: the choice's prompt if it is echoed before them.
         """
@@ -61,9 +61,9 @@ class LogprobFormat(ABC):
         return {name: Rows(items, first.get(name)) for name, items in columns.items()}
 
     def echoed(self, tokens: Sequence[Scored], offsets: Iterable[int]) -> Echoed:
-        """Log-probabilities of a prompt for `entries` of all its choices, encoded once for all.
+        """Log-probabilities of a prompt for `entries`, encoded once for all of its choices.
 
-        With 20 log-probabilities each, 4,096 tokens take 70 ms.
+        Takes 70 ms for 4,096 tokens with 20 log-probabilities each.
         """
         columns = self._columns(tokens, offsets)
         return Echoed(columns={name: Kept(items) for name, items in columns.items()})
@@ -94,7 +94,7 @@ class ChatLogprobs(LogprobFormat):
         return {"content": (self.entry(found) for _, found in tokens if found is not None)}
 
     def entry(self, found: TokenLogprobs) -> dict[str, Any]:
-        """The object of one token, with the most likely ones beside it."""
+        """The object of one token, including the top tokens at its position."""
         own, *others = [
             self._token(token_id, logprob)
             for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True)
@@ -128,7 +128,7 @@ class TextLogprobs(LogprobFormat):
         }
 
     def _top(self, found: TokenLogprobs) -> dict[str, float]:
-        """Log-probabilities by token: the most likely ones, and the token itself."""
+        """Log-probabilities by token: the top tokens and the token itself."""
         top: dict[str, float] = {}
         for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True):
             top.setdefault(self._name(token_id), finite(logprob))
@@ -138,7 +138,7 @@ class TextLogprobs(LogprobFormat):
 def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None) -> Rows | None:
     """vLLM's `prompt_logprobs`: for each prompt token an object by token id, null for the first.
 
-    The result may be part of several choices, and is encoded once.
+    The result may be part of several choices and is encoded once.
     """
     if found is None:
         return None
@@ -166,5 +166,5 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def finite(logprob: float) -> float:
-    """The number, or LEAST_LOGPROB for -inf and NaN, which JSON does not have."""
+    """The number, or LEAST_LOGPROB for -inf and NaN, which JSON cannot represent."""
     return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

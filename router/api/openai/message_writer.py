@@ -1,4 +1,4 @@
-"""MessageWriter: chat responses with reasoning and tool calls, streamed or whole."""
+"""MessageWriter: chat responses with reasoning and tool calls, streaming or not."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from router.serving import Completion, Generation
 
 
 class MessageWriter(ChatWriter):
-    """chat.completion and its chunks, for reasoning models and for chats with tools.
+    """Writes chat.completion and its chunks for reasoning models and chats with tools.
 
-    A whole message and the chunks of a stream are made from the same pieces.
+    Messages and stream chunks are made from the same pieces.
 
     Args:
         generation: the completions to write.
-        reading: how reasoning and calls are found in the text.
+        reading: how reasoning and tool calls are parsed.
         options: keyword arguments of ChatWriter.
     """
 
     def __init__(self, generation: Generation, *, reading: Reading, **options: Any) -> None:
         self._reading = reading
         self._readers = [reading.reader() for _ in generation.completions]
-        super().__init__(generation, **options)  # calls `usage`, which needs the readers
+        super().__init__(generation, **options)  # calls `usage`, which needs the parsers
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
-        """The content of the text if it is content alone, else None."""
+        """The content of the text if it is content only, else None."""
         return self._readers[completion.spec.index].content_of(text)
 
     def _full_chunk(
@@ -46,7 +46,7 @@ class MessageWriter(ChatWriter):
         return self._events(completion, deltas, token_ids, logprobs)
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """A choice's whole message; its content is null beside calls or reasoning alone."""
+        """A choice's complete message; content is null if there are only calls or reasoning."""
         thoughts, said = "", ""
         calls: list[dict[str, Any]] = []
         for piece in self._read(completion, text):
@@ -70,7 +70,7 @@ class MessageWriter(ChatWriter):
         return {"message": message}
 
     def usage(self) -> dict[str, Any]:
-        """Token counts so far, with those of reasoning."""
+        """Token counts so far, including reasoning tokens."""
         usage = super().usage()
         if self._reading.dialect.thoughts is not None:
             number = sum(map(self._num_reasoning_tokens, self.generation.completions))
@@ -85,12 +85,12 @@ class MessageWriter(ChatWriter):
         return ending
 
     def _read(self, completion: Completion, text: str) -> Iterator[Piece]:
-        """The pieces of new text that the client may see."""
+        """The pieces of new text that are visible to the client."""
         reader = self._readers[completion.spec.index]
         return self._reading.pieces(reader, text, is_end=completion.finish_reason is not None)
 
     def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
-        """Deltas of the message for new text: of a call first the name, then its arguments."""
+        """Deltas of the message for new text; a call's name precedes its arguments."""
         deltas: list[dict[str, Any]] = []
         index = self._readers[completion.spec.index].num_calls - 1
         for piece in self._read(completion, text):

@@ -1,4 +1,4 @@
-"""`chat_messages`: converts messages of a chat from clients' form to chat templates' form."""
+"""`chat_messages`: converts a client's messages to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from worker.protocol.text.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 LEADING = ("system", "developer")
-"""Roles of messages before a conversation."""
+"""Roles of messages before the conversation."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Field that holds the text of a content part, by the part's type."""
+"""Field with the text of a content part, by the part's type."""
 REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
-"""Fields of messages in which chat templates read reasoning; clients may send the first two."""
+"""Message fields in which chat templates expect reasoning; clients may send the first two."""
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -35,29 +35,29 @@ def chat_messages(
     short_ids: bool = False,
     single_calls: bool = False,
 ) -> list[dict[str, Any]]:
-    """Messages as chat templates take them.
+    """Converts messages to the form that chat templates expect.
 
-    - content is one text;
-    - `tool_calls` is missing if there are none, since templates test for the field; arguments of
-      calls are objects, which templates write as JSON;
-    - results of tools have the tool's name;
+    - content is a single string;
+    - `tool_calls` is absent if empty, since templates test for the field; call arguments are
+      objects, which templates write as JSON;
+    - tool results have the tool's name;
     - reasoning is in the field that the template reads;
-    - `developer` becomes `system` if the template does not know that role.
+    - `developer` becomes `system` if the template does not support that role.
 
     Args:
-        messages: messages of the client.
+        messages: the client's messages.
         template: the model's chat template; None for none.
-        short_ids: whether ids of calls must be nine letters and digits: others are replaced.
-        single_calls: whether the template writes only one call per message, and no content beside a
-            call and reasoning: then each call becomes a message, followed by its result, and
+        short_ids: whether call ids must be nine letters and digits; other ids are replaced.
+        single_calls: whether the template supports only one call per message and no content beside
+            a call and reasoning: each call then becomes a message followed by its result, and
             content becomes reasoning.
 
     Raises:
-        ApiError: 400 if there are no messages, or one has an unknown role, content that is no text,
-            or malformed calls.
+        ApiError: 400 if there are no messages, or one has an unknown role, non-text content or
+            malformed calls.
     """
     if not messages:
-        raise bad_request("messages must hold at least one message", "messages")
+        raise bad_request("messages must not be empty", "messages")
     made = [_message(index, message) for index, message in enumerate(messages)]
     assistants = [(index, m) for index, m in enumerate(made) if m["role"] == "assistant"]
     if assistants:
@@ -85,7 +85,7 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         content = "\n".join(_part(index, part) for part in content)
     elif content is not None and not isinstance(content, str):
-        raise _wrong(index, "content must be a string or a list of parts")
+        raise _wrong(index, "content must be a string or a list of content parts")
     return {**message, "content": content if content is not None else ""}
 
 
@@ -94,12 +94,12 @@ def _part(index: int, part: Any) -> str:
     field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     text = None if field is None else part.get(field)
     if not isinstance(text, str):
-        raise _wrong(index, "content may only have parts of type text")
+        raise _wrong(index, "content parts must be of type text")
     return text
 
 
 def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
-    """Decodes the arguments of the messages' calls, and removes empty `tool_calls`."""
+    """Decodes the arguments of tool calls, and removes empty `tool_calls`."""
     written: list[bytes] = []
     functions: list[dict[str, Any]] = []
     for index, message in assistants:
@@ -114,10 +114,10 @@ def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
         for call in message["tool_calls"]:
             arguments = call["function"].get("arguments")
             if isinstance(arguments, str):
-                # Encoding cannot fail: the body's decoder takes no lone surrogates.
+                # Encoding cannot fail: the body's decoder rejects lone surrogates.
                 written.append(arguments.encode())
             functions.append(call["function"])
-    refuse_many_values(*written)  # strings in the body, so they were not counted yet
+    refuse_many_values(*written)  # strings in the body, so not counted yet
     for function in functions:
         function["arguments"] = _arguments(function.get("arguments"))
 
@@ -131,10 +131,11 @@ def _call(index: int, place: int, call: Any) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:
-    """Arguments of a call as templates take them.
+    """Arguments of a call as an object.
 
-    Clients replay what a model wrote, right or wrong. A text that was cut within an object, as by
-    `max_tokens`, is closed; what is no object otherwise becomes the only argument of one.
+    Clients replay what the model wrote, valid or not. JSON cut off within an object, for example
+    by `max_tokens`, is closed; anything else that is not an object becomes the value of a single
+    argument.
     """
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
@@ -143,7 +144,7 @@ def _arguments(arguments: Any) -> dict[str, Any]:
 
 
 def _decoded(text: str) -> Any:
-    """The JSON of a text, cut or not, with NaN and infinities as texts; else the text itself."""
+    """The decoded JSON, even if cut off, with NaN and infinities as strings; else the text."""
     with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
         return msgspec.json.decode(text)
     whole = mended(text)
@@ -153,7 +154,7 @@ def _decoded(text: str) -> Any:
 
 
 def _name_answers(messages: Sequence[dict[str, Any]]) -> None:
-    """Adds the tool's name to its results, of which many clients send the call's id alone."""
+    """Adds the tool's name to results, as many clients send only the call id."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()) if message["role"] == "assistant" else ():
@@ -177,13 +178,13 @@ def _shorten_ids(messages: Sequence[dict[str, Any]]) -> None:
 def _with_single_calls(
     messages: Sequence[dict[str, Any]], thoughts: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The conversation with each call in a message of its own, followed by its result.
+    """The conversation with one call per message, each followed by its result.
 
     Takes time linear in the number of messages and calls.
 
     Args:
-        messages: messages with calls as templates take them.
-        thoughts: fields of messages that hold reasoning.
+        messages: messages with calls in the templates' form.
+        thoughts: message fields that hold reasoning.
     """
     made: list[dict[str, Any]] = []
     place = 0
@@ -208,22 +209,22 @@ def _with_single_calls(
 
 
 class _Results:
-    """Results of one message's calls, each of which is taken once.
+    """Results of one message's calls; each can be taken once.
 
     Args:
-        results: the messages of tools that follow the calls.
+        results: the tool messages that follow the calls.
     """
 
     def __init__(self, results: Sequence[dict[str, Any]]) -> None:
         self._left = OrderedDict(enumerate(results))
         self._by_id: dict[str, deque[int]] = {}
-        """Indices of results by the call's id, in order."""
+        """Indices of results by call id, in order."""
         for index, result in self._left.items():
             if isinstance(call_id := result.get("tool_call_id"), str):
                 self._by_id.setdefault(call_id, deque()).append(index)
 
     def take(self, call_id: Any) -> list[dict[str, Any]]:
-        """The first result with a call's id, or the first of all without one; empty if none is
+        """The first result with a call id, or the first one overall if it is None; empty if none is
         left."""
         indices = self._by_id.get(call_id) if isinstance(call_id, str) else None
         while indices:
@@ -233,7 +234,7 @@ class _Results:
         return [self._left.popitem(last=False)[1]] if self._left else []
 
     def rest(self) -> list[dict[str, Any]]:
-        """The results that no call has taken."""
+        """The results that were not taken."""
         return list(self._left.values())
 
 
@@ -245,7 +246,7 @@ def _thought_before(message: Mapping[str, Any], names: Sequence[str]) -> dict[st
 
 
 def _short_id(call_id: str) -> str:
-    """An id of nine letters and digits for a call id, which is kept if it is one."""
+    """A call id of nine letters and digits; ids that have this form are kept."""
     if _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
@@ -263,8 +264,8 @@ def _rename_reasoning(index: int, message: dict[str, Any], names: Sequence[str])
 
 
 def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with all leading ones joined in one of the system, since many templates take one
-    at the beginning and no other."""
+    """The messages with all leading system messages joined into one, as many templates accept only
+    one, at the beginning."""
     leading = [message for message in messages if message["role"] in LEADING]
     others = [message for message in messages if message["role"] not in LEADING]
     content = "\n\n".join(message["content"] for message in leading)

@@ -1,4 +1,4 @@
-"""Sampling parameters and prompts of a request, from the fields of its body."""
+"""Converts the fields of a body to sampling parameters and prompts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from worker.protocol.structured import StructuredOutputsParams
 from worker.protocol.text.chat_template import ChatTemplate
 
 MAX_COMPLETIONS = 2048
-"""Most completions of a request: prompts times n."""
+"""Maximum completions of a request: prompts times n."""
 MAX_ENTRIES = 2**20
-"""Most texts and tokens in the parameters of a request, times its completions: the engine keeps
-some of them per completion, a million in a tenth of a second and 50 MB."""
+"""Maximum texts and tokens in a request's parameters, times its completions: the engine copies
+some of them per completion. A million take 0.1 s and 50 MB."""
 MAX_STOP_CHARACTERS = 8192
-"""Most characters of all stop strings together, which are searched in each choice's text; and of
-all bad words together."""
+"""Maximum characters of all stop strings together, which are searched in each choice's text, and
+of all bad words together."""
 DEFAULT_COMPLETION_TOKENS = 16
-"""Tokens of a completion of /v1/completions without max_tokens, as in OpenAI's API."""
+"""Default max_tokens of /v1/completions, as in OpenAI's API."""
 RESERVED_TEMPLATE_NAMES = (
     "documents",
     "messages",
@@ -38,17 +38,17 @@ RESERVED_TEMPLATE_NAMES = (
     "tokenize",
     "self",
 )
-"""Variables of chat templates that are not the client's to set."""
+"""Chat template variables that clients must not set."""
 _MADE_HERE = frozenset(
     ("max_tokens", "logprobs", "prompt_logprobs", "structured_outputs", "diffusion")
 )
-"""Fields of SamplingParams that are not simply a field of the body."""
+"""Fields of SamplingParams that do not map to a single body field."""
 _PASSED_ON = tuple(
     name
     for name in SamplingParams.__struct_fields__
     if name in CommonRequest.__struct_fields__ and name not in _MADE_HERE
 )
-"""Fields of SamplingParams that are taken from the body as they are."""
+"""Fields of SamplingParams that are copied from the body."""
 
 
 def sampling_params(
@@ -62,20 +62,20 @@ def sampling_params(
     prompt_logprobs: int | None,
     form: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
-    """Sampling parameters; values that the client omits are those of `defaults`, then vLLM's.
+    """Sampling parameters; omitted values default to `defaults`, then to vLLM's defaults.
 
     Args:
         request: the body of the request.
         defaults: default values by field of SamplingParams.
-        names: the client's name of each field that has another name here, see `client_names`.
-        vocab_size: tokens of the vocabulary.
-        max_tokens: most tokens per completion; None for as many as fit into the model.
-        logprobs: most likely tokens to report beside each; None for no log-probabilities.
+        names: the client's field names where they differ, see `client_names`.
+        vocab_size: size of the vocabulary in tokens.
+        max_tokens: maximum tokens per completion; None for up to the model's context length.
+        logprobs: number of top tokens to return per token; None for no log-probabilities.
         prompt_logprobs: the same for the prompt.
-        form: structured output that tools demand, in place of the request's; None for none.
+        form: structured output required by tools, replacing the request's; None for none.
 
     Raises:
-        ApiError: 400 that names the field and its range.
+        ApiError: 400 naming the field and its allowed range.
     """
     given = {name: getattr(request, name) for name in _PASSED_ON}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
@@ -100,7 +100,7 @@ def sampling_params(
 
 
 def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
-    """The client's names of fields that may be given under several names, for errors."""
+    """The names that the client used for fields with several names, for error messages."""
     names = {}
     if isinstance(request, ChatRequest):
         names["prompt"] = "messages"
@@ -112,19 +112,19 @@ def client_names(request: ChatRequest | CompletionRequest) -> dict[str, str]:
 
 
 def chat_max_tokens(request: ChatRequest) -> int | None:
-    """Most tokens of a chat's completion; None for as many as fit into the model."""
+    """Maximum tokens of a chat completion; None for up to the model's context length."""
     if request.max_completion_tokens is not None:
         return request.max_completion_tokens
     return request.max_tokens
 
 
 def completion_max_tokens(request: CompletionRequest) -> int:
-    """Most tokens of a completion of /v1/completions."""
+    """Maximum tokens of a completion of /v1/completions."""
     return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 
 def chat_logprobs(request: ChatRequest) -> int | None:
-    """Most likely tokens to report beside each; None for no log-probabilities.
+    """Number of top tokens to return per token; None for no log-probabilities.
 
     Raises:
         ApiError: 400 for top_logprobs without logprobs.
@@ -137,39 +137,39 @@ def chat_logprobs(request: ChatRequest) -> int | None:
 
 
 def prompt_logprobs(request: CommonRequest) -> int | None:
-    """Most likely tokens to report beside each prompt token; None for no log-probabilities.
+    """Number of top tokens to return per prompt token; None for no log-probabilities.
 
     Raises:
-        ApiError: 400 for a stream, whose chunks have no field for them.
+        ApiError: 400 for streams, whose chunks have no field for them.
     """
     if request.prompt_logprobs is not None and request.stream:
-        raise bad_request("prompt_logprobs is not available with stream", "prompt_logprobs")
+        raise bad_request("prompt_logprobs is not supported with stream", "prompt_logprobs")
     return request.prompt_logprobs
 
 
 def refuse_truncated_echo(request: CompletionRequest) -> None:
-    """Raises ApiError (400) if prompts are to be truncated and echoed: the rest has no text."""
+    """Raises ApiError (400) if prompts are truncated and echoed: truncated prompts have no text."""
     if request.echo and request.truncate_prompt_tokens is not None:
         raise bad_request(
-            "truncate_prompt_tokens is not available with echo", "truncate_prompt_tokens"
+            "truncate_prompt_tokens is not supported with echo", "truncate_prompt_tokens"
         )
 
 
 def check_num_completions(num_prompts: int, sampling: SamplingParams) -> None:
-    """Raises ApiError (400) if a request has too many completions, or too large parameters."""
+    """Raises ApiError (400) if a request has too many completions or too large parameters."""
     n = sampling.n
     field = "n" if n > 1 else "prompt"
     if num_prompts * n > MAX_COMPLETIONS:
         raise bad_request(
-            f"{num_prompts} prompts with n = {n} are {num_prompts * n} completions, at most "
-            f"{MAX_COMPLETIONS} per request",
+            f"{num_prompts} prompts with n = {n} make {num_prompts * n} completions; the maximum "
+            f"per request is {MAX_COMPLETIONS}",
             field,
         )
     if num_prompts * n * sampling.num_entries > MAX_ENTRIES:
         raise bad_request(
-            f"{num_prompts * n} completions with {sampling.num_entries} texts and tokens in stop, "
-            "stop_token_ids, logit_bias, bad_words and allowed_token_ids are too much for one "
-            f"request: at most {MAX_ENTRIES} of them, counted once per completion",
+            f"too many texts and tokens in stop, stop_token_ids, logit_bias, bad_words and "
+            f"allowed_token_ids: {sampling.num_entries} for each of {num_prompts * n} completions; "
+            f"the maximum is {MAX_ENTRIES} in total",
             field,
         )
 
@@ -180,13 +180,13 @@ def continues_message(request: ChatRequest) -> bool:
         return False
     if request.add_generation_prompt:
         raise bad_request(
-            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message and add_generation_prompt are mutually exclusive",
             "continue_final_message",
         )
     last = request.messages[-1]
     if last.get("role") != "assistant" or not last.get("content"):
         raise bad_request(
-            "continue_final_message needs an assistant's text as the last message",
+            "continue_final_message requires the last message to be an assistant message with text",
             "continue_final_message",
         )
     return True
@@ -203,17 +203,19 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
     """Variables of the chat template.
 
     Raises:
-        ApiError: 400, for names that are not the client's, or for documents or an effort that
-            the template does not read.
+        ApiError: 400 for reserved variable names, and for documents or an effort that the template
+            does not support.
     """
     values = request.chat_template_kwargs or {}
     for name in RESERVED_TEMPLATE_NAMES:
         if name in values:
-            raise bad_request(f"chat_template_kwargs may not hold {name}", "chat_template_kwargs")
+            raise bad_request(
+                f"chat_template_kwargs must not contain {name}", "chat_template_kwargs"
+            )
     if request.documents:
         if template is not None and not template.reads("documents"):
             raise bad_request(
-                "documents mean nothing to this model's chat template: write them into a message",
+                "this model's chat template does not support documents: put them into a message",
                 "documents",
             )
         values = {**values, "documents": request.documents}
@@ -223,7 +225,7 @@ def template_arguments(request: ChatRequest, template: ChatTemplate | None) -> d
     thinks = effort != "none"
     if thinks and not template.reads("reasoning_effort", *THINKING_SWITCHES):
         raise bad_request(
-            "reasoning_effort means nothing to this model's chat template: leave it out",
+            "this model's chat template does not support reasoning_effort: leave it out",
             "reasoning_effort",
         )
     return {"reasoning_effort": effort, **dict.fromkeys(THINKING_SWITCHES, thinks), **values}
@@ -240,7 +242,7 @@ def chat_prompt(
         template: the model's chat template; None for none.
 
     Raises:
-        ApiError: 400, a message or a tool is malformed, or fields contradict each other.
+        ApiError: 400 if a message or tool is malformed, or fields contradict each other.
     """
     messages = chat_messages(
         request.messages,
@@ -261,10 +263,10 @@ def chat_prompt(
 
 
 def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """The prompts of /v1/completions: texts or token ids. Raises ApiError (400) for others."""
+    """The prompts of /v1/completions: texts or token ids. Raises ApiError (400) for other types."""
     if isinstance(prompt, str):
         return [prompt]
-    kinds = set(map(type, prompt))  # in C: a prompt may be a million token ids
+    kinds = set(map(type, prompt))  # in C: a prompt may have a million token ids
     if kinds == {int}:
         return [prompt]
     if kinds == {str}:

@@ -22,11 +22,11 @@ MAX_STOP_STRINGS = 128
 MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT = 1024
-"""Most characters of a cache salt."""
+"""Maximum characters of a cache salt."""
 MAX_SHOWN_KEYS = 8
-"""Most wrong keys of an object that an error names."""
+"""Maximum number of wrong keys of an object that an error names."""
 MAX_SHOWN_CHARACTERS = 64
-"""Most characters of each key that an error shows."""
+"""Maximum characters of each key that an error quotes."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -39,16 +39,16 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = False
     """Whether a last chunk has the token counts."""
     continuous_usage_stats: bool | None = False
-    """Whether every chunk has the token counts so far; needs `include_usage`."""
+    """Whether every chunk has the token counts so far; requires `include_usage`."""
     include_obfuscation: bool | None = False
-    """Taken and ignored: OpenAI pads chunks against attackers who see encrypted lengths."""
+    """Ignored: OpenAI pads chunks against attackers who observe encrypted lengths."""
 
 
 class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Fields of both completion routes. None means the default, since many clients send null.
 
-    Fields of SamplingParams have its names, and it checks their ranges; the limits here are the
-    gateway's own.
+    Fields of SamplingParams have the same names, and their ranges are checked there; limits checked
+    here are the gateway's.
     """
 
     model: str | None = None
@@ -76,7 +76,7 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     skip_special_tokens: bool | None = True
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
     prompt_cache_key: str | None = None
-    """Name of the conversation, by which the session policy routes."""
+    """Conversation id, used by the session routing policy."""
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
     slo: Slo | None = None
     user: str | None = None
@@ -84,11 +84,11 @@ class CommonRequest(msgspec.Struct, kw_only=True, frozen=True):
     return_tokens_as_token_ids: bool | None = False
     """Whether log-probabilities name tokens as `token_id:ID`."""
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of a prompt; of a longer one the last are kept."""
+    """Maximum prompt tokens; longer prompts keep their last tokens."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     diffusion: dict[str, Any] | None = None
-    """Parameters of block-diffusion models, see worker.protocol.diffusion."""
+    """Parameters of block diffusion models, see worker.protocol.diffusion."""
 
 
 class ChatRequest(CommonRequest, kw_only=True, frozen=True):
@@ -99,17 +99,17 @@ class ChatRequest(CommonRequest, kw_only=True, frozen=True):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
-    """Whether the prompt ends with the beginning of an answer; by default unless
-    `continue_final_message` is set."""
+    """Whether the prompt ends with the start of an assistant message; defaults to the opposite of
+    `continue_final_message`."""
     continue_final_message: bool | None = False
     """Whether the model continues the last message instead of answering it."""
     documents: list[dict[str, Any]] | None = None
     """Documents for the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
-    """How much the model reasons, if its chat template reads it."""
+    """Reasoning effort, if the chat template supports it."""
     include_reasoning: bool | None = True
-    """Whether responses have the reasoning."""
+    """Whether responses include the reasoning."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -131,14 +131,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    """Whether to add the tokens that the tokenizer puts around texts; by default true."""
+    """Whether to add the tokenizer's special tokens (default: true)."""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = False
-    """Whether the answer also has the tokens as the vocabulary writes them."""
+    """Whether the response also has the token strings of the vocabulary."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -152,16 +152,16 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def parse_body(body: Payload, kind: type[Body], known: Known = COMPLETIONS) -> Body:
-    """Decodes and checks a body.
+    """Decodes and validates a body.
 
     Args:
         body: JSON.
         kind: type of the body.
-        known: further fields that the API knows and does not support.
+        known: additional fields that the API knows but does not support.
 
     Raises:
-        ApiError: 400 for malformed JSON or too many values, and for a wrong type, a missing or an
-            unsupported field, which it names.
+        ApiError: 400 for malformed JSON or too many values, and for a field that is missing,
+            unsupported or of the wrong type, which it names.
     """
     refuse_many_values(body)
     refuse_large_grammars(body)
@@ -190,7 +190,7 @@ def wrong_at(where: str, problem: str) -> ApiError:
     """A 400 for a value within a body.
 
     Args:
-        where: path of the value, as `input[2].role`.
+        where: path of the value, such as `input[2].role`.
         problem: what is wrong with the value, without its path.
     """
     return bad_request(f"{where} {problem}", where.partition("[")[0].partition(".")[0])
@@ -206,7 +206,7 @@ def string_at(where: str, value: Any) -> str:
 def _explain(
     fields: Mapping[str, Any], kind: type[msgspec.Struct], error: Exception
 ) -> tuple[str, str | None]:
-    """Message and name of the first field that is missing, or cannot be converted to `kind`'s."""
+    """Message and name of the first field that is missing or cannot be converted to `kind`."""
     for field in msgspec.structs.fields(kind):
         name = field.encode_name
         if name not in fields:
@@ -216,14 +216,14 @@ def _explain(
         try:
             msgspec.convert(fields[name], field.type, str_keys=True)
         except msgspec.ValidationError as problem:
-            # msgspec puts the place within the field's value last; readers want it first.
+            # msgspec puts the location within the field last; errors start with it.
             what, _, where = str(problem).partition(" - at `")
             where = where.removeprefix("$").rstrip("`")
             if where.startswith("key` in"):
                 where = _wrong_keys(fields[name], field.type)
             return f"{name}{where}: {what}", name
         except OverflowError as problem:
-            return f"{name} holds a number that is too large: {problem}", name
+            return f"{name} contains a number that is too large: {problem}", name
     return str(error), None
 
 

@@ -1,4 +1,4 @@
-"""GenerationResponse: runs a generation, sends it over ASGI, ends it if the client disconnects."""
+"""GenerationResponse: runs a generation and sends it over ASGI; a disconnect aborts it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PART: dict[str, object] = {"type": "http.response.body", "more_body": True}
 MAX_WORK_S = 0.005
-"""Seconds of work on a response after which other tasks run: as long as the GIL's switch
-interval."""
+"""Seconds of work on one response before yielding to other tasks: the GIL's switch interval."""
 
 Writer = ResponseWriter | BlockWriter
-"""Writers, which write a generation in the form of an API."""
+"""Writers of generations in the form of an API."""
 
 
 class GenerationResponse(Response):
-    """ASGI response of a completion request, which sends ASGI messages itself to save time per
-    token.
+    """ASGI response of a completion request; it sends ASGI messages itself to save time per token.
 
     Args:
         generation: the generation, not started yet.
         writer: writes the response's body.
         request_id: id of the request, sent as x-request-id.
-        stream: whether to send server-sent events, instead of one JSON body at the end.
-        account: account of the request, which the tokens are charged to.
-        readers: watches the clients that read responses.
+        stream: whether to send server-sent events instead of one JSON body at the end.
+        account: account of the request, which is charged for the tokens.
+        readers: disconnects clients that do not read their responses.
     """
 
     def __init__(
@@ -69,8 +67,8 @@ class GenerationResponse(Response):
         watcher = asyncio.create_task(_close_on_disconnect(receive, generation))
         problem: str | None = None
         try:
-            # A task of its own: each part of a stream resumes all coroutines of the task down to
-            # this one, and the server and its middleware have two dozen.
+            # A separate task: each part of a stream resumes all coroutines of the task down to this
+            # one, and the server and its middleware have two dozen.
             problem = await asyncio.create_task(self._answer(scope, send))
         finally:
             generation.close()
@@ -83,7 +81,7 @@ class GenerationResponse(Response):
             self._log(problem)
 
     async def _answer(self, scope: Scope, send: Send) -> str | None:
-        """Starts the generation and sends the response; returns the message of an error that was
+        """Starts the generation and sends the response; returns the message of the error that was
         sent instead, else None."""
         generation = self._generation
         send_part = scope.get(SEND_PART, send)
@@ -127,8 +125,8 @@ class GenerationResponse(Response):
         """Sends a stream; `send_part` sends the parts between its head and its end."""
         generation, chunk = self._generation, self._writer.chunk
         clock = asyncio.get_running_loop().time
-        # The head waits for the first news: a request that is refused in its worker's queue still
-        # gets its status.
+        # Send the head with the first output, so that a request rejected in its worker's queue
+        # still gets an error status.
         head: dict[str, object] | None = self._head(EVENT_STREAM)
         body = self._writer.first()
         num_first = len(body)
@@ -161,7 +159,7 @@ class GenerationResponse(Response):
             if failed is not None:
                 raise failed
             await reader.send(head)
-        # After a status of 200 an error takes the place of the end of the stream.
+        # After a 200 status, errors are sent as the last event of the stream.
         end = self._writer.last() if failed is None else self._writer.failure(failed)
         await reader.send({"type": "http.response.body", "body": body + end, "more_body": False})
         if head is not None:
@@ -170,7 +168,7 @@ class GenerationResponse(Response):
     async def _send_part(
         self, reader: Reader, send_part: Send, head: dict[str, object] | None, body: bytes
     ) -> None:
-        """Sends a part of the body, after `head` if that is not None."""
+        """Sends a part of the body, preceded by `head` if that is not None."""
         if head is not None:
             await reader.send(head)
         reader.begun = message = {**PART, "body": body}
@@ -216,7 +214,7 @@ class GenerationResponse(Response):
         if (span := self._generation.request.span) is not None:
             headers.append((b"traceresponse", span.traceparent.encode()))
         if length is None:
-            # Keeps proxies from buffering the stream.
+            # Disables buffering of the stream in proxies.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         else:
             headers.append((b"content-length", b"%d" % length))
@@ -224,7 +222,7 @@ class GenerationResponse(Response):
 
 
 def _failure(completion: Completion) -> ApiError:
-    """The client's error for a completion that has ended in one."""
+    """The client's error for a failed completion."""
     rejection = completion.rejection
     if rejection is not None and rejection.status < 500:
         return rejected(rejection, completion.spec.feasibility.param(rejection.param))

@@ -1,4 +1,4 @@
-"""Structured outputs: reads OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Structured outputs: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from router.errors import bad_request
 from worker.protocol.structured import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 _FIELDS = ("response_format", "structured_outputs", "output_config", "text")
-"""Fields that ask for structured outputs in some API's bodies."""
+"""Fields that request structured outputs in any API's bodies."""
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def structured_outputs(
     response_format: dict[str, Any] | None, extra: dict[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """The structured outputs that a body asks for; None for none.
+    """The structured outputs that a body requests; None for none.
 
     Args:
         response_format: OpenAI's field.
         extra: vLLM's `structured_outputs`.
 
     Raises:
-        ApiError: 400 if one is wrong, or both are given.
+        ApiError: 400 if one is invalid, or both are given.
     """
     by_format = _of_format(response_format)
     given = {name: value for name, value in (extra or {}).items() if value is not None}
@@ -33,23 +33,21 @@ def structured_outputs(
         return by_format
     if by_format is not None:
         raise bad_request(
-            "response_format and structured_outputs exclude each other", "structured_outputs"
+            "response_format and structured_outputs are mutually exclusive", "structured_outputs"
         )
     for name in given:
         if name not in StructuredOutputsParams.__struct_fields__:
-            raise bad_request(
-                f"structured_outputs.{name} is not supported by this server", "structured_outputs"
-            )
+            raise bad_request(f"structured_outputs.{name} is not supported", "structured_outputs")
     return _convert(given, "structured_outputs")
 
 
 def refuse_large_grammars(body: Payload) -> None:
     """Checks the size of grammars in a large body without decoding them.
 
-    To decode one of many megabytes would stop the streams of this process for a tenth of a second.
+    Decoding many megabytes would block all streams of this process for 0.1 s.
 
     Raises:
-        ApiError: 400 if one is larger than a grammar may be.
+        ApiError: 400 if one exceeds the maximum size of a grammar.
     """
     if len(body) <= MAX_GRAMMAR_BYTES:
         return
@@ -59,10 +57,11 @@ def refuse_large_grammars(body: Payload) -> None:
         return  # the full decoding fails too, and reports it
     for name in _FIELDS:
         size = len(memoryview(fields.get(name, msgspec.Raw())))
-        # Twice as much, since white space and names around a schema do not count.
+        # Twice the limit, since white space and names around a schema do not count.
         if size > 2 * MAX_GRAMMAR_BYTES:
             raise bad_request(
-                f"{name} has {size} bytes: a schema or grammar may have {MAX_GRAMMAR_BYTES}", name
+                f"{name} has {size} bytes; the maximum of a grammar is {MAX_GRAMMAR_BYTES} bytes",
+                name,
             )
 
 
@@ -79,7 +78,7 @@ def _of_format(response_format: dict[str, Any] | None) -> StructuredOutputsParam
         schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
         if not isinstance(schema, dict):
             raise bad_request(
-                "response_format.json_schema must hold an object: schema", "response_format"
+                "response_format.json_schema must be an object with a schema", "response_format"
             )
         return _convert({"json": schema}, "response_format")
     if kind == "structural_tag":

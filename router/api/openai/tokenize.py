@@ -21,13 +21,13 @@ Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 
 
 class TokenRoutes:
-    """Routes that tokenize and detokenize, at the gateway.
+    """Handlers of /tokenize and /detokenize, which run in the gateway.
 
-    Prompts may be longer than the model takes, since clients use the routes to find out.
+    Prompts may exceed the model's context length, since clients use these routes to find out.
 
     Args:
         gateway: the gateway of the models.
-        bodies: reads the bodies of requests.
+        bodies: reads request bodies.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies) -> None:
@@ -52,8 +52,7 @@ class TokenRoutes:
     async def _read(
         self, payload: Payload, kind: type[Body], account: Account
     ) -> tuple[Body, ServedModel]:
-        """Decodes a body, and finds its model. Raises ApiError, also if the key may not use
-        that."""
+        """Decodes a body and finds its model. Raises ApiError, also if the key may not use it."""
         body = await self._gateway.pool.run_if_large(
             lambda: parse_body(payload, kind), size=len(payload), owner=account.name
         )
@@ -91,7 +90,7 @@ class TokenRoutes:
 
 
 def encoded_chat(chat: ChatRequest, model: ServedModel) -> ChatPrompt:
-    """The prompt of a chat before rendering, as of /v1/chat/completions. Raises ApiError."""
+    """The prompt of a chat before rendering, as in /v1/chat/completions. Raises ApiError."""
     prompt, _ = params.chat_prompt(chat, model.dialect, model.tokenizer.chat_template)
     return prompt
 

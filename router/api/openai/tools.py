@@ -39,35 +39,35 @@ class ToolUse:
     """Use of tools in one chat."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tools as the chat template gets them; None for none."""
+    """Tools passed to the chat template; None for none."""
     format: ToolFormat | None = None
-    """Format in which the model writes calls; None if it may call nothing."""
+    """Format in which the model writes calls; None if it may not call anything."""
     properties: Properties = field(default_factory=dict)
-    """Types of the arguments (`argument_types`), by function and argument."""
+    """Argument types (`argument_types`) by function and argument."""
     form: StructuredOutputsParams | None = None
-    """Structured output that makes the model write valid calls; None for free text."""
+    """Structured output that enforces valid calls; None for free text."""
     is_forced: bool = False
-    """Whether `form` allows calls only."""
+    """Whether `form` allows only calls."""
     is_named: bool = False
-    """Whether the client has named the function: then the finish reason is not tool_calls."""
+    """Whether the client named the function: the finish reason is then not tool_calls."""
     is_one: bool = False
     """Whether the model may make only one call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How reasoning and tool calls are found in the completions of one chat."""
+    """How reasoning and tool calls are parsed in the completions of one chat."""
 
     dialect: Dialect
     """Format of reasoning and tool calls."""
     use: ToolUse
     is_thinking: bool
-    """Whether the prompt ends within reasoning; for harmony, at the beginning of a header."""
+    """Whether the prompt ends within reasoning; for harmony, at the start of a header."""
     shows_thoughts: bool = True
-    """Whether responses have the reasoning."""
+    """Whether responses include the reasoning."""
 
     def reader(self) -> ReplyReader | HarmonyReader:
-        """A new reader, for one completion."""
+        """Creates a parser for one completion."""
         return self.dialect.reader(
             tools=self.use.format,
             is_thinking=self.is_thinking,
@@ -78,10 +78,10 @@ class Reading:
     def pieces(
         self, reader: ReplyReader | HarmonyReader, text: str, *, is_end: bool
     ) -> Iterator[Piece]:
-        """The pieces of new text that the client may see.
+        """The pieces of new text that are visible to the client.
 
         Args:
-            reader: reader of the completion.
+            reader: parser of the completion.
             text: new text of the completion.
             is_end: whether the completion ends with it.
         """
@@ -91,7 +91,8 @@ class Reading:
         return (p for p in pieces if self.shows_thoughts or not isinstance(p, Thought))
 
     def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
-        """Number of reasoning tokens: up to the marker that ends reasoning, or all without one."""
+        """Number of reasoning tokens: up to the marker that ends reasoning, or all without a
+        marker."""
         if self.dialect.is_harmony:
             return num_thought_tokens(tokenizer, token_ids)
         thoughts = self.dialect.thoughts
@@ -102,10 +103,11 @@ class Reading:
 
 
 def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None) -> ToolUse:
-    """The use of tools by `tools`, `tool_choice` and `parallel_tool_calls` of a body.
+    """Parses `tools`, `tool_choice` and `parallel_tool_calls` of a body.
 
     Raises:
-        ApiError: 400 if one is malformed, they contradict, or the model knows no tools.
+        ApiError: 400 if one is malformed, they contradict each other, or the model does not
+            support tools.
     """
     choice = body.tool_choice
     if not body.tools:
@@ -117,7 +119,9 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     if choice == "none":
         return ToolUse()
     if dialect.tools is None or template is None or not template.reads("tools"):
-        raise bad_request("this model's chat template knows no tools: leave them out", "tools")
+        raise bad_request(
+            "this model's chat template does not support tools: leave them out", "tools"
+        )
     allowed = frozenset(names)
     tools = [tool for tool in body.tools if tool["function"]["name"] in allowed]
     is_named = choice == "named"
@@ -134,7 +138,7 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
         )
     schemas = {name: _schema(functions[name]) for name in names}
     return ToolUse(
-        # The prompt has all functions besides the named one, so that its cached prefix is hit.
+        # The prompt has all functions, not only the named one, so that its cached prefix is reused.
         tools=body.tools if is_named else tools,
         format=dialect.forced,
         properties=properties,
@@ -152,8 +156,8 @@ def _strict_form(
     *,
     is_one: bool,
 ) -> StructuredOutputsParams | None:
-    """Structured output for free text, in which calls of strict functions fit their schemas; None
-    if a grammar cannot tell the model's calls from text."""
+    """Structured output for free text in which calls of strict functions match their schemas; None
+    if a grammar cannot distinguish the model's calls from text."""
     if dialect.tools is not dialect.forced:
         return None
     schemas = {
@@ -182,7 +186,7 @@ def given_tool(index: int, given: Mapping[str, Any], kind: type[T]) -> T:
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
-    """A function in the form of `tools` of chats; None leaves a field out."""
+    """A function in the form of chat `tools`; fields that are None are left out."""
     function = {
         "name": name,
         "description": description,
@@ -194,7 +198,7 @@ def function_tool(
 
 
 def new_call_id(dialect: Dialect) -> str:
-    """A new id of a tool call, in the format that the model's chat template takes."""
+    """A new tool call id in the format that the model's chat template supports."""
     if dialect.short_ids:
         return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
@@ -205,12 +209,12 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
-            raise _wrong(index, "must be of type function, and have one")
+            raise _wrong(index, "must have type function, and a function")
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(index, "function.name must be up to 128 letters, digits and _.-")
+            raise _wrong(index, "function.name must have up to 128 letters, digits or _.-")
         if name in functions:
-            raise _wrong(index, f"function.name {name} is there already")
+            raise _wrong(index, f"function.name {name} is not unique")
         if parameters is not None and not isinstance(parameters, dict):
             raise _wrong(index, "function.parameters must be a JSON schema")
         functions[name] = function
@@ -252,8 +256,7 @@ def _known(function: Any, functions: Mapping[str, Any]) -> str:
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """JSON schema of the arguments; that of any object for `strict: false` or without
-    parameters."""
+    """JSON schema of the arguments; any object for `strict: false` or without parameters."""
     parameters = function.get("parameters")
     if not parameters or function.get("strict") is False:
         return {"type": "object"}

@@ -1,4 +1,4 @@
-"""Limits the number of values in a JSON body before it is decoded, since that takes its time."""
+"""Limits the number of values in a JSON body before decoding it, as decoding holds the GIL."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from router.api.http.body import Payload
 from router.errors import bad_request
 
 MAX_VALUES = 1 << 20
-"""Most values of a body: a prompt of a million token ids. The decoder holds the GIL, for so many
-numbers 25 ms, and a string of one letter takes some 60 bytes. The 16 million values that fit into
-a body would stop all streams for seconds."""
+"""Maximum values of a body: a prompt of a million token ids. Decoding that many numbers holds the
+GIL for 25 ms, and a string of one letter takes some 60 bytes. The 16 million values that fit into
+a body would block all streams for seconds."""
 CONTAINER = 16
-"""Values that an object or a list counts as, by the time that decoding it takes."""
+"""Values that an object or a list counts as, by the time it takes to decode."""
 MEMBER = 4
 """Values that a member of an object counts as, besides its value."""
 _CHUNK = 1 << 20
-"""Bytes that are scanned at a time: some ten arrays of that size are in memory."""
+"""Bytes scanned at a time; some ten arrays of that size are in memory."""
 
 _COST: NDArray[np.uint8] = np.zeros(256, np.uint8)
 for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEMBER)):
@@ -25,23 +25,23 @@ for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEM
 
 
 def refuse_many_values(*texts: Payload) -> None:
-    """Checks the number of values in JSON texts, without decoding them; strings count nothing.
+    """Checks the number of values in JSON texts without decoding them; strings do not count.
 
     Raises:
-        ApiError: 400 if they have more than MAX_VALUES together.
+        ApiError: 400 if they have more than MAX_VALUES in total.
     """
     if sum(map(_bound, texts)) <= MAX_VALUES:
         return
     number = sum(map(num_values, texts))
     if number > MAX_VALUES:
         raise bad_request(
-            f"the body holds too many values: {number}, at most {MAX_VALUES} are taken, where an "
-            f"object or a list counts as {CONTAINER} and a member of an object as {MEMBER}"
+            f"the body has {number} values; the maximum is {MAX_VALUES} (an object or list counts "
+            f"as {CONTAINER} values, a member of an object as {MEMBER})"
         )
 
 
 def num_values(body: Payload) -> int:
-    """Number of values, as they count for the limit; numpy releases the GIL meanwhile."""
+    """Number of values as counted for the limit; numpy releases the GIL meanwhile."""
     total, is_inside, is_escaped = 0, False, False
     for start in range(0, len(body), _CHUNK):
         data = np.frombuffer(body, np.uint8, min(_CHUNK, len(body) - start), start)
@@ -55,17 +55,17 @@ def num_values(body: Payload) -> int:
 
 
 def _bound(body: Payload) -> int:
-    """An upper bound of `num_values`, which also counts in strings, in 10 ms at most."""
+    """An upper bound of `num_values`, including values in strings; takes at most 10 ms."""
     containers = body.count(b"[") + body.count(b"{")
     return CONTAINER * containers + MEMBER * body.count(b":") + body.count(b",")
 
 
 def _quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArray[np.bool_], bool]:
-    """Finds quotes that begin or end a string.
+    """Finds quotes that start or end a string.
 
     Args:
         data: bytes of a chunk.
-        is_escaped: whether its first byte is escaped by the chunk before.
+        is_escaped: whether its first byte is escaped by the previous chunk.
 
     Returns:
         Whether each byte is such a quote, and whether the first byte of the next chunk is escaped.
@@ -77,7 +77,7 @@ def _quotes(data: NDArray[np.uint8], is_escaped: bool) -> tuple[NDArray[np.bool_
             quotes[0] = False
         return quotes, False
     places = np.arange(len(data), dtype=np.int32)
-    # The last index up to each that is no backslash: before the chunk -1, or -2 if a backslash
+    # The last index up to each that is not a backslash: -1 before the chunk, or -2 if a backslash
     # there escapes the first byte.
     others = np.where(slashes, np.int32(-1 - is_escaped), places)
     np.maximum.accumulate(others, out=others)

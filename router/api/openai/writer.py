@@ -1,7 +1,7 @@
-"""ResponseWriter: writes completions as chunks of a stream, or as one JSON object.
+"""ResponseWriter: writes completions as chunks of a stream or as one JSON object.
 
 Streams are the hot path: the JSON around a chunk's text is encoded once per choice, and only the
-text for each chunk.
+text per chunk.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extras:
-    """Parts of a response besides text."""
+    """Optional parts of a response besides the text."""
 
     tokenizer: Tokenizer
     """Tokenizer of the model."""
     return_token_ids: bool = False
-    """Whether choices have token ids."""
+    """Whether choices include token ids."""
     logprobs: LogprobFormat | None = None
     """Format of log-probabilities in choices; None for none."""
     prompt_logprobs: bool = False
-    """Whether responses that are not streamed have log-probabilities of the prompts."""
+    """Whether non-streaming responses include log-probabilities of the prompts."""
     echo: Sequence[PromptText] | None = None
-    """Texts of the prompts, with which their choices begin; None for none."""
+    """Prompt texts that are echoed at the start of choices; None for no echo."""
     echo_only: bool = False
-    """Whether generated tokens are left out."""
+    """Whether generated tokens are omitted."""
 
 
 class ResponseWriter(ABC):
@@ -50,15 +50,15 @@ class ResponseWriter(ABC):
         generation: the completions to write.
         response_id: `id` of the response.
         created: `created` of the response, in Unix seconds.
-        model: the client's name of the model.
-        options: options of the stream; None for the defaults.
-        extras: parts of the response besides text.
+        model: model name in the response.
+        options: stream options; None for the defaults.
+        extras: optional parts of the response besides the text.
     """
 
     prefix: str
     """Prefix of the response's id."""
     object: str
-    """`object` of a response that is not streamed."""
+    """`object` of a non-streaming response."""
     chunk_object: str
     """`object` of chunks."""
     opening: bytes
@@ -66,9 +66,9 @@ class ResponseWriter(ABC):
     closing: bytes
     """JSON between a choice's text and its other fields."""
     choices_have_prompts: bool
-    """Whether a prompt's token ids are in each of its choices, rather than once per response."""
+    """Whether each choice has its prompt's token ids, instead of once per response."""
     headers: Sequence[tuple[bytes, bytes]] = ()
-    """Further headers of the response."""
+    """Additional headers of the response."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class ResponseWriter(ABC):
         self._options = options or StreamOptions()
         self._extras = extras
         self._echoed: set[int] = set()
-        """Indices of choices whose echoed prompt is written."""
+        """Indices of choices whose echoed prompt has been written."""
         self._echo: tuple[PromptBlocks, Echoed] | None = None
-        """The last echoed prompt: the choices of a prompt follow each other."""
+        """The last echoed prompt: choices of the same prompt are consecutive."""
         self._counts_always = bool(
             self._options.include_usage and self._options.continuous_usage_stats
         )
@@ -108,12 +108,12 @@ class ResponseWriter(ABC):
         self._middle = self.closing + UNFINISHED + self._usage_so_far() + b"}\n\n"
 
     def first(self) -> bytes:
-        """Events at the beginning of a stream, before any text."""
+        """Events at the start of a stream, before any text."""
         return b""
 
     def chunk(self, completion: Completion) -> Iterable[bytes]:
-        """A server-sent event for all news of a completion, in slices; empty if there is nothing to
-        send."""
+        """A server-sent event with all new output of a completion, in slices; empty if there is
+        none."""
         text, token_ids = completion.take()
         if completion.draft is not None:
             draft = completion.take_draft()
@@ -127,7 +127,7 @@ class ResponseWriter(ABC):
         return self._full_chunk(completion, text, token_ids)
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
-        """The text of a chunk if it has no more than text; else None."""
+        """The text of a chunk that consists only of text; else None."""
         return text
 
     def last(self) -> bytes:
@@ -138,11 +138,11 @@ class ResponseWriter(ABC):
         return b"data: " + _encode(body) + b"\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """The event at the end of a stream that ends in an error."""
+        """The event at the end of a failed stream."""
         return b"data: " + error.body() + b"\n\n"
 
     def whole(self) -> Iterator[bytes]:
-        """JSON of a response that is not streamed, in slices."""
+        """JSON of a non-streaming response, in slices."""
         yield _encode(self._header(self.object))[:-1]
         before = b',"choices":['
         for completion in self.generation.completions:
@@ -167,7 +167,7 @@ class ResponseWriter(ABC):
         yield b"}"
 
     def usage(self) -> dict[str, Any]:
-        """Token counts (`usage`) of the tokens written so far; more may have been generated."""
+        """`usage` for the tokens written so far; more may have been generated."""
         generation = self.generation
         prompt = generation.num_prompt_tokens
         completion = sum(completion.num_taken for completion in generation.completions)
@@ -190,26 +190,25 @@ class ResponseWriter(ABC):
 
     @abstractmethod
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """Fields of a whole choice that hold its text."""
+        """Fields of a complete choice that hold its text."""
 
     @abstractmethod
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
-        """Adds further fields to a whole choice."""
+        """Adds further fields to a complete choice."""
 
     def ending(self) -> Iterable[bytes]:
-        """JSON of the last fields of a whole response, after `usage`, in slices."""
+        """JSON of the last fields of a non-streaming response, after `usage`, in slices."""
         return ()
 
     def prompt_logprobs(self, completion: Completion) -> Rows | None:
-        """Log-probabilities of a completion's prompt; None if they were not asked for."""
+        """Log-probabilities of a completion's prompt; None if not requested."""
         found = self.generation.prompt_logprobs(completion)
         return prompt_logprobs(self._extras.tokenizer, found)
 
     def _with_extras(
         self, completion: Completion, text: str, token_ids: list[int]
     ) -> tuple[str, dict[str, Any] | None]:
-        """New text and log-probabilities of a choice, behind those of its prompt if that is
-        echoed."""
+        """New text and log-probabilities of a choice, preceded by those of its prompt if echoed."""
         extras, index = self._extras, completion.spec.index
         scored: list[Scored] = []
         offsets = completion.offsets(token_ids)
@@ -285,21 +284,21 @@ class ResponseWriter(ABC):
         yield from self._rest_of_chunk(tail)
 
     def _rest_of_chunk(self, tail: dict[str, Any]) -> Iterator[bytes]:
-        """JSON of a chunk behind its choice's text: the `tail` of the choice, and the usage."""
+        """JSON of a chunk after its choice's text: the `tail` of the choice, and the usage."""
         rest = slices(tail)
         yield b"," + next(rest).removeprefix(b"{")
         yield from rest
         yield b"]" + self._usage_so_far() + b"}\n\n"
 
     def _usage_so_far(self) -> bytes:
-        """JSON of `usage` in chunks other than the last."""
+        """JSON of `usage` in all chunks but the last."""
         if self._counts_always:
             return b',"usage":' + _encode(self.usage())
         return b',"usage":null' if self._options.include_usage else b""
 
 
 class ChatWriter(ResponseWriter):
-    """chat.completion and its chunks."""
+    """Writes chat.completion and its chunks."""
 
     prefix = "chatcmpl"
     object = "chat.completion"
@@ -309,7 +308,7 @@ class ChatWriter(ResponseWriter):
     choices_have_prompts = False
 
     def first(self) -> bytes:
-        """Chunks with the role of each choice; the first one also has the prompt's token ids."""
+        """Chunks with the role of each choice; the first also has the prompt's token ids."""
         end = UNFINISHED + self._usage_so_far()
         events = [
             b'%b%d,"delta":{"role":"assistant","content":""}%b'
@@ -320,7 +319,7 @@ class ChatWriter(ResponseWriter):
         return b"".join(event + b"}\n\n" for event in events)
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """The text as the assistant's message."""
+        """The text as an assistant message."""
         return {"message": {"role": "assistant", "content": text}}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
@@ -340,7 +339,7 @@ class ChatWriter(ResponseWriter):
 
 
 class TextWriter(ResponseWriter):
-    """text_completion of /v1/completions, streamed or not."""
+    """Writes text_completion of /v1/completions, streaming or not."""
 
     prefix = "cmpl"
     object = "text_completion"
@@ -349,15 +348,15 @@ class TextWriter(ResponseWriter):
     closing = b""
     choices_have_prompts = True
     _scored: tuple[PromptBlocks, Rows | None] | None = None
-    """The prompt of the last written choice, and its log-probabilities: the choices of a prompt
-    follow each other."""
+    """Prompt and its log-probabilities of the last written choice: choices of the same prompt are
+    consecutive."""
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
-        """The text as it is."""
+        """The text itself."""
         return {"text": text}
 
     def amend(self, choice: dict[str, Any], completion: Completion) -> None:
-        """Adds the log-probabilities of the choice's prompt, if they were asked for."""
+        """Adds the log-probabilities of the choice's prompt, if requested."""
         if self._extras.prompt_logprobs:
             prompt = completion.spec.prompt
             if self._scored is None or self._scored[0] is not prompt:

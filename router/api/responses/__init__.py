@@ -1,1 +1,1 @@
-"""OpenAI's responses: /v1/responses, answered as chats are, and kept for a while."""
+"""OpenAI's Responses API: /v1/responses, translated to chat completions, with stored responses."""

@@ -21,25 +21,25 @@ class EventLog:
     """The server-sent events of a streamed response, which any number of clients can read.
 
     Args:
-        told: all events of a response that has ended; None for a response that begins.
+        told: all events of a completed response; None for a new response.
     """
 
     def __init__(self, told: bytes | None = None) -> None:
         self.is_over = told is not None
-        """Whether no more events will come."""
+        """Whether no more events will follow."""
         self._events = [] if told is None else told.split(END)[:-1]
         self._rest = b""
-        """Beginning of the next event."""
+        """Start of the next event."""
         self._news = asyncio.Event()
 
     def add(self, data: bytes) -> None:
-        """Adds bytes of the stream."""
+        """Appends bytes of the stream."""
         *events, self._rest = (self._rest + data).split(END)
         self._events += events
         self._wake()
 
     def close(self) -> None:
-        """Notes that the stream has ended."""
+        """Marks the stream as complete."""
         self.is_over = True
         self._wake()
 
@@ -49,7 +49,7 @@ class EventLog:
         return b"".join(event + END for event in self._events)
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Yields the events after number `after`, and waits for those to come."""
+        """Yields the events after number `after`, and waits for new ones."""
         at = after + 1
         while True:
             events, is_over, news = self._events[at:], self.is_over, self._news
@@ -67,15 +67,15 @@ class EventLog:
 
 
 class BackgroundRun:
-    """Runs a response to its end, during which it counts as an open request of its API key.
+    """Runs a response to its end; meanwhile it counts as an open request of its API key.
 
     Args:
         response: the response, not started yet.
         scope: ASGI scope of the request.
         account: account of the request.
-        failed: called with an error that is sent in place of the response; returns its events.
+        failed: called with an error that is sent instead of the response; returns its events.
         ended: called after the end.
-        log: gets the events of the response; None if it is not streamed.
+        log: receives the events of the response; None if it is not streamed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BackgroundRun:
         self._task = asyncio.create_task(self._run(scope))
 
     async def cancel(self) -> None:
-        """Ends the response, and waits for its end."""
+        """Aborts the response, and waits for its end."""
         self._leave.set()
         await asyncio.wait([self._task])
 
@@ -116,13 +116,13 @@ class BackgroundRun:
             self._ended()
 
     async def _receive(self) -> Message:
-        """ASGI's receive: tells of a disconnected client when the run is cancelled."""
+        """ASGI's receive: reports a disconnected client when the run is cancelled."""
         await self._leave.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """ASGI's send: takes an error's body, or events for the log. Without a log it drops the
-        body, since the writer stores the response."""
+        """ASGI's send: handles an error's body, or events for the log. Without a log the body is
+        dropped, since the writer stores the response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif self._status >= 400:

@@ -21,7 +21,7 @@ NAMES: Mapping[str, str] = {
     "response_format": "text.format",
     "structured_outputs": "text.format",
 }
-"""The client's name of each ChatRequest field that has another name in this API."""
+"""This API's name of each ChatRequest field that is named differently here."""
 SAMPLING = (
     "temperature",
     "top_p",
@@ -33,18 +33,19 @@ SAMPLING = (
     "repetition_penalty",
     "logit_bias",
 )
-"""Fields that ChatRequest has by the same name."""
+"""Fields that ChatRequest has under the same name."""
 ROLES = ("system", "developer", "user", "assistant")
 
 Messages = list[dict[str, Any]]
 
 
 def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
-    """The chat of a body of /v1/responses. Raises ApiError (400) if it is malformed.
+    """Converts a body of /v1/responses to a chat. Raises ApiError (400) if it is malformed.
 
     Args:
         body: the body.
-        messages: messages of the conversation, with those of `input`, without `instructions`.
+        messages: messages of the conversation, including those of `input`, without
+            `instructions`.
     """
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     text = body.text
@@ -73,9 +74,9 @@ def chat_of(body: ResponsesRequest, messages: Messages) -> ChatRequest:
 
 
 class Turns:
-    """The turns of a chat, of which the first ones can be left out.
+    """The turns of a chat; the first ones can be dropped.
 
-    A turn begins with a message of the user; messages of the system stay.
+    A turn starts with a user message; system messages are always kept.
 
     Args:
         chat: the chat.
@@ -92,7 +93,7 @@ class Turns:
         return max(len(self._starts), 1)
 
     def without(self, number: int) -> ChatRequest:
-        """The chat without its first `number` turns, in time linear in what is left."""
+        """The chat without its first `number` turns, in time linear in the size of the rest."""
         if not number:
             return self._chat
         messages = [*self._system, *self._others[self._starts[number] :]]
@@ -100,10 +101,10 @@ class Turns:
 
 
 def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
-    """The messages of `input`; reasoning, text and calls of a turn are one assistant message.
+    """The messages of `input`; reasoning, text and calls of a turn become one assistant message.
 
     Raises:
-        ApiError: 400 if an item is malformed, or of an unsupported type.
+        ApiError: 400 if an item is malformed or of an unsupported type.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
@@ -124,7 +125,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
             text = _text(f"{where}.output", item.get("output"))
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         else:
-            raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported here")
+            raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported")
     return messages
 
 
@@ -155,12 +156,12 @@ def _add_call(messages: Messages, where: str, item: Mapping[str, Any]) -> None:
 
 
 def _is_begun(message: Mapping[str, Any]) -> bool:
-    """Whether it is an assistant's message without calls."""
+    """Whether the message is an assistant message without calls."""
     return message["role"] == "assistant" and "tool_calls" not in message
 
 
 def _thought(where: str, item: Mapping[str, Any]) -> str:
-    """Text of a reasoning item, or its summary; empty if it is only there encrypted."""
+    """Text of a reasoning item, or its summary; empty if it is only present encrypted."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
@@ -175,13 +176,13 @@ def _text(where: str, content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise wrong_at(where, "must be a string or a list of parts")
+        raise wrong_at(where, "must be a string or a list of content parts")
     texts = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if field is None:
-            what = f"{str(kind)[:64]} is not supported here: it takes text alone"
+            what = f"{str(kind)[:64]} is not supported: only text is"
             raise wrong_at(f"{where}[{place}].type", what)
         texts.append(string_at(f"{where}[{place}].{field}", part.get(field)))
     return "\n".join(texts)
@@ -191,8 +192,8 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
     kind = given.get("type")
     if kind != "function":
         raise bad_request(
-            f"tools[{index}].type {str(kind)[:64]} is not supported here: tools run at the client, "
-            "and are of type function",
+            f"tools[{index}].type {str(kind)[:64]} is not supported: only tools of type function, "
+            "which the client runs, are",
             "tools",
         )
     tool = given_tool(index, given, FunctionTool)
@@ -200,7 +201,7 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """The `tool_choice` of a chat, where the function's name is a level deeper."""
+    """Converts `tool_choice` to that of chats, which nests the function's name one level deeper."""
     if choice is None or isinstance(choice, str):
         return choice
     if choice.get("type") == "function":

@@ -1,4 +1,4 @@
-"""ResponsePeers: operations on stored responses, at the gateway that made the response."""
+"""ResponsePeers: operations on stored responses, run by the gateway that created the response."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: Operation
     owner: str
-    """Name of the API key that asks, which the gateway that received the request has checked."""
+    """Name of the API key, already checked by the gateway that received the request."""
     response_id: str
     after: int = -1
-    """follow: number of the last event that the client has."""
+    """follow: number of the last event that the client has received."""
     field: str | None = None
-    """Field of the body that names the id, for errors; None for the path."""
+    """Body field that contains the id, for errors; None for the path."""
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """First item of the reply: how the operation ended. The others are the body."""
+    """First item of the reply: the outcome of the operation. The other items are the body."""
 
     status: int = 200
     message: str = ""
@@ -45,7 +45,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of an operation: all of it, or the parts of a stream."""
+    """Result of an operation: a complete body, or the parts of a stream."""
 
     body: bytes | AsyncIterator[bytes]
 
@@ -57,14 +57,14 @@ class Outcome:
 
 
 class ResponsePeers:
-    """Sends each operation to the gateway that its response's id names.
+    """Sends each operation to the gateway encoded in its response's id.
 
-    The operation is carried out there for the key of the request: a response of another key is
-    unknown, at whichever gateway the client asks.
+    That gateway runs the operation for the request's API key: responses of other keys are not
+    found, whichever gateway the client uses.
 
     Args:
         peers: the gateways of the fleet.
-        perform: carries out an operation at this gateway. Raises ApiError.
+        perform: runs an operation on this gateway. Raises ApiError.
     """
 
     def __init__(self, peers: Peers, perform: Callable[[ResponseCall], Awaitable[Outcome]]) -> None:
@@ -73,11 +73,11 @@ class ResponsePeers:
         peers.handle_stream(METHOD, self._handle)
 
     async def run(self, call: ResponseCall) -> Outcome:
-        """Carries out an operation, here or at another gateway.
+        """Runs an operation on this or another gateway.
 
         Raises:
-            ApiError: that of the operation; 404 if the gateway of the response has ended; 503 if
-                it cannot be reached.
+            ApiError: that of the operation; 404 if the response's gateway has exited; 503 if it
+                cannot be reached.
         """
         gateway_id = gateway_of(call.response_id)
         if gateway_id is None or gateway_id == self._peers.own_id:
@@ -103,13 +103,13 @@ class ResponsePeers:
                 raise response_gone(call.response_id, call.field) from error
             raise ApiError(
                 503,
-                "the gateway that stores this response cannot be reached: try again",
+                "the gateway that stores this response is unreachable: try again",
                 code="gateway_unreachable",
                 retry_after_s=1,
             ) from error
 
     async def _handle(self, payload: bytes) -> AsyncIterator[bytes]:
-        """Carries out an operation for another gateway."""
+        """Runs an operation for another gateway."""
         call = msgspec.msgpack.decode(payload, type=ResponseCall)
         try:
             outcome = await self._perform(call)
@@ -128,7 +128,7 @@ class ResponsePeers:
 
 
 def event_stream(parts: AsyncIterator[bytes], request_id: str | None = None) -> Response:
-    """The response that streams server-sent events."""
+    """A response that streams server-sent events."""
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request_id is not None:
         headers["x-request-id"] = request_id

@@ -15,7 +15,7 @@ from worker.protocol.slo import Slo
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
-"""Value of `include` that asks for log-probabilities."""
+"""Value of `include` that requests log-probabilities."""
 
 Included = Literal[
     "code_interpreter_call.outputs",
@@ -40,15 +40,15 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`text`: options of the answer's text."""
+    """`text`: options of the output text."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
-    """Ignored; other values are refused, since no model reads them."""
+    """Other values are rejected, since no model supports verbosity."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`reasoning`: the effort. Other fields are ignored: reasoning is always in full."""
+    """`reasoning`: the effort. Other fields are ignored: reasoning is always returned in full."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -58,7 +58,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`stream_options`, ignored: there is no padding to leave out."""
+    """`stream_options`, ignored: streams have no padding."""
 
     include_obfuscation: bool | None = None
 
@@ -72,7 +72,7 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    """Ignored, as the fields below: the prompt has all tools, and only the model calls them."""
+    """Ignored, as are the fields below: the prompt has all tools, and only the model calls them."""
     output_schema: dict[str, Any] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     run_async: Literal[False] | None = msgspec.field(default=None, name="async")
@@ -113,7 +113,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
     prompt_cache_key: str | None = None
     user: str | None = None
     top_k: int | None = None
-    """Top-k; not in OpenAI's API, as the fields below, which are those of ChatRequest."""
+    """Top-k; like the ChatRequest fields below, it is not in OpenAI's API."""
     min_p: float | None = None
     seed: int | None = None
     frequency_penalty: float | None = None
@@ -127,14 +127,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _OTHERS = {
-    "image": Refused(({},), "this server takes text alone"),
+    "image": Refused(({},), "only text is supported"),
     "context_management": Refused(([],), "use truncation"),
     "conversation": Refused(instead="use previous_response_id"),
     "max_tokens": Refused(instead="use max_output_tokens"),
     "messages": Refused(instead="use input, or /v1/chat/completions"),
     "moderation": Refused(),
     "n": Refused((1,)),
-    "prompt": Refused(instead="write the prompt into input"),
+    "prompt": Refused(instead="put the prompt into input"),
     "reasoning_effort": Refused(instead="use reasoning.effort"),
     "response_format": Refused(instead="use text.format"),
     "stop": Refused(([],), "use /v1/chat/completions"),
@@ -144,7 +144,7 @@ KNOWN = Known(
     frozenset(
         (
             "access_programs",
-            "max_tool_calls",  # of built-in tools, which there are none of
+            "max_tool_calls",  # for built-in tools, which are not supported
             "prompt_cache_options",
             "prompt_cache_retention",
             "safety_identifier",

@@ -37,13 +37,13 @@ from router.serving import Generation, ServedModel
 
 
 class ResponsesRoutes:
-    """The Responses API. Each gateway stores the responses that it made, each for the key of its
-    request; any gateway answers for all of them, see ResponsePeers.
+    """Handlers of the Responses API. Each gateway stores the responses it created, per API key; any
+    gateway serves all of them, see ResponsePeers.
 
     Args:
         gateway: the gateway of the models.
-        bodies: reads the bodies of requests.
-        completions: prepares and answers chats.
+        bodies: reads request bodies.
+        completions: prepares and runs chats.
     """
 
     def __init__(self, gateway: Gateway, bodies: Bodies, completions: CompletionRoutes) -> None:
@@ -53,11 +53,11 @@ class ResponsesRoutes:
         max_bytes = gateway.config.responses_store_mib << 20
         self._store = ResponseStore(gateway.gateway_id, max_bytes)
         self._running: dict[tuple[str, str], BackgroundRun] = {}
-        """Responses that run in the background, by key's name and response id."""
+        """Responses that run in the background, by key name and response id."""
         self._peers = ResponsePeers(gateway.peers, self._perform)
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/responses: answers a turn of a conversation. Raises ApiError."""
+        """POST /v1/responses: runs a turn of a conversation. Raises ApiError."""
         account = account_of(request)
         account.request_id = request_id_of(request)
         run = self._gateway.pool.run_if_large
@@ -69,7 +69,7 @@ class ResponsesRoutes:
 
             body, model = await run(read, size=len(payload), owner=account.name)
             if body.background and (body.store is False or not self._store.is_open):
-                raise bad_request("background is only available with store", "background")
+                raise bad_request("background requires store", "background")
             before = b"[]"
             if body.previous_response_id is not None:
                 before = await self._messages(account.name, body.previous_response_id)
@@ -85,7 +85,7 @@ class ResponsesRoutes:
         return self._respond(request, body, prepared, messages)
 
     async def retrieve(self, request: Request) -> Response:
-        """GET /v1/responses/ID: a stored response, or its stream again. Raises ApiError."""
+        """GET /v1/responses/ID: a stored response, or its stream replayed. Raises ApiError."""
         query = request.query_params
         after = query.get("starting_after")
         is_stream = query.get("stream", "false").lower() == "true"
@@ -97,11 +97,11 @@ class ResponsesRoutes:
         return await self._run(request, "follow" if is_stream else "retrieve", number)
 
     async def delete(self, request: Request) -> Response:
-        """DELETE /v1/responses/ID: deletes a response, and ends it if it runs. Raises ApiError."""
+        """DELETE /v1/responses/ID: deletes a response, aborting it if it runs. Raises ApiError."""
         return await self._run(request, "delete")
 
     async def cancel(self, request: Request) -> Response:
-        """POST /v1/responses/ID/cancel: ends a response in the background. Raises ApiError."""
+        """POST /v1/responses/ID/cancel: aborts a background response. Raises ApiError."""
         return await self._run(request, "cancel")
 
     async def _run(self, request: Request, operation: Operation, after: int = -1) -> Response:
@@ -126,7 +126,7 @@ class ResponsesRoutes:
         return body
 
     async def _perform(self, call: ResponseCall) -> Outcome:
-        """Carries out an operation on a response that this gateway stores. Raises ApiError."""
+        """Runs an operation on a response stored by this gateway. Raises ApiError."""
         owner, response_id = call.owner, call.response_id
         run = self._running.get((owner, response_id))
         if call.operation == "follow":
@@ -141,7 +141,7 @@ class ResponsesRoutes:
             if run is None:
                 self._store.get(owner, response_id)
                 raise bad_request(
-                    "only a response with background: true that has not ended can be cancelled",
+                    "only unfinished responses with background: true can be cancelled",
                     "response_id",
                 )
             await run.cancel()
@@ -155,7 +155,7 @@ class ResponsesRoutes:
             return run.log
         if stored.events is None:
             raise bad_request(
-                "only a response with background and stream is streamed again: ask without stream",
+                "only responses with background and stream can be streamed again: omit stream",
                 "stream",
             )
         return EventLog(stored.events)
@@ -211,10 +211,10 @@ class ResponsesRoutes:
         return _json(msgspec.json.encode(queued), chat.account.request_id)
 
     def _ended(self, owner: str, response_id: str) -> None:
-        """Stores the stream of a background response that has ended."""
+        """Stores the stream of a completed background response."""
         log = self._running.pop((owner, response_id)).log
         if log is not None:
-            with contextlib.suppress(ApiError):  # it was deleted, or has made room
+            with contextlib.suppress(ApiError):  # deleted or evicted meanwhile
                 stored = self._store.get(owner, response_id)
                 self._store.put(owner, response_id, replace(stored, events=log.told))
 
@@ -245,7 +245,8 @@ class ResponsesRoutes:
 async def _shortened(
     chat: ChatRequest, model: ServedModel, owner: str, num_bytes: int
 ) -> ChatRequest:
-    """The chat with as many of its last turns as fit into the model. Raises ApiError (429)."""
+    """The chat with as many of its last turns as fit into the context length. Raises ApiError
+    (429)."""
     info = model.fleet.info
     if info is None:
         return chat

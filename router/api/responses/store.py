@@ -1,4 +1,4 @@
-"""ResponseStore: responses that a gateway process stores, within limits, each for its own key."""
+"""ResponseStore: responses stored by a gateway process, within limits, per API key."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from router.errors import ApiError
 from router.peers import ID_PREFIX
 
 MAX_ENTRIES = 4096
-"""Most responses of all keys together."""
+"""Maximum number of responses of all keys together."""
 OVERHEAD = 1024
-"""Bytes that a response counts as, besides its own."""
+"""Overhead in bytes that each response counts as, besides its size."""
 PREFIX = "resp_"
 """Prefix of response ids."""
 _ID = re.compile(PREFIX + r"([a-z0-9]{1,32})[0-9a-f]{32}")
-"""Form of response ids: the gateway that stores the response, and 128 random bits."""
+"""Format of response ids: the gateway that stores the response, and 128 random bits."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,9 +28,9 @@ class Stored:
     response: bytes
     """The response as JSON."""
     messages: bytes
-    """Messages of the conversation with the response's, without `instructions`, as JSON."""
+    """Messages of the conversation including the response's, without `instructions`, as JSON."""
     events: bytes | None = None
-    """Server-sent events of the response; None if they are not kept."""
+    """Server-sent events of the response; None if they are not stored."""
 
     @property
     def num_bytes(self) -> int:
@@ -40,7 +40,7 @@ class Stored:
 
 @dataclass(kw_only=True, slots=True)
 class _Shelf:
-    """Responses of one API key, the least recently used first."""
+    """Responses of one API key, least recently used first."""
 
     entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
     num_bytes: int = 0
@@ -49,14 +49,14 @@ class _Shelf:
 class ResponseStore:
     """Stored responses of one gateway process, by API key and id. Thread-safe.
 
-    Over the limit on bytes the key with the most bytes loses its least recently used response, over
-    the limit on entries the key with the most entries: a key is never evicted for what another one
-    uses more of.
+    Above the limit on bytes, the key with the most bytes loses its least recently used response;
+    above the limit on entries, the key with the most entries does. A key is never evicted from
+    because another key uses more.
 
     Args:
         gateway_id: id of this gateway, which is part of response ids.
-        max_bytes: maximum bytes of all responses; 0 stores none.
-        max_entries: most responses of all keys together.
+        max_bytes: maximum bytes of all responses; 0 disables the store.
+        max_entries: maximum number of responses of all keys together.
     """
 
     def __init__(self, gateway_id: str, max_bytes: int, max_entries: int = MAX_ENTRIES) -> None:
@@ -76,11 +76,11 @@ class ResponseStore:
         return self._max_bytes > 0
 
     def new_id(self) -> str:
-        """The id of a new response, which names this gateway and cannot be guessed."""
+        """A new response id, which contains this gateway's id and cannot be guessed."""
         return f"{PREFIX}{self._gateway}{secrets.token_hex(16)}"
 
     def put(self, owner: str, response_id: str, stored: Stored) -> None:
-        """Stores a response of a key, in place of one of the same id."""
+        """Stores a response of a key, replacing one with the same id."""
         with self._lock:
             self._remove(owner, response_id)
             shelf = self._shelves.setdefault(owner, _Shelf())
@@ -94,12 +94,12 @@ class ResponseStore:
                 )
 
     def get(self, owner: str, response_id: str, field: str | None = None) -> Stored:
-        """A response of a key.
+        """Returns a response of a key.
 
         Args:
             owner: name of the key.
             response_id: id of the response.
-            field: field of the body that names the id, for the error; None for the path.
+            field: body field that contains the id, for the error; None for the path.
 
         Raises:
             ApiError: 404 if the key has no such response here.
@@ -139,24 +139,24 @@ class ResponseStore:
     def _unknown(self, response_id: str, field: str | None) -> ApiError:
         why = "it was never stored, was deleted, belongs to another key, or was evicted"
         if not self.is_open:
-            why = "this server stores none (--responses-store-mib is 0)"
+            why = "this server does not store responses (--responses-store-mib is 0)"
         return _not_found(response_id, why, field)
 
 
 def gateway_of(response_id: str) -> str | None:
-    """Id of the gateway that a response id names; None if the id is not one of a gateway's."""
+    """Gateway id within a response id; None if the id has another format."""
     match = _ID.fullmatch(response_id)
     return None if match is None else ID_PREFIX + match[1]
 
 
 def response_gone(response_id: str, field: str | None = None) -> ApiError:
-    """A 404: the gateway that stored the response has ended.
+    """A 404: the gateway that stored the response has exited.
 
     Args:
         response_id: id of the response.
-        field: field of the body that names the id; None for the path.
+        field: body field that contains the id; None for the path.
     """
-    why = "the gateway that stored it has ended, and its responses with it"
+    why = "the gateway that stored it has exited"
     return _not_found(response_id, why, field)
 
 

@@ -1,4 +1,4 @@
-"""ResponsesWriter: responses of OpenAI's Responses API, streamed or whole."""
+"""ResponsesWriter: responses of OpenAI's Responses API, streaming or not."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ResponsesWriter(BlockWriter):
     Args:
         args: positional arguments of BlockWriter.
         body: the body of the request.
-        temperature: temperature of sampling.
+        temperature: sampling temperature.
         top_p: top-p of sampling.
-        logprobs: writes log-probabilities of the text; None for none.
+        logprobs: format of log-probabilities of the text; None for none.
         dialect: the model's format of reasoning and tool calls.
-        ended: called at the end with the whole response, and the message that it adds to the
+        ended: called at the end with the complete response and the message that it adds to the
             conversation; None if it is not stored.
         kwargs: keyword arguments of BlockWriter.
     """
@@ -60,12 +60,13 @@ class ResponsesWriter(BlockWriter):
         self._created = int(time.time())
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
-        """Items of the output, one per block."""
+        """Output items, one per block."""
         self._scored: list[dict[str, Any]] = []
         """Log-probabilities of tokens whose text is not written yet."""
 
     def take(self) -> str:
-        """Takes new text, and its log-probabilities for the event that will have it."""
+        """Removes and returns new text; keeps its log-probabilities for the event with that
+        text."""
         text = super().take()
         if self._logprobs is not None:
             found = self.completion.take_logprobs()
@@ -73,14 +74,14 @@ class ResponsesWriter(BlockWriter):
         return text
 
     def begun(self) -> bytes:
-        """response.created and response.in_progress with the response without output."""
+        """response.created and response.in_progress, without output."""
         response = self.response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def opened(self, block: Block) -> bytes:
-        """Events for a new item, and for the part of it that holds text."""
+        """Events for a new item and its text part."""
         item: dict[str, Any] = {"id": f"{_PREFIXES[block.kind]}_{secrets.token_hex(16)}"}
         if block.kind == "thought":
             item |= {"type": "reasoning", "summary": [], "content": []}
@@ -99,7 +100,7 @@ class ResponsesWriter(BlockWriter):
         return added + self._part_event("response.content_part.added", block, part=part)
 
     def added(self, block: Block, text: str) -> bytes:
-        """The delta with more text of an item, or of a call's arguments."""
+        """The delta with text of an item, or arguments of a call."""
         fields: dict[str, Any] = {"delta": text}
         scored, self._scored = self._scored, []
         if block.kind == "text":
@@ -108,7 +109,7 @@ class ResponsesWriter(BlockWriter):
         return self._part_event(_DELTAS[block.kind], block, **fields)
 
     def closed(self, block: Block) -> bytes:
-        """Events at the end of an item, with the whole of it."""
+        """Events at the end of an item, including the complete item."""
         item, text = self._items[block.index], block.text
         is_cut = self.completion.finish_reason in CUT and block is self.blocks[-1]
         item["status"] = "incomplete" if is_cut else COMPLETED
@@ -130,21 +131,21 @@ class ResponsesWriter(BlockWriter):
         return told + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def last(self) -> bytes:
-        """The event with the whole response; of a cancelled one first the events that are
-        missing."""
+        """The event with the complete response; for a cancelled one preceded by the missing
+        events."""
         is_cut = self.is_open or not self.is_begun
         told = b"".join(self.chunk(self.completion)) if is_cut else b""
         response = self.answer()
         return told + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        """response.failed with the error; before it the first events, if they are not written
+        """response.failed with the error, preceded by the first events if they are not written
         yet."""
         begun = b"" if self.is_begun else self.begun()
         return begun + self._event("response.failed", response=self.failed(error))
 
     def answer(self) -> dict[str, Any]:
-        """The whole response at its end, as JSON is made of it."""
+        """The complete response as a JSON-serializable dict."""
         statuses = {"length": "incomplete", "abort": "cancelled"}
         status = statuses.get(self.completion.finish_reason or "", COMPLETED)
         return self._over(self.response(status))
@@ -164,7 +165,7 @@ class ResponsesWriter(BlockWriter):
         return response
 
     def response(self, status: str) -> dict[str, Any]:
-        """The response with a status; it has output and usage if that is an end."""
+        """The response with a status; output and usage are included if the status is final."""
         body = self._body
         is_over = status not in ("queued", "in_progress")
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None

@@ -1,8 +1,8 @@
-// Asks this endpoint. No DOM in here but the address of the page.
+// Client of this endpoint. Uses no DOM except the page's address.
 
 import { EventSplitter } from "./sse.js";
 
-/** What the endpoint refused, or that it could not be reached; the message is for the user. */
+/** The endpoint returned an error or is unreachable; the message is for the user. */
 export class ApiError extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -10,12 +10,12 @@ export class ApiError extends Error {
   }
 }
 
-/** An endpoint, with the key that it is asked with. */
+/** An endpoint, and the API key for it. */
 export class Api {
   key = "";
   #askForKey;
 
-  /** @param askForKey resolves to a key that the user gives; to null where he gives none. */
+  /** @param askForKey resolves to a key entered by the user, or to null. */
   constructor(askForKey) {
     this.#askForKey = askForKey;
   }
@@ -31,11 +31,11 @@ export class Api {
   }
 
   /**
-   * Streams an answer.
+   * Streams a response.
    *
-   * @param begun is called with the answer's headers, once.
+   * @param begun is called with the response's headers, once.
    * @param take is called with each event.
-   * @param signal ends it.
+   * @param signal aborts it.
    */
   async stream(path, body, { begun, take, signal }) {
     const answer = await this.#open(path, {
@@ -53,7 +53,7 @@ export class Api {
         take(event);
       }
     }
-    throw new ApiError("the connection was closed before the answer's end");
+    throw new ApiError("the connection was closed before the end of the response");
   }
 
   async #open(path, options = {}) {
@@ -65,11 +65,11 @@ export class Api {
       answer = await fetch(new URL(path, document.baseURI), { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError("the endpoint cannot be reached");
+      throw new ApiError("the endpoint is unreachable");
     }
     if (answer.ok) return answer;
     if (answer.status === 401) {
-      // Another request may have been told the key meanwhile.
+      // Another request may have got the key meanwhile.
       const key = this.key === used ? await this.#askForKey() : this.key;
       if (key) {
         this.key = key;
@@ -89,7 +89,7 @@ async function* textsOf(body) {
       yield value;
     }
   } finally {
-    reader.cancel().catch(() => {}); // a stream that was aborted is cancelled already
+    reader.cancel().catch(() => {}); // aborted streams are already cancelled
   }
 }
 
@@ -97,6 +97,6 @@ async function messageOf(answer) {
   try {
     return (await answer.json()).error.message;
   } catch {
-    return `the endpoint answers ${answer.status} ${answer.statusText}`;
+    return `the endpoint responded with ${answer.status} ${answer.statusText}`;
   }
 }

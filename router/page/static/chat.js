@@ -1,4 +1,4 @@
-// The playground: one chat, or two side by side with other settings.
+// The playground: one chat, or two side by side with different settings.
 
 import { ApiError } from "./api.js";
 import { byId, element, notify } from "./dom.js";
@@ -9,7 +9,7 @@ import { explanationOf } from "./routing.js";
 
 const NEAR_END_PX = 60;
 
-/** The columns and what is typed into them. */
+/** The columns and the message input. */
 export class ChatView {
   #api;
   #columns = [];
@@ -17,8 +17,8 @@ export class ChatView {
   #onRequest;
 
   /**
-   * @param api of the endpoint.
-   * @param onRequest is told of each request that has ended: its reply and where it went.
+   * @param api client of the endpoint.
+   * @param onRequest is called for each completed request with its reply and routing decision.
    */
   constructor(api, onRequest) {
     this.#api = api;
@@ -51,13 +51,13 @@ export class ChatView {
     this.#setCount(1);
   }
 
-  /** Offers these models, each with what /v1/models tells of it. */
+  /** Sets the selectable models, as returned by /v1/models. */
   offer(models) {
     this.#models = models;
     for (const column of this.#columns) column.offer(models);
   }
 
-  /** Ends the answers under way; they stay as far as they came. */
+  /** Stops running responses; their text so far is kept. */
   stop() {
     for (const column of this.#columns) column.stop();
   }
@@ -92,7 +92,7 @@ export class ChatView {
       return;
     }
     byId("message").value = "";
-    for (const column of this.#columns) column.ask({ role: "user", content: text });
+    for (const column of this.#columns) column.submit({ role: "user", content: text });
   }
 
   #update() {
@@ -142,7 +142,7 @@ class Column {
     for (const [name, value] of Object.entries(other.#fields())) this.#field(name).value = value;
   }
 
-  /** Throws a FieldError where the settings cannot be sent. */
+  /** Throws a FieldError if a setting is invalid. */
   check() {
     bodyOf(this.#fields(), []);
   }
@@ -156,14 +156,14 @@ class Column {
     this.log.replaceChildren();
   }
 
-  /** Sends messages after those before; what is refused is no part of the chat. */
-  async ask(...asked) {
+  /** Sends messages after the previous ones; failed messages are removed from the chat. */
+  async submit(...added) {
     const abort = new AbortController();
     this.#abort = abort;
     this.#onChange();
-    const messages = [...this.#messages, ...asked];
+    const messages = [...this.#messages, ...added];
     this.#messages = messages;
-    const views = asked.map(askedOf);
+    const views = added.map(messageOf);
     const reply = new Reply(performance.now());
     const view = new ReplyView(reply, !this.#fields().schema.trim());
     this.log.append(...views, view.root);
@@ -183,7 +183,7 @@ class Column {
       if (error.name === "AbortError") view.note("stopped");
       else {
         failed = true;
-        this.#failed(error, view, views, messages, asked.length);
+        this.#failed(error, view, views, messages, added.length);
       }
     } finally {
       reply.end(performance.now());
@@ -201,7 +201,7 @@ class Column {
   #failed(error, view, views, messages, count) {
     if (!(error instanceof ApiError) && !(error instanceof FieldError)) throw error;
     view.fail(error.message);
-    for (const asked of views) asked.classList.add("unsent");
+    for (const sent of views) sent.classList.add("unsent");
     if (this.#messages === messages) this.#messages = messages.slice(0, messages.length - count);
   }
 
@@ -211,7 +211,7 @@ class Column {
     return bodyOf(fields, messages, (model?.diffusion_block_size ?? 0) > 1);
   }
 
-  /** Shows the newest message, wherever the reader was; open settings would leave it no room. */
+  /** Scrolls to the newest message, and closes the settings to make room for it. */
   #showEnd() {
     this.root.querySelector(".settings").open = false;
     this.log.scrollTop = this.log.scrollHeight;
@@ -222,12 +222,12 @@ class Column {
     for (const call of reply.toolCalls) {
       view.askForResult(call, (content) => {
         results.set(call.id, { role: "tool", tool_call_id: call.id, content });
-        if (results.size === reply.toolCalls.length) this.ask(...results.values());
+        if (results.size === reply.toolCalls.length) this.submit(...results.values());
       });
     }
   }
 
-  /** Makes a change, and stays at the end where the reader was there. */
+  /** Applies a change, and stays at the end if the reader was there. */
   #following(change) {
     const { scrollHeight, scrollTop, clientHeight } = this.log;
     const wasAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
@@ -245,7 +245,7 @@ class Column {
   }
 }
 
-function askedOf(message) {
+function messageOf(message) {
   const title = message.role === "tool" ? "Result" : "You";
   return element(
     "div",
@@ -255,14 +255,14 @@ function askedOf(message) {
   );
 }
 
-/** An answer as it grows. */
+/** A response while it is streamed. */
 class ReplyView {
   #reply;
   #isMarkdown;
 
   /**
-   * @param reply that is shown.
-   * @param isMarkdown whether its text is markdown; JSON by a schema is shown as it is.
+   * @param reply the reply to show.
+   * @param isMarkdown whether its text is Markdown; structured JSON is shown unchanged.
    */
   constructor(reply, isMarkdown) {
     this.#reply = reply;
@@ -280,7 +280,7 @@ class ReplyView {
       this.calls,
       this.figures,
     );
-    this.root.ariaBusy = "true"; // to be read out when it is whole
+    this.root.ariaBusy = "true"; // read out when complete
   }
 
   update() {
@@ -296,7 +296,7 @@ class ReplyView {
 
   #showContent() {
     const { content, draft } = this.#reply;
-    // A draft is the end of a text that may change: it stands in its line.
+    // A draft is the end of a text that may still change, so it is shown inline.
     if (this.#isMarkdown && draft === null) showMarkdown(this.body, content);
     else this.body.replaceChildren(element("p", {}, content, ...draftOf(draft)));
   }
@@ -311,7 +311,7 @@ class ReplyView {
 
   askForResult(call, take) {
     const input = element("input", { ariaLabel: `Result of ${call.function.name}` });
-    const form = element("form", {}, input, element("button", { type: "submit" }, "Give result"));
+    const form = element("form", {}, input, element("button", { type: "submit" }, "Submit result"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       form.remove();
@@ -326,7 +326,7 @@ function callOf(call) {
   return element("div", { className: "call" }, element("code", {}, `${name}(${given})`));
 }
 
-/** The block that a diffusion model decides, with a place for each undecided token. */
+/** The running block of a diffusion model, with a placeholder for each undecided token. */
 function draftOf(draft) {
   if (draft === null) return [];
   const places = draft.map((text) =>

@@ -1,4 +1,4 @@
-// Elements from texts: nothing that a model writes is ever read as HTML.
+// Creates elements from texts: model output is never parsed as HTML.
 
 /** An element with properties and children, which may be texts. */
 export function element(tag, properties = {}, ...children) {
@@ -12,7 +12,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Shows a problem above everything; hides it where there is none. */
+/** Shows an error above everything; hides it if empty. */
 export function notify(message) {
   const notice = byId("notice");
   notice.textContent = message;

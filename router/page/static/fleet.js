@@ -1,4 +1,4 @@
-// The fleet: a tile for each model and worker, and where this page's requests went.
+// The fleet: a tile per model and worker, and the routing of this page's requests.
 
 import { ApiError } from "./api.js";
 import { byId, element, notify } from "./dom.js";
@@ -10,7 +10,7 @@ const EVERY_MS = 1000;
 const MAX_DOTS = 48;
 const MAX_REQUESTS = 50;
 
-/** Looks at /metrics while it is shown. */
+/** Polls /metrics while it is shown. */
 export class FleetView {
   #api;
   #fleet = new Fleet();
@@ -23,13 +23,13 @@ export class FleetView {
     document.addEventListener("visibilitychange", () => this.#schedule(0));
   }
 
-  /** Begins or ends to look. */
+  /** Starts or stops polling. */
   show(shown) {
     this.#shown = shown;
     this.#schedule(0);
   }
 
-  /** A request of this page has ended. */
+  /** Adds a completed request of this page. */
   addRequest(model, reply, explanation) {
     const usage = reply.usage;
     const cached = usage?.prompt_tokens_details?.cached_tokens ?? null;
@@ -64,7 +64,7 @@ export class FleetView {
       notify("");
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (this.#shown) notify(`The fleet's metrics: ${error.message}`);
+      if (this.#shown) notify(`Cannot read metrics: ${error.message}`);
     } finally {
       this.#schedule(EVERY_MS);
     }
@@ -78,13 +78,13 @@ export class FleetView {
       tile.root.remove();
       tiles.delete(name);
     }
-    all.forEach((one, index) => {
-      if (!tiles.has(one.name)) {
-        const tile = new Tile(one);
-        tiles.set(one.name, tile);
+    all.forEach((item, index) => {
+      if (!tiles.has(item.name)) {
+        const tile = new Tile(item);
+        tiles.set(item.name, tile);
         byId(kind).insertBefore(tile.root, byId(kind).children[index] ?? null);
       }
-      tiles.get(one.name).show(one);
+      tiles.get(item.name).show(item);
     });
   }
 }
@@ -93,7 +93,7 @@ class ModelTile {
   constructor({ name }) {
     this.facts = element("dl");
     this.rates = new Plot("Tokens/s", (value) => value.toFixed(0), HISTORY);
-    this.waits = new Plot("First token, ms", (value) => value.toFixed(0), HISTORY);
+    this.waits = new Plot("Time to first token, ms", (value) => value.toFixed(0), HISTORY);
     const head = element("h3", {}, name);
     this.root = element("article", { className: "tile" }, head, this.facts);
     this.root.append(this.rates.root, this.waits.root);
@@ -102,8 +102,8 @@ class ModelTile {
   show(model) {
     fill(this.facts, [
       ["Workers", `${model.workersReady} of ${model.workersWanted}`],
-      ["Without a worker yet", model.pending],
-      ["Prompt cached", percent(model.hitRate)],
+      ["Pending", model.pending],
+      ["Prompt tokens cached", percent(model.hitRate)],
       ["SLO met", percent(model.sloMet)],
     ]);
     this.rates.show(model.rates);
@@ -143,11 +143,11 @@ class WorkerTile {
     this.dots.replaceChildren(...dotsOf(running, "running"), ...dotsOf(waiting, "waiting"));
     fill(this.facts, [
       ["Running, waiting", `${running}, ${waiting}`],
-      ["KV in use, kept", `${percent(used)}, ${percent(kept)}`],
+      ["KV cache used, cached", `${percent(used)}, ${percent(kept)}`],
       ...(host === null ? [] : [["Host memory", percent(host)]]),
-      ["Prompt cached", percent(worker.hitRate)],
-      ["First token", worker.ttftMs === null ? "–" : `${worker.ttftMs.toFixed(0)} ms`],
-      ["Requests sent here", worker.routed],
+      ["Prompt tokens cached", percent(worker.hitRate)],
+      ["Time to first token", worker.ttftMs === null ? "–" : `${worker.ttftMs.toFixed(0)} ms`],
+      ["Requests sent", worker.routed],
       ["Preemptions", worker.preemptions],
     ]);
     this.rates.show(worker.rates);

@@ -1,4 +1,4 @@
-// Puts the page together: views, key, colours.
+// Assembles the page: views, API key, theme.
 
 import { Api, ApiError } from "./api.js";
 import { ChatView } from "./chat.js";
@@ -7,7 +7,7 @@ import { FleetView } from "./fleet.js";
 
 const KEY = "rayfleet.key";
 const THEME = "rayfleet.theme";
-/** Ids of the views. The address holds them after #/, for # alone would move the focus there. */
+/** Ids of the views. The URL has them after #/, since # alone would move the focus there. */
 const VIEWS = ["chat", "fleet"];
 
 const api = new Api(askForKey);
@@ -38,7 +38,7 @@ async function offerModels() {
 
 let asking = null;
 
-/** Asks the user, once for all who want to know: the key, null where he gives none. */
+/** Prompts the user for the key, once for all concurrent callers; null if none is entered. */
 function askForKey() {
   asking ??= new Promise((resolve) => {
     const dialog = byId("key-dialog");
@@ -98,7 +98,7 @@ function setUpTheme() {
   });
 }
 
-// Browsers may keep nothing for this page: then it is asked again.
+// Browsers may not store anything for this page; the key is then requested again.
 
 function recall(storage, name) {
   try {
@@ -113,6 +113,6 @@ function keep(storage, name, value) {
     if (value === null) storage.removeItem(name);
     else storage.setItem(name, value);
   } catch {
-    // it is asked again
+    // the key is requested again
   }
 }

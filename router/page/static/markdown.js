@@ -1,10 +1,10 @@
-// Markdown as elements: a model's text is never read as HTML, and links go to the web alone.
+// Renders Markdown as elements: model output is never parsed as HTML, and links only go to the web.
 
 import { element } from "./dom.js";
 
-/** Levels of quotes, lists and emphasis within one another; deeper ones are shown as text. */
+/** Maximum nesting of quotes, lists and emphasis; deeper ones are shown as text. */
 const MAX_DEPTH = 6;
-// No pattern here takes longer than linear time: a model may write anything.
+// All patterns take linear time: a model may write anything.
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
 const RULE = /^(-+|\*+|_+)$/;
@@ -12,13 +12,13 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const TABLE_RULE = /^[ :|-]+$/;
 const URL_START = /https?:\/\/[^\s<>"`]+/y;
-/** Not the end of an address in running text. */
+/** Characters that do not end a URL in running text. */
 const CLOSING = ".,;:!?'\")]*_";
 const WORD = /[\p{L}\p{N}]/u;
 
 const sources = new WeakMap();
 
-/** Shows a text in an element. Blocks that have not changed since the last call are kept. */
+/** Renders a text in an element. Blocks that have not changed since the last call are kept. */
 export function showMarkdown(root, text) {
   const blocks = blocksOf(text.split("\n"), 0);
   blocks.forEach(({ kind, lines }, index) => {
@@ -33,7 +33,7 @@ export function showMarkdown(root, text) {
   while (root.childNodes.length > blocks.length) root.lastChild.remove();
 }
 
-/** The blocks of some lines, each with its kind and its own lines. */
+/** The blocks of some lines, each with its kind and lines. */
 function blocksOf(lines, depth) {
   const blocks = [];
   let start = 0;
@@ -75,7 +75,7 @@ function isTableRule(line) {
   return line.includes("|") && line.includes("-") && TABLE_RULE.test(line);
 }
 
-/** The line behind a block, by kind. */
+/** The index of the line after a block, by kind. */
 const ENDS = {
   code: endOfCode,
   heading: (lines, start) => start + 1,
@@ -94,7 +94,7 @@ function firstWhere(lines, start, holds) {
   return lines.length;
 }
 
-/** A fence that is still open holds all that has come. */
+/** An unclosed fence contains all remaining lines. */
 function endOfCode(lines, start) {
   const fence = FENCE.exec(lines[start])[1];
   const closes = (line) => {
@@ -104,7 +104,7 @@ function endOfCode(lines, start) {
   return Math.min(firstWhere(lines, start + 1, closes) + 1, lines.length);
 }
 
-/** A list goes on with items and with lines that are indented, after empty lines, too. */
+/** A list continues with items and indented lines, also after empty lines. */
 function endOfList(lines, start) {
   const [, indent, mark] = ITEM.exec(lines[start]);
   let wasEmpty = false;
@@ -127,7 +127,7 @@ function elementOf(kind, lines, depth) {
   if (kind === "code") return codeOf(lines);
   if (kind === "heading") {
     const [, marks, text] = HEADING.exec(lines[0]);
-    // The page has h1 and h2.
+    // h1 and h2 are used by the page.
     return filled(`h${Math.min(marks.length + 2, 6)}`, inlines(text, 0));
   }
   if (kind === "rule") return element("hr");
@@ -140,7 +140,7 @@ function elementOf(kind, lines, depth) {
   return filled("p", inlines(lines.join("\n"), 0));
 }
 
-/** An element with however many children: calls take some ten thousand arguments at most. */
+/** An element with any number of children: calls support at most some ten thousand arguments. */
 function filled(tag, children) {
   const made = element(tag);
   for (const child of children) made.append(child);
@@ -172,7 +172,7 @@ function listOf(lines, depth) {
   return made;
 }
 
-/** An item of one paragraph has its text without one. */
+/** An item with a single paragraph contains its text directly. */
 function itemOf(lines, depth) {
   const blocks = childrenOf(lines, depth + 1);
   return blocks[0]?.localName === "p" ? [...blocks[0].childNodes, ...blocks.slice(1)] : blocks;
@@ -204,10 +204,10 @@ const MARKS = [
   ["_", "em"],
 ];
 
-/** Texts and elements of a line or a paragraph. */
+/** Texts and elements of a line or paragraph. */
 function inlines(text, depth) {
   const nodes = [];
-  /** Marks without an end behind this place: they are searched for once. */
+  /** Marks without an end after this position, so that they are searched only once. */
   const unclosed = new Set();
   let plain = "";
   let at = 0;
@@ -226,7 +226,7 @@ function inlines(text, depth) {
   return nodes;
 }
 
-/** What begins at a place: an element or a text, and its length; null where nothing does. */
+/** What starts at a position: an element or text, and its length; null if nothing does. */
 function inlineAt(text, at, depth, unclosed) {
   const first = text[at];
   if (first === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
@@ -235,7 +235,7 @@ function inlineAt(text, at, depth, unclosed) {
   if (first === "`") return codeAt(text, at, unclosed);
   if (first === "[") return linkAt(text, at, depth, unclosed);
   if (first === "!" && text[at + 1] === "[") {
-    // Pictures of other hosts are not shown: a link to them is.
+    // Images of other hosts are not shown, only linked.
     const link = linkAt(text, at + 1, depth, unclosed);
     return link && { ...link, length: link.length + 1 };
   }
@@ -258,7 +258,7 @@ function codeAt(text, at, unclosed) {
 }
 
 function linkAt(text, at, depth, unclosed) {
-  const next = text.indexOf("[", at + 1); // that one begins the link where it comes first
+  const next = text.indexOf("[", at + 1); // an earlier one starts the link instead
   const label = text.slice(at + 1, next < 0 ? undefined : next).split("](", 1)[0];
   const middle = at + 1 + label.length;
   if (!text.startsWith("](", middle) || unclosed.has(")")) return null;
@@ -283,7 +283,7 @@ function bareLinkAt(text, at) {
   return link && { node: link, length };
 }
 
-/** A link that opens in a tab of its own; null for anything but an absolute address of the web. */
+/** A link that opens in a new tab; null for anything but an absolute web URL. */
 function linkTo(address, children) {
   const url = URL.canParse(address) ? new URL(address) : null;
   if (!url || !/^(https?|mailto):$/.test(url.protocol)) return null;
@@ -312,7 +312,7 @@ function canOpen(text, at, start, mark) {
   return mark[0] !== "_" || !WORD.test(text[at - 1] ?? "");
 }
 
-/** The place of the mark that ends an emphasis: behind no space, and not within a longer row. */
+/** The position of the mark that ends an emphasis: not after a space or within a longer run. */
 function endOfMark(text, start, mark) {
   let end = text.indexOf(mark, start + 1);
   while (end >= 0) {

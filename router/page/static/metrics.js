@@ -1,11 +1,11 @@
-// What /metrics tells of a fleet. No DOM in here.
+// The state of a fleet, from /metrics. Does not use the DOM.
 
 const SERIES = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 const ESCAPES = { "\\\\": "\\", '\\"': '"', "\\n": "\n" };
-/** Points that a rolling plot keeps. */
+/** Number of points in a rolling plot. */
 export const HISTORY = 120;
-/** Seconds after which a worker of which nothing is told is gone; scrapes may be of other nodes. */
+/** Seconds without samples until a worker is removed; scrapes may be of different nodes. */
 const FORGOTTEN_S = 15;
 
 /** Series by name: lists of {labels, value}. */
@@ -27,17 +27,17 @@ export function parseMetrics(text) {
 }
 
 /**
- * Models and workers as of late, from one scrape after another.
+ * Current models and workers, from successive scrapes.
  *
- * A scrape tells of one node's processes, the next one perhaps of another's: gateways and workers
- * are each compared with what they told before, and a model is the sum of its gateways.
+ * A scrape has one node's processes, the next one perhaps another's: gateways and workers are each
+ * compared with their previous samples, and a model is the sum of its gateways.
  */
 export class Fleet {
   #workers = new Map();
   #gateways = new Map();
   #histories = new Map();
 
-  /** Takes the text of a scrape at a time in seconds. */
+  /** Processes the text of a scrape, at a time in seconds. */
   take(text, now) {
     const metrics = parseMetrics(text);
     for (const { labels, value } of metrics.get("rayfleet_worker_ready") ?? []) {
@@ -49,35 +49,35 @@ export class Fleet {
       update(this.#gateways, key, now, gatewayOf(metrics, key));
     }
     for (const table of [this.#workers, this.#gateways]) {
-      for (const [key, one] of table) if (now - one.at > FORGOTTEN_S) table.delete(key);
+      for (const [key, item] of table) if (now - item.at > FORGOTTEN_S) table.delete(key);
     }
-    for (const one of [...this.workers, ...this.models]) this.#remember(one);
+    for (const item of [...this.workers, ...this.models]) this.#remember(item);
   }
 
   /** Workers by model and id. */
   get workers() {
-    return sorted([...this.#workers.values()].map((one) => this.#told(one)));
+    return sorted([...this.#workers.values()].map((item) => this.#summary(item)));
   }
 
   /** Models by name. */
   get models() {
     const groups = new Map();
-    for (const one of this.#gateways.values()) {
-      groups.set(one.name, [...(groups.get(one.name) ?? []), one]);
+    for (const item of this.#gateways.values()) {
+      groups.set(item.name, [...(groups.get(item.name) ?? []), item]);
     }
-    return sorted([...groups.values()].map((group) => this.#told(together(group))));
+    return sorted([...groups.values()].map((group) => this.#summary(together(group))));
   }
 
-  #told(one) {
-    const { firsts, firstSeconds, asked, cached, met, missed } = one.latest;
+  #summary(item) {
+    const { firsts, firstSeconds, queries, cached, met, missed } = item.latest;
     return {
-      ...one,
-      tokensPerS: one.grown.tokens / one.seconds,
-      waitMs: one.grown.firsts > 0 ? (one.grown.firstSeconds / one.grown.firsts) * 1000 : 0,
+      ...item,
+      tokensPerS: item.grown.tokens / item.seconds,
+      waitMs: item.grown.firsts > 0 ? (item.grown.firstSeconds / item.grown.firsts) * 1000 : 0,
       ttftMs: firsts > 0 ? (firstSeconds / firsts) * 1000 : null,
-      hitRate: asked > 0 ? Math.min(cached / asked, 1) : null,
+      hitRate: queries > 0 ? Math.min(cached / queries, 1) : null,
       sloMet: met + missed > 0 ? met / (met + missed) : null,
-      ...(this.#histories.get(one.name) ?? { rates: [], waits: [] }),
+      ...(this.#histories.get(item.name) ?? { rates: [], waits: [] }),
     };
   }
 
@@ -89,49 +89,49 @@ export class Fleet {
   }
 }
 
-/** Totals whose quotients are shown: both of a pair, by the name of the one that is counted. */
-const SHARES = { firsts: ["firsts", "firstSeconds"], asked: ["asked", "cached"] };
+/** Totals whose ratios are shown: both of a pair, by the name of the numerator. */
+const SHARES = { firsts: ["firsts", "firstSeconds"], queries: ["queries", "cached"] };
 
 /**
- * Notes what a process tells, and by how much its totals grew since it told before.
+ * Records a process's samples, and the increase of its totals since the previous ones.
  *
- * `latest` has the growth in the last interval in which there was any, so that an idle process shows
- * its last values; at first it has the totals since the process started.
+ * `latest` has the increase in the last interval with any, so that an idle process shows its last
+ * values; initially it has the totals since the process started.
  */
-function update(table, key, now, one) {
+function update(table, key, now, item) {
   const id = JSON.stringify(key);
   const before = table.get(id);
   const grown = {};
-  for (const [name, value] of Object.entries(one.totals)) {
+  for (const [name, value] of Object.entries(item.totals)) {
     grown[name] = before ? growth(before.totals[name], value) : 0;
   }
-  const latest = { ...(before ? before.latest : one.totals) };
+  const latest = { ...(before ? before.latest : item.totals) };
   for (const [counted, names] of Object.entries(SHARES)) {
     if (grown[counted] > 0) for (const name of names) latest[name] = grown[name];
   }
   if (grown.met + grown.missed > 0) {
     [latest.met, latest.missed] = [grown.met, grown.missed];
   }
-  table.set(id, { ...one, at: now, seconds: before ? now - before.at : 1, grown, latest });
+  table.set(id, { ...item, at: now, seconds: before ? now - before.at : 1, grown, latest });
 }
 
-/** One model from what its gateways tell. */
+/** A model, from the samples of its gateways. */
 function together(gateways) {
-  const sum = (read) => gateways.reduce((total, one) => total + read(one), 0);
+  const sum = (read) => gateways.reduce((total, item) => total + read(item), 0);
   const [grown, latest] = [{}, {}];
-  // Gateways of other nodes tell of other intervals: rates add up, so all are put on one second.
+  // Gateways of other nodes have other intervals; rates are per second, so that they add up.
   for (const name of Object.keys(gateways[0].grown)) {
-    grown[name] = sum((one) => one.grown[name] / one.seconds);
-    latest[name] = sum((one) => one.latest[name]);
+    grown[name] = sum((item) => item.grown[name] / item.seconds);
+    latest[name] = sum((item) => item.latest[name]);
   }
   return {
     name: gateways[0].name,
     seconds: 1,
     grown,
     latest,
-    pending: sum((one) => one.pending),
-    workersReady: Math.max(...gateways.map((one) => one.workersReady)),
-    workersWanted: Math.max(...gateways.map((one) => one.workersWanted)),
+    pending: sum((item) => item.pending),
+    workersReady: Math.max(...gateways.map((item) => item.workersReady)),
+    workersWanted: Math.max(...gateways.map((item) => item.workersWanted)),
   };
 }
 
@@ -140,7 +140,7 @@ function workerOf(metrics, key, ready) {
   const cache = matching(metrics, "rayfleet_cache_config_info", key)[0]?.labels ?? {};
   const pages = Number(cache.num_gpu_blocks ?? 0);
   const used = sum("rayfleet_kv_cache_usage_perc");
-  // The index holds blocks in use as well: what is beyond them is kept for reuse.
+  // The index includes blocks in use; the others are cached for reuse.
   const indexed = Math.max(
     0,
     ...matching(metrics, "rayfleet_prefix_index_blocks", key).map(({ value }) => value),
@@ -160,7 +160,7 @@ function workerOf(metrics, key, ready) {
     routed: sum("rayfleet_routed_requests_total"),
     totals: {
       tokens: sum("rayfleet_worker_generation_tokens_total"),
-      asked: sum("rayfleet_prefix_cache_queries_total"),
+      queries: sum("rayfleet_prefix_cache_queries_total"),
       cached: sum("rayfleet_prefix_cache_hits_total"),
       firsts: sum("rayfleet_worker_time_to_first_token_seconds_count"),
       firstSeconds: sum("rayfleet_worker_time_to_first_token_seconds_sum"),
@@ -179,7 +179,7 @@ function gatewayOf(metrics, key) {
     pending: sum("rayfleet_gateway_pending_requests"),
     totals: {
       tokens: sum("rayfleet_generation_tokens_total"),
-      asked: sum("rayfleet_prompt_tokens_total"),
+      queries: sum("rayfleet_prompt_tokens_total"),
       cached: sum("rayfleet_prompt_tokens_cached_total"),
       firsts: sum("rayfleet_time_to_first_token_seconds_count"),
       firstSeconds: sum("rayfleet_time_to_first_token_seconds_sum"),
@@ -189,7 +189,7 @@ function gatewayOf(metrics, key) {
   };
 }
 
-/** By how much a counter grew; one that began anew counts from 0. */
+/** Increase of a counter; after a reset it counts from 0. */
 export function growth(before, now) {
   return now >= before ? now - before : now;
 }

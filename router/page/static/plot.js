@@ -1,15 +1,15 @@
-// A rolling line as SVG.
+// A rolling line plot as SVG.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 200;
 const HEIGHT = 40;
 
-/** A plot of late values, with its name and the last value beneath. */
+/** A plot of recent values, with its name and the last value below. */
 export class Plot {
   /**
-   * @param name of what is plotted.
-   * @param format of a value as text.
-   * @param length values that fill the width.
+   * @param name title of the plot.
+   * @param format converts a value to text.
+   * @param length number of values that fill the width.
    */
   constructor(name, format, length) {
     this.format = format;
@@ -19,7 +19,7 @@ export class Plot {
     svg.setAttribute("class", "plot");
     svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
     svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("aria-hidden", "true"); // the value beneath says it
+    svg.setAttribute("aria-hidden", "true"); // the value is shown below
     svg.append(this.line);
     this.value = document.createElement("span");
     const caption = document.createElement("div");
@@ -29,7 +29,7 @@ export class Plot {
     this.root.append(svg, caption);
   }
 
-  /** Draws values, oldest first; the last one ends at the right. */
+  /** Plots values, oldest first; the last one is at the right. */
   show(values) {
     const top = Math.max(...values, 1e-9);
     const step = WIDTH / (this.length - 1);

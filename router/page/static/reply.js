@@ -1,11 +1,11 @@
-// An answer while it is streamed. No DOM in here.
+// A response while it is streamed. Does not use the DOM.
 
-/** What has come of an answer, and when. Times are milliseconds of any steady clock. */
+/** The response so far, with timestamps. Times are milliseconds of a monotonic clock. */
 export class Reply {
   content = "";
   reasoning = "";
   toolCalls = [];
-  /** Tokens of a diffusion model's running block, null where undecided; null outside of one. */
+  /** Tokens of a diffusion model's running block, null for undecided ones; null outside a block. */
   draft = null;
   finishReason = null;
   usage = null;
@@ -16,7 +16,7 @@ export class Reply {
     this.startedAt = startedAt;
   }
 
-  /** Takes one event of the stream. */
+  /** Processes one event of the stream. */
   take(event, now) {
     if (event.usage) this.usage = event.usage;
     const choice = event.choices?.[0];
@@ -37,13 +37,13 @@ export class Reply {
     }
   }
 
-  /** The stream has ended, or was stopped. */
+  /** Marks the stream as ended or stopped. */
   end(now) {
     this.endedAt = now;
     this.draft = null;
   }
 
-  /** The message as the chat goes on with it; calls of an answer that was stopped are no calls. */
+  /** The message for the rest of the chat; calls of a stopped response are dropped. */
   message() {
     if (this.finishReason === null || this.toolCalls.length === 0) {
       return { role: "assistant", content: this.content };
@@ -51,7 +51,7 @@ export class Reply {
     return { role: "assistant", content: this.content || null, tool_calls: this.toolCalls };
   }
 
-  /** Tokens and times, as a line: nothing that is not known. */
+  /** Token counts and times as a line; unknown ones are omitted. */
   figures() {
     const parts = [];
     const usage = this.usage;
@@ -60,12 +60,12 @@ export class Reply {
       parts.push(`${usage.prompt_tokens} prompt tokens${cached ? ` (${cached} cached)` : ""}`);
       parts.push(`${usage.completion_tokens} tokens`);
       const thoughts = usage.completion_tokens_details?.reasoning_tokens;
-      if (thoughts) parts.push(`${thoughts} of them thought`);
+      if (thoughts) parts.push(`${thoughts} for reasoning`);
     }
     if (this.firstAt !== null) {
       parts.push(`first after ${Math.round(this.firstAt - this.startedAt)} ms`);
       const seconds = ((this.endedAt ?? this.firstAt) - this.firstAt) / 1000;
-      // Calls come whole: how fast their tokens were is not seen.
+      // Calls arrive as a whole, so the speed of their tokens is unknown.
       const isPaced = seconds > 0 && this.toolCalls.length === 0;
       if (usage && usage.completion_tokens > 1 && isPaced) {
         parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
@@ -74,7 +74,7 @@ export class Reply {
     if (usage?.diffusion) {
       const { rounds, num_forwards: forwards } = usage.diffusion;
       if (rounds !== undefined) parts.push(`${rounds} rounds`);
-      if (forwards !== undefined) parts.push(`${forwards} passes`);
+      if (forwards !== undefined) parts.push(`${forwards} forward passes`);
     }
     if (this.finishReason && this.finishReason !== "stop") parts.push(this.finishReason);
     return parts.join(" · ");

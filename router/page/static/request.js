@@ -1,17 +1,17 @@
-// From the fields of a setting to the body of a request. No DOM in here.
+// Builds a request's body from the settings. Does not use the DOM.
 
 const NUMBERS = { temperature: "Temperature", top_p: "Top p" };
 const COUNTS = { top_k: "Top k", max_tokens: "Max tokens", seed: "Seed" };
 
-/** A field that cannot be sent; the message is for the user. */
+/** An invalid field; the message is for the user. */
 export class FieldError extends Error {}
 
 /**
  * The body of /v1/chat/completions.
  *
- * @param fields texts by name, as typed; empty ones are left to the model.
- * @param messages of the chat, without the system's.
- * @param showDrafts whether the model decides blocks of tokens and is to show them.
+ * @param fields texts by name, as entered; empty ones use the model's defaults.
+ * @param messages messages of the chat, without the system message.
+ * @param showDrafts whether the model decides blocks of tokens, which are then streamed.
  */
 export function bodyOf(fields, messages, showDrafts = false) {
   const system = fields.system?.trim();
@@ -41,7 +41,7 @@ function setNumber(body, fields, name, title, whole) {
   if (!text) return;
   const value = Number(text);
   if (!Number.isFinite(value) || (whole && !Number.isInteger(value))) {
-    throw new FieldError(`${title} must be a ${whole ? "whole " : ""}number, not ${text}`);
+    throw new FieldError(`${title} must be a ${whole ? "whole " : ""}number, got ${text}`);
   }
   body[name] = value;
 }
@@ -51,6 +51,6 @@ function parsed(text, title) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new FieldError(`${title} is no JSON: ${error.message}`);
+    throw new FieldError(`${title} is not valid JSON: ${error.message}`);
   }
 }

@@ -1,8 +1,8 @@
-// Where a request went and why, from the headers of its answer. No DOM in here.
+// Where a request was routed and why, from the response headers. Does not use the DOM.
 
 const PREFIX = "x-rayfleet-";
 
-/** What the headers tell; numbers are null where the fleet does not explain its routing. */
+/** Values of the headers; numbers are null if the fleet does not explain its routing. */
 export function explanationOf(headers) {
   const number = (name) => {
     const text = headers.get(PREFIX + name);
@@ -26,22 +26,22 @@ export function explanationOf(headers) {
 }
 
 /**
- * A sentence about a decision.
+ * Describes a decision in a sentence.
  *
- * Where the fleet does not explain its routing, what the worker found tells: `cached` prompt
- * tokens, null where it is not known.
+ * If the fleet does not explain its routing, the description uses `cached`, the number of prompt
+ * tokens found by the worker, or null if unknown.
  */
 export function reasonOf({ hit, achievable, predictedMs, regretMs, terms, cached }) {
   if (hit === null) {
     if (cached === null) return "";
-    return cached > 0 ? `hit: ${cached} prompt tokens in its cache` : "load: in no cache";
+    return cached > 0 ? `hit: ${cached} prompt tokens in its cache` : "load: not cached";
   }
   const parts = [];
-  if (achievable > hit) parts.push(`load: ${hit} tokens expected in its cache, ${achievable} elsewhere`);
-  else if (hit > 0) parts.push(`hit: most of the prompt in its cache, ${hit} tokens expected`);
-  else parts.push("load: in no cache");
-  if (predictedMs !== null) parts.push(`first token expected after ${predictedMs} ms`);
-  if (regretMs > 0) parts.push(`${regretMs} ms later than elsewhere, for the sake of others`);
+  if (achievable > hit) parts.push(`load: ${hit} tokens predicted cached, ${achievable} elsewhere`);
+  else if (hit > 0) parts.push(`hit: longest cached prefix, ${hit} tokens predicted`);
+  else parts.push("load: not cached");
+  if (predictedMs !== null) parts.push(`predicted time to first token ${predictedMs} ms`);
+  if (regretMs > 0) parts.push(`${regretMs} ms slower than elsewhere, to spare other requests`);
   const weighed = terms.filter(([, value]) => value !== 0);
   if (weighed.length > 0) {
     parts.push(`cost ${weighed.map(([name, value]) => `${name} ${value.toFixed(4)}`).join(", ")}`);

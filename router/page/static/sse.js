@@ -1,10 +1,10 @@
-// Server-sent events. No DOM in here.
+// Server-sent events. Does not use the DOM.
 
-/** Cuts a stream of text into the JSON bodies of its events. */
+/** Splits a text stream into the JSON data of its events. */
 export class EventSplitter {
   #rest = "";
 
-  /** Bodies that `text` completes, oldest first; null stands for [DONE]. */
+  /** Data of the events completed by `text`, oldest first; null stands for [DONE]. */
   feed(text) {
     const lines = (this.#rest + text).split("\n");
     this.#rest = lines.pop();
