@@ -1,4 +1,4 @@
-"""GatewayConfig: configuration of a gateway, of its models and of their routing."""
+"""Configuration of gateways, their models and routing."""
 
 from __future__ import annotations
 
@@ -14,93 +14,97 @@ PolicyName = Literal[
 """Names of routing policies, see router.fleet.policies."""
 
 Tenancy = Literal["auto", "none", "key", "user"]
-"""The rule by which requests belong to one tenant: not at all, by API key, or by key and the
-request's `user`; auto is by key if there are several keys, else none."""
+"""Assignment of requests to tenants: none, by API key, or by API key and the request's `user`;
+auto is by key if there are several keys, otherwise none."""
 
 _RARE = {"within": "--routing-config"}
-"""Metadata of options that are given within --routing-config, and have no flag."""
+"""Metadata of options that are keys of --routing-config and have no flag of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingConfig:
-    """How gateways choose a worker for a request, and another one when it is lost."""
+    """Options for the choice of workers, and for retries when a worker fails."""
 
     routing_policy: PolicyName = "adaptive"
-    """Policy that decides which worker takes a request."""
+    """Policy that selects the worker for each request."""
     prefix_score_hit_weight: float = field(default=10.0, metadata=_RARE)
-    """prefix-score: weight of each prompt token in the worker's prefix cache."""
+    """prefix-score policy: weight of each prompt token found in the worker's prefix cache."""
     prefix_score_utilisation_weight: float = field(default=100.0, metadata=_RARE)
-    """prefix-score: weight of the batch's utilisation, which counts against the worker."""
+    """prefix-score policy: weight of the worker's batch utilization, which lowers its score."""
     prefix_score_kv_free_weight: float = field(default=0.1, metadata=_RARE)
-    """prefix-score: weight of each percent of KV pages that is free."""
+    """prefix-score policy: weight of each percent of free KV pages."""
     prefix_score_batch_room_weight: float = field(default=0.5, metadata=_RARE)
-    """prefix-score: weight of each free slot of the batch."""
+    """prefix-score policy: weight of each free slot in the batch."""
     explain_routing: bool = False
-    """Answer with headers that tell what routing expected, what was achievable and what came of it,
-    and count it; up to a millisecond per 128k-token prompt."""
+    """Report the estimated, best possible and actual outcome of each routing decision in response
+    headers and metrics. Takes up to 1 ms per prompt of 128k tokens."""
     decision_log: str = field(default="", metadata=_RARE)
-    """Folder for logs of all decisions, one per gateway and model, which `bench router --replay`
-    runs again under other policies; they hold keyed hashes, no text."""
+    """Folder for logs of all routing decisions, one per gateway and model, which `python -m
+    deploy.benchmarks router --replay` replays under other policies. They contain keyed hashes, no
+    text."""
     decision_log_mib: int = field(default=256, metadata=_RARE)
-    """Most MiB of the decision log of one gateway and model; the older half of it goes first."""
+    """Maximum size in MiB of the decision log of one gateway and model; when it is full, the older
+    half is deleted."""
     decision_log_key_file: str = field(default="", metadata=_RARE)
-    """File, on the gateways' nodes, whose content is the key of the hashes in decision logs: logs
-    of several gateways then have names in common. Without it each gateway draws a key that nobody
-    learns."""
+    """File on the gateways' nodes with the key of the hashes in decision logs, so that logs of
+    several gateways can be combined. If unset, each gateway generates a key that is not stored."""
 
     max_request_attempts: int = field(default=3, metadata=_RARE)
-    """Workers that may be lost with a request, none having brought a token of it, before it ends in
-    an error as their likely end; until then it continues at another one with the tokens it has. 1
-    ends it with its first worker, tokens or not."""
+    """Worker failures a request may be involved in without producing a token before it is failed as
+    their probable cause; until then it is resumed on another worker. 1 disables resuming."""
     no_worker_timeout_s: float = field(default=120.0, metadata=_RARE)
-    """Seconds that a request whose worker was lost waits for another, or for that one rebuilt; and
-    a new one, where the last worker has left and the next is still loading, or is started on
-    demand."""
+    """Seconds that a request waits if no worker is available: after a worker failure, while the
+    next worker loads, or while one is started on demand."""
 
     def __post_init__(self) -> None:
-        for name, least in (
+        for name, minimum in (
             ("max_request_attempts", 1),
             ("decision_log_mib", 1),
             ("no_worker_timeout_s", 0),
         ):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{option_name(self, name)} must be at least {least}, got {value}")
+            if (value := getattr(self, name)) < minimum:
+                raise ValueError(
+                    f"{option_name(self, name)} must be at least {minimum}, got {value}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRoute:
-    """A served model, as its gateways see it."""
+    """A served model: names, tokenizer, parsers and routing for its gateways."""
 
     name: str
     """Name that clients put into `model`."""
     model: str
-    """Folder or Hub repository of the checkpoint: tokenizer and chat template are read here."""
+    """Folder or Hub repository of the checkpoint, from which tokenizer and chat template are
+    read."""
     revision: str = ""
-    """Branch, tag or commit of the repository; empty for its main branch."""
+    """Branch, tag or commit of the repository; the main branch if empty."""
     aliases: tuple[str, ...] = ()
-    """Further names of the same model."""
+    """Additional names of the model."""
     tokenizer: str = ""
-    """Folder or Hub repository of another tokenizer than the checkpoint's; empty for its own."""
+    """Folder or Hub repository of a tokenizer that replaces the checkpoint's; empty for the
+    checkpoint's."""
     chat_template: str = ""
-    """Jinja source, or a file with it, in place of the tokenizer's template; empty for that."""
+    """Jinja source or file of a template that replaces the tokenizer's; empty for the
+    tokenizer's."""
     generation_config: str = "auto"
-    """Source of the sampling values for what requests leave open: auto is the checkpoint, vllm
-    none, else a folder or Hub repository with a generation_config.json."""
+    """Source of default sampling parameters: auto for the checkpoint, vllm for none, otherwise a
+    folder or Hub repository with a generation_config.json."""
     tool_call_parser: str = ""
-    """Format in which the model writes tool calls, see router.replies; empty for what its chat
-    template tells, none for not at all."""
+    """Parser of the model's tool calls, see router.replies; detected from the chat template if
+    empty, none to disable parsing."""
     reasoning_parser: str = ""
-    """Format in which the model marks reasoning, see router.replies; empty for what its chat
-    template tells, none for not at all."""
+    """Parser of the model's reasoning, see router.replies; detected from the chat template if
+    empty, none to disable parsing."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
-    """Options of routing."""
+    """Routing options."""
     on_demand: bool = False
-    """Whether a worker is started for requests that find none: they wait for it, rather than end
-    in a 503."""
+    """Whether a worker is started for requests that find none: they wait for it instead of failing
+    with a 503."""
     min_workers: int = 1
-    """Number of workers at the start, and the least later on."""
+    """Initial and minimum number of workers."""
     max_workers: int = 1
-    """Greatest number of workers; equal to `min_workers` without autoscaling."""
+    """Maximum number of workers; equal to `min_workers` without autoscaling."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,12 +113,12 @@ class ModelRoute:
 
     @property
     def checkpoint(self) -> str:
-        """The checkpoint with its revision, by which its files are found."""
+        """Checkpoint to load, as NAME or NAME@REVISION."""
         return at_revision(self.model, self.revision)
 
     @property
     def tokenizer_checkpoint(self) -> str:
-        """Checkpoint whose tokenizer files are read."""
+        """Checkpoint to load the tokenizer from."""
         return self.tokenizer or self.checkpoint
 
 
@@ -123,36 +127,38 @@ class GatewayConfig:
     """Configuration of a gateway process: models, API keys and limits."""
 
     models: tuple[ModelRoute, ...]
-    """All models behind this endpoint."""
+    """All models served at this endpoint."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys that clients may present as `Authorization: Bearer KEY`; empty lets everyone in."""
+    """API keys, which clients send as `Authorization: Bearer KEY`; if empty, no key is required."""
     api_key_file: str = ""
-    """File, or folder of files, with further keys and what each may do; see router.keys.KeyFile."""
+    """File, or folder of files, with further API keys and their limits; see router.keys.KeyFile."""
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys that open /admin, and nothing else; without any, and no file of them, it is off."""
+    """Keys for /admin only; without any, and without a file of them, /admin is disabled."""
     admin_api_key_file: str = ""
     """File, or folder of files, with further admin keys, see router.keys.KeyFile."""
 
     root_path: str = ""
-    """Prefix that a proxy in front puts before all paths, as `/llm`; empty for nothing."""
+    """Path prefix that a reverse proxy adds, such as `/llm`; empty for none."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins (`https://host:port`, or `*` for all) whose pages may send requests by browser."""
+    """Origins (`https://host:port`, or `*` for all) whose pages may send requests from a
+    browser."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that requests may have in `Host`, besides IP addresses; empty or `*` for any."""
+    """Host names accepted in `Host`, besides IP addresses; empty or `*` for any."""
     audit_log: str = ""
-    """Folder for a line per request: who asked which model, how much, with which outcome."""
+    """Folder for the audit log: a line per request with its API key, model, token counts and
+    outcome."""
 
     fairness_key: Tenancy = "auto"
-    """Parties that share a worker evenly: API keys, or users of API keys; auto: keys, where there
-    are several."""
+    """Tenants among which a worker is shared fairly: API keys, or users of API keys; auto: API keys
+    if there are several."""
     metrics_max_tenants: int = 32
-    """Tenants that metrics distinguish."""
+    """Maximum number of tenants with metrics of their own."""
     cache_isolation: Tenancy = "auto"
-    """Parties whose prompts share no prefix cache with those of others: as for `fairness_key`."""
+    """Tenants with separate prefix caches, with the values of `fairness_key`."""
     responses_store_mib: int = 64
-    """Most MiB of the responses that one gateway process keeps; 0 for none."""
+    """Maximum size in MiB of the responses that one gateway process stores; 0 disables storage."""
     startup_retry_s: float = 0.0
-    """Seconds for which a tokenizer that is not there yet is tried again, inf for ever."""
+    """Seconds for which loading a missing tokenizer is retried; inf retries indefinitely."""
 
     def __post_init__(self) -> None:
         names = [name for route in self.models for name in route.names]
@@ -160,4 +166,4 @@ class GatewayConfig:
             raise ValueError("a gateway needs at least one model")
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
-            raise ValueError(f"model names must differ, served twice: {', '.join(doubles)}")
+            raise ValueError(f"duplicate model names: {', '.join(doubles)}")
