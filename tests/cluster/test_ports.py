@@ -31,7 +31,8 @@ def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(mine) == 2
     in_another = [sys.executable, "-c", GIVE_ALL.format(first, first + 4, 3)]
     assert (
-        "fewer than 3 free ports" in subprocess.run(in_another, capture_output=True, text=True).stderr
+        "fewer than 3 free ports"
+        in subprocess.run(in_another, capture_output=True, text=True).stderr
     )
     # What it was given meanwhile went back with its end.
     assert set(free_ports(2)).isdisjoint(mine)
