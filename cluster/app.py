@@ -26,7 +26,7 @@ from cluster.connections import release_reset_connections
 from cluster.environment import LONGEST_STREAM_S
 from cluster.peers import RayPeers
 from cluster.settings import RaySettings
-from cluster.starting import delayed, tell
+from cluster.starting import delayed, publish
 from cluster.targets import follow_targets
 from cluster.tls import NODES_SERVE_TLS
 from cluster.transport import RayTransport
@@ -86,7 +86,7 @@ class GatewayReplica:
             {name: RaySettings(replica.app_name, name) for name in handles},
             self._peers,
         )
-        self._gateway.report = partial(tell, "gateway")
+        self._gateway.report = partial(publish, "gateway")
         self._gateway.delayed = delayed
         self._metrics = NodeMetrics(
             f"gateway {self._gateway.gateway_id}",
@@ -187,7 +187,7 @@ def build_application(
         name="gateway",
         **gateway_replicas(
             config.endpoint.num_gateways,
-            config.endpoint.most_gateways,
+            config.endpoint.gateway_limit,
             reporting=any(model.autoscaling.enabled for model in config.models),
         ),
         max_ongoing_requests=UNLIMITED,
@@ -264,5 +264,5 @@ def _bind_worker_group(
         config.node_metrics(),
         traces_endpoint=config.endpoint.otlp_traces_endpoint,
         startup_retry_s=config.endpoint.startup_retry_s,
-        report=partial(tell, model.name),
+        report=partial(publish, model.name),
     )

@@ -1,4 +1,4 @@
-"""Checks of a model before anything is started for it: whether it exists, and at which commit."""
+"""Checks of a model before the fleet starts: whether it exists, and at which commit."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 2
-"""Seconds to wait for the Hub's answer about one file, name resolution included: a mistyped name is
-told within three seconds of the command. HF_HUB_ETAG_TIMEOUT, huggingface_hub's own variable for
-such requests, overrides it."""
+"""Timeout in seconds of a Hub request for one file, including name resolution: a mistyped name is
+reported within three seconds. HF_HUB_ETAG_TIMEOUT, huggingface_hub's variable for such requests,
+overrides it."""
 PIN_TIMEOUT_S = 20
-"""Seconds to wait for the Hub to tell a model's commits: less than huggingface_hub's own timeouts
-and retries take. After it gateways and workers resolve branches themselves."""
+"""Timeout in seconds for resolving a model's revisions to commits, less than huggingface_hub's
+timeouts and retries. After it gateways and workers resolve branches themselves."""
 HTTP_TOO_MANY_REQUESTS = 429
 HTTP_SERVER_ERROR = 500
 
 
 def with_commits(engine: EngineConfig) -> EngineConfig:
-    """`engine` with its Hub repositories' branches replaced by the commits that they have now.
+    """`engine` with the branches of its Hub repositories replaced by their current commits.
 
-    Gateways and workers download files at different times, some long after others: if a branch
-    moved meanwhile, tokenizer and weights would not belong together. Where the Hub does not answer,
-    as on a head without network, the branches stay, and a warning is logged.
+    Gateways and workers download files at different times: if a branch moved in between, tokenizer
+    and weights would not match. If the Hub is not reachable, as on a head node without network, the
+    branches are kept and a warning is logged.
     """
     if not all(Path(model).expanduser().is_dir() for model in _models(engine)):
-        # Imported before the timeout starts: on a busy machine the import alone takes long.
+        # Imported before the timeout starts, since the import is slow on a busy machine.
         from huggingface_hub import snapshot_download  # noqa: F401
     try:
         return _in_time(lambda: pinned(engine), PIN_TIMEOUT_S)
     except (ValueError, OSError) as error:
         logger.warning(
-            "each gateway and worker reads %s as it finds it, held to no common commit: %s",
+            "cannot pin %s to a commit, gateways and workers may load different ones: %s",
             engine.checkpoint,
             " ".join(str(error).split()),
         )
@@ -55,69 +55,72 @@ def _models(engine: EngineConfig) -> tuple[str, ...]:
 
 
 def check_model(engine: EngineConfig) -> None:
-    """Checks a model, and its draft model, as far as files allow before anything is started: both
-    exist, and their config.json can be served with this configuration.
+    """Checks that a model and its draft model exist, and that their config.json is supported with
+    this configuration.
 
-    Nothing is raised while the Hub fails: workers try again.
+    Failures of the Hub raise nothing, since workers retry.
 
     Raises:
-        ValueError: a model is missing or cannot be served; the message says what to do.
+        ValueError: a model is missing or not supported; the message includes the remedy.
     """
     weights = engine.load_format != "dummy"
-    refuse_missing_model(engine.model, engine.revision, weights=weights)
+    require_model(engine.model, engine.revision, weights=weights)
     if engine.speculative_model:
-        refuse_missing_model(engine.speculative_model, engine.speculative_revision, weights=weights)
+        require_model(engine.speculative_model, engine.speculative_revision, weights=weights)
     if all(Path(model).expanduser().is_dir() for model in _models(engine)):
         check_engine(engine)
         return
     try:
         _in_time(lambda: check_engine(engine), PIN_TIMEOUT_S)
     except (Unavailable, OSError) as error:
-        logger.warning("not checked before the start: %s", " ".join(str(error).split()))
+        logger.warning("model not checked before the start: %s", " ".join(str(error).split()))
 
 
-def refuse_missing_model(model: str, revision: str = "", *, weights: bool = True) -> None:
-    """Raises ValueError where `model` is neither a checkpoint's folder nor a model of the Hub.
+def require_model(model: str, revision: str = "", *, weights: bool = True) -> None:
+    """Checks that `model` is a checkpoint's folder or a model on the Hub.
 
-    The first line of the text says what is wrong, the second what to do about it. Where the Hub
-    fails (429, 5xx) nothing is raised: workers ask it again.
+    Failures of the Hub (429, 5xx) raise nothing, since workers retry.
 
     Args:
-        model: a folder, or a repository of the Hub as ORGANIZATION/NAME.
-        revision: branch, tag or commit of the repository; empty for its main branch.
-        weights: whether a folder must hold weights, too.
+        model: folder, or Hub repository as ORGANIZATION/NAME.
+        revision: branch, tag or commit of the repository; empty for the main branch.
+        weights: whether a folder must contain weights.
+
+    Raises:
+        ValueError: it is neither; the first line of the message is the problem, the second the
+            remedy.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         if revision:
             raise ValueError(
-                f"{model} is a folder, which has no revision {revision}\n"
-                "leave the revision out, or name a Hub repository as ORGANIZATION/NAME"
+                f"revision {revision} is not supported for a folder: {model}\n"
+                "remove --revision, or use a Hub repository as ORGANIZATION/NAME"
             )
-        _refuse_empty_folder(folder, weights)
+        _require_files(folder, weights)
     elif model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ValueError(
-            f"there is no folder {model}\n"
-            "name a folder with config.json and *.safetensors, or a Hub repository as "
+            f"folder {model} does not exist\n"
+            "use a folder with config.json and *.safetensors, or a Hub repository as "
             "ORGANIZATION/NAME"
         )
     else:
-        _refuse_missing_repository(model, revision)
+        _require_repository(model, revision)
 
 
-def _refuse_empty_folder(folder: Path, weights: bool) -> None:
+def _require_files(folder: Path, weights: bool) -> None:
     from worker.models.config.checkpoint import weight_files
 
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"no checkpoint at {folder}: there is no config.json\n"
-            "name a folder as transformers' save_pretrained or `hf download` writes it"
+            f"folder {folder} has no config.json\n"
+            "use a folder written by transformers' save_pretrained or `hf download`"
         )
     if weights:
         weight_files(folder)
 
 
-def _refuse_missing_repository(repository: str, revision: str) -> None:
+def _require_repository(repository: str, revision: str) -> None:
     from huggingface_hub import constants, errors, is_offline_mode, try_to_load_from_cache
 
     hub = constants.ENDPOINT
@@ -128,63 +131,63 @@ def _refuse_missing_repository(repository: str, revision: str) -> None:
             if cached:
                 return
             raise ValueError(
-                f"{repository} is not in the Hub's cache at {constants.HF_HUB_CACHE}, and "
-                "HF_HUB_OFFLINE forbids to ask the Hub\n"
-                f"unset it, or run `hf download {repository}` where there is a network and bring "
-                "that folder here"
+                f"{repository} is not in the Hub cache at {constants.HF_HUB_CACHE}, and "
+                "HF_HUB_OFFLINE is set\n"
+                f"unset it, or run `hf download {repository}` on a machine with network access "
+                "and copy the cache"
             )
-        _ask_hub(repository, revision)
+        _request_metadata(repository, revision)
     except errors.HFValidationError as error:
         raise ValueError(
-            f"{repository} is neither a folder here nor a name that the Hub could know\n"
-            f"name a folder, or a repository as ORGANIZATION/NAME: {' '.join(str(error).split())}"
+            f"{repository} is neither an existing folder nor a valid Hub repository name\n"
+            f"use a folder, or a repository as ORGANIZATION/NAME: {' '.join(str(error).split())}"
         ) from error
     except errors.GatedRepoError as error:
         raise ValueError(
-            f"{repository} is gated: the Hub gives it to those who have accepted its terms\n"
+            f"{repository} is gated: access requires accepting its terms on the Hub\n"
             f"accept them at {hub}/{repository}, and set HF_TOKEN to a token of that account"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ValueError(
-            f"{repository} on the Hub has no revision {revision}\n"
-            f"name a branch, tag or commit of {hub}/{repository}/commits"
+            f"Hub repository {repository} has no revision {revision}\n"
+            f"use a branch, tag or commit of {hub}/{repository}/commits"
         ) from error
     except errors.RemoteEntryNotFoundError as error:
         raise ValueError(
-            f"{repository} on the Hub holds no config.json\n"
-            "name a repository in Hugging Face layout with safetensors (GGUF cannot be served)"
+            f"Hub repository {repository} has no config.json\n"
+            "use a repository in Hugging Face format with safetensors (GGUF is not supported)"
         ) from error
     except errors.HfHubHTTPError as error:
-        _refuse_by_status(repository, hub, error.response.status_code)
+        _raise_for_status(repository, hub, error.response.status_code)
     except ConnectionError as error:
         if cached:
-            return  # workers will find the model in the cache
+            return  # workers load it from the cache
         raise ValueError(
-            f"{repository} is no folder here, and the Hub at {hub} cannot be reached: {error}\n"
-            "check the network (HTTPS_PROXY, HF_ENDPOINT; HF_HUB_ETAG_TIMEOUT=10 waits longer), or "
-            "name a folder"
+            f"{repository} is not a folder, and the Hub at {hub} is not reachable: {error}\n"
+            "check the network (HTTPS_PROXY, HF_ENDPOINT), set HF_HUB_ETAG_TIMEOUT=10 for a longer "
+            "timeout, or use a folder"
         ) from error
 
 
-def _refuse_by_status(repository: str, hub: str, status: int) -> None:
+def _raise_for_status(repository: str, hub: str, status: int) -> None:
     from huggingface_hub import get_token
 
     if status == HTTP_TOO_MANY_REQUESTS or status >= HTTP_SERVER_ERROR:
         return
     if status in (401, 403) and get_token() is not None:
         raise ValueError(
-            f"the Hub does not give {repository} to the holder of this token (HTTP {status})\n"
-            f"check the name, and what HF_TOKEN may read at {hub}/settings/tokens; a public model "
-            "needs none"
+            f"the token in HF_TOKEN has no access to {repository} (HTTP {status})\n"
+            f"check the name, and the token's permissions at {hub}/settings/tokens; public models "
+            "need no token"
         )
     raise ValueError(
-        f"the Hub knows no public model {repository} (HTTP {status})\n"
-        "check the name; for a private one set HF_TOKEN to a token that may read it"
+        f"no public model {repository} on the Hub (HTTP {status})\n"
+        "check the name; for a private model set HF_TOKEN to a token with access"
     )
 
 
 def find_hub_problem() -> tuple[str, str | None]:
-    """URL of the Hub, and the reason why it does not answer; None where it does."""
+    """URL of the Hub, and the reason why it is not reachable; None if it is."""
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():
@@ -196,12 +199,12 @@ def find_hub_problem() -> tuple[str, str | None]:
     return constants.ENDPOINT, None
 
 
-def _ask_hub(repository: str, revision: str) -> None:
-    """Asks the Hub for the metadata of a repository's config.json.
+def _request_metadata(repository: str, revision: str) -> None:
+    """Requests the metadata of a repository's config.json from the Hub.
 
     Raises:
-        HfHubHTTPError: the Hub answers with an error.
-        ConnectionError: the Hub does not answer in time.
+        HfHubHTTPError: the Hub returned an error.
+        ConnectionError: the Hub did not respond in time.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -209,37 +212,37 @@ def _ask_hub(repository: str, revision: str) -> None:
     _within_timeout(lambda timeout_s: get_hf_file_metadata(url, timeout=timeout_s))
 
 
-def _within_timeout(ask: Callable[[float], object]) -> None:
-    """Calls `ask` with its timeout in seconds.
+def _within_timeout(request: Callable[[float], object]) -> None:
+    """Calls `request` with its timeout in seconds.
 
     Raises:
-        HfHubHTTPError: as `ask` raised it.
-        ConnectionError: `ask` raised another exception, or took longer.
+        HfHubHTTPError: raised by `request`.
+        ConnectionError: `request` raised another exception, or took longer.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
     timeout_s = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or HUB_TIMEOUT_S)
     try:
-        _in_time(lambda: ask(timeout_s), timeout_s)
+        _in_time(lambda: request(timeout_s), timeout_s)
     except HfHubHTTPError:
         raise
-    except Exception as error:  # of the HTTP library that huggingface_hub happens to use
+    except Exception as error:  # the type depends on the HTTP library of huggingface_hub
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConnectionError(reason) from error
 
 
-def _in_time(ask: Callable[[], T], timeout_s: float) -> T:
-    """The result of `ask`, which runs in a thread; raises its exception, or TimeoutError."""
-    answer: Future[T] = Future()
+def _in_time(request: Callable[[], T], timeout_s: float) -> T:
+    """Result of `request`, which runs in a thread; raises its exception, or TimeoutError."""
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(ask())
-        except Exception as error:  # raised again by `answer.result()`
-            answer.set_exception(error)
+            result.set_result(request())
+        except Exception as error:  # raised again by `result.result()`
+            result.set_exception(error)
 
-    # HAZARD: no timeout of HTTP bounds how long the host's name is resolved. The thread stays.
-    threading.Thread(target=run, daemon=True, name="ask the Hub").start()
-    if not wait([answer], timeout_s).done:
-        raise TimeoutError(f"no answer within {timeout_s:g} s")
-    return answer.result()
+    # HAZARD: HTTP timeouts do not cover name resolution. The thread is left running.
+    threading.Thread(target=run, daemon=True, name="hub-request").start()
+    if not wait([result], timeout_s).done:
+        raise TimeoutError(f"no response within {timeout_s:g} s")
+    return result.result()

@@ -23,7 +23,7 @@ from worker.protocol.admission import option_name
 T = TypeVar("T")
 
 API_KEY = "RAYFLEET_API_KEY"
-"""Environment variable with further keys for --api-key, separated by commas."""
+"""Environment variable with additional API keys, separated by commas."""
 ADMIN_API_KEY = "RAYFLEET_ADMIN_API_KEY"
 """Environment variable with the key for --admin-api-key."""
 RENAMED = {
@@ -32,9 +32,9 @@ RENAMED = {
     "speculative_deadline_margin_ms": "deadline_margin_ms",
     "worker_wait_s": "no_worker_timeout_s",
 }
-"""New names of renamed options, by the old one. The old name is refused, as a key of config files
-and, with dashes, as a flag; the message tells the new one."""
-_DERIVED = "it is gone: routing derives what it needs, see router/fleet/constants.py"
+"""New names of renamed options by their old names. The old name is rejected, as a key of config
+files and, with dashes, as a flag; the message names the new one."""
+_DERIVED = "removed: routing derives it, see router/fleet/constants.py"
 REMOVED = dict.fromkeys(
     (
         "adaptive_min_beta",
@@ -45,78 +45,77 @@ REMOVED = dict.fromkeys(
     ),
     _DERIVED,
 )
-"""Reasons why options were removed, by the option's name."""
-_SEVERAL_WORKERS = "say --num-workers: each is a whole copy of the model, and routing knows them"
+"""Reasons for removed options, by the option's name."""
+_SEVERAL_WORKERS = "use --num-workers: each worker is a full copy of the model"
 _PARSER_IS_FOUND = (
-    "it is always on: the format is found in the chat template, see --tool-call-parser"
+    "always enabled: the format is detected from the chat template, see --tool-call-parser"
 )
-_ADAPTERS = "adapters are not served: merge them into the weights"
-REFUSED = {
-    "trust_remote_code": "no code of a checkpoint is ever run: architectures are served that "
-    "rayfleet implements, see README",
-    "quantization": "weights are of the type that the checkpoint's config.json tells: name a "
-    "checkpoint that is quantized, as in FP8",
-    "q": "weights are of the type that the checkpoint's config.json tells",
-    "kv_cache_dtype": "keys and values are cached in the model's type, see --dtype",
-    "ssl_ca_certs": "client certificates are not supported: give clients API keys",
+_ADAPTERS = "adapters are not supported: merge them into the weights"
+UNSUPPORTED = {
+    "trust_remote_code": "code of checkpoints is never executed: only architectures that rayfleet "
+    "implements are supported, see README",
+    "quantization": "detected from the checkpoint's config.json: use a quantized checkpoint, such "
+    "as an FP8 one",
+    "q": "quantization is detected from the checkpoint's config.json",
+    "kv_cache_dtype": "the KV cache has the model's data type, see --dtype",
+    "ssl_ca_certs": "client certificates are not supported: use API keys",
     "ssl_keyfile_password": "encrypted private keys are not supported: decrypt the key file",
     "data_parallel_size": _SEVERAL_WORKERS,
     "dp": _SEVERAL_WORKERS,
     "dp_size": _SEVERAL_WORKERS,
-    "pipeline_parallel_size": "layers are not spread over GPUs: see --tensor-parallel-size",
-    "pp": "layers are not spread over GPUs: see --tensor-parallel-size",
-    "tp_size": "say --tensor-parallel-size or -tp",
+    "pipeline_parallel_size": "not supported: use --tensor-parallel-size",
+    "pp": "pipeline parallelism is not supported: use --tensor-parallel-size",
+    "tp_size": "use --tensor-parallel-size or -tp",
     "enable_auto_tool_choice": _PARSER_IS_FOUND,
     "enable_reasoning": _PARSER_IS_FOUND,
     "enable_lora": _ADAPTERS,
     "lora_modules": _ADAPTERS,
-    "block_size": "say --page-size",
-    "num_gpu_blocks_override": "say --kv-cache-tokens",
-    "mem_fraction_static": "say --gpu-memory-utilization",
-    "context_length": "say --max-model-len",
-    "chunked_prefill_size": "say --max-num-batched-tokens",
-    "max_running_requests": "say --max-num-seqs",
-    "scheduling_policy": "a request's priority always counts; for the order of equally urgent ones "
-    "say --schedule-policy",
-    "swap_space": "say --host-cache-gib",
-    "tokenizer_mode": "tokenizers are read from tokenizer.json, the fast form alone",
-    "model_path": "say the model without a flag: rayfleet serve MODEL",
-    "model": "say the model without a flag: rayfleet serve MODEL",
-    "uvicorn_log_level": "say --log-level",
+    "block_size": "use --page-size",
+    "num_gpu_blocks_override": "use --kv-cache-tokens",
+    "mem_fraction_static": "use --gpu-memory-utilization",
+    "context_length": "use --max-model-len",
+    "chunked_prefill_size": "use --max-num-batched-tokens",
+    "max_running_requests": "use --max-num-seqs",
+    "scheduling_policy": "requests are always scheduled by priority; for the order of equal "
+    "priorities use --schedule-policy",
+    "swap_space": "use --host-cache-gib",
+    "tokenizer_mode": "only fast tokenizers (tokenizer.json) are supported",
+    "model_path": "pass the model without a flag: rayfleet serve MODEL",
+    "model": "pass the model without a flag: rayfleet serve MODEL",
+    "uvicorn_log_level": "use --log-level",
 }
-"""Options of vLLM and SGLang that do not exist here, by name: the reason, or the option to use
-instead."""
+"""Unsupported options of vLLM and SGLang by name: the reason, or the option to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetConfig:
-    """Options of one model besides its engine's: number of workers, names, template, parsers."""
+    """Options of one model other than its engine's: number of workers, names, template, parsers."""
 
     num_workers: int = 1
-    """Worker groups, each with a whole copy of the model."""
+    """Number of workers, each with a full copy of the model."""
     tensor_parallel_placement: Literal["node", "pack", "spread"] = "node"
-    """Placement of a worker group's ranks. node: all on one node; pack: on as few nodes as
-    possible; spread: on as many as possible. Ranks on different nodes communicate over TCP."""
+    """Placement of a worker's ranks: all on one node (node), on as few nodes as possible (pack), or
+    on as many as possible (spread). Ranks on different nodes communicate over TCP."""
     served_model_name: str | None = field(
         default=None, metadata={"argparse": {"nargs": "+", "action": "extend"}}
     )
-    """Name that clients put into `model`; the last part of the model's path unless given. Further
-    ones on the command line are names of the same model."""
+    """Name of the model in the API; by default the last part of the model's path. If several names
+    are given on the command line, all of them are accepted."""
     served_model_aliases: tuple[str, ...] = field(default=(), metadata={"flag": None})
-    """Further names of the same model, in config files."""
+    """Additional names of the model, in config files."""
     chat_template: str = ""
-    """Jinja template in place of the tokenizer's own: a file on the gateways' nodes, or the
+    """Jinja chat template that replaces the tokenizer's: a file on the gateways' nodes, or the
     template itself."""
     generation_config: str = "auto"
-    """Source of the sampling parameters that requests do not set: auto for the model's
-    generation_config.json, vllm for none, otherwise a folder or Hub repository with that file."""
+    """Source of the default sampling parameters: auto for the model's generation_config.json, vllm
+    for none, otherwise a folder or Hub repository with that file."""
     tool_call_parser: str = ""
-    """Format in which the model writes tool calls: hermes, qwen3_coder, glm45, llama3_json,
-    pythonic, mistral, deepseek_v31, harmony, json; none to leave them in the text. Found in its
-    chat template unless given."""
+    """Parser for the model's tool calls: hermes, qwen3_coder, glm45, llama3_json, pythonic,
+    mistral, deepseek_v31, harmony, json, or none to leave them in the text. Detected from the chat
+    template if unset."""
     reasoning_parser: str = ""
-    """Format in which the model marks its reasoning: think, mistral, harmony; none to leave it in
-    the text. Found in its chat template unless given."""
+    """Parser for the model's reasoning: think, mistral, harmony, or none to leave it in the text.
+    Detected from the chat template if unset."""
 
     def __post_init__(self) -> None:
         check_parsers(self.tool_call_parser, self.reasoning_parser)
@@ -129,34 +128,34 @@ class ModelSpec:
     """One model of the fleet."""
 
     fleet: FleetConfig
-    """Number of its workers, names, template and parsers."""
+    """Number of workers, names, template and parsers."""
     engine: EngineConfig
-    """Engine options of each of its worker groups."""
+    """Engine options of each worker."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
-    """How gateways choose a worker for a request."""
+    """Routing options of the gateways."""
     autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
-    """How the number of workers follows the load; disabled by default."""
+    """Autoscaling options; disabled by default."""
 
     def __post_init__(self) -> None:
         if self.autoscaling.enabled and self.fleet.num_workers != 1:
             raise ValueError(
-                "--num-workers is fixed and --max-workers follows the load: give one of them, with "
-                "--min-workers for the fewest"
+                "--num-workers and --max-workers are mutually exclusive: use --num-workers for a "
+                "fixed number, or --min-workers and --max-workers for autoscaling"
             )
 
     @property
     def min_workers(self) -> int:
-        """Fewest workers of the model, which is also how many it starts with."""
+        """Minimum and initial number of workers."""
         return self.autoscaling.min_workers if self.autoscaling.enabled else self.fleet.num_workers
 
     @property
     def max_workers(self) -> int:
-        """Most workers that the model may have at a time."""
+        """Maximum number of workers."""
         return self.autoscaling.max_workers or self.fleet.num_workers
 
     @property
     def name(self) -> str:
-        """Name that clients put into `model`."""
+        """Name of the model in the API."""
         return self.fleet.served_model_name or os.path.basename(self.engine.model.rstrip("/"))
 
     @property
@@ -178,74 +177,76 @@ class EndpointConfig:
     port: int = 8000
     """Port to listen on."""
     ssl_certfile: str = ""
-    """PEM file with the endpoint's TLS certificate chain. Clients then connect by HTTPS only; plain
-    HTTP unless given."""
+    """PEM file with the TLS certificate chain. If set, the endpoint is served over HTTPS only."""
     ssl_keyfile: str = ""
-    """PEM file with the private key of --ssl-certfile. Only needed if --ssl-certfile does not hold
-    the key."""
+    """PEM file with the private key of --ssl-certfile; only needed if --ssl-certfile does not
+    contain the key."""
     api_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"flag": "--api-key"})
-    """Key that clients may present as `Authorization: Bearer KEY`; may be given several times.
-    Without any key, everyone is let in. A key given by this flag is visible in the list of
-    processes."""
+    """API key that clients must send as `Authorization: Bearer KEY`; may be repeated, and without
+    any key everyone has access. The flag is visible in the process list: prefer RAYFLEET_API_KEY or
+    --api-key-file."""
     api_key_file: str = ""
-    """File with further keys, or folder of such files, on the gateways' nodes: one key per line, or
-    TOML with a name, limits and an expiry for each (`rayfleet keys new` prints an entry). Read
-    again when it changes, so that keys can be rotated while serving."""
+    """File, or folder of files, with API keys on the gateways' nodes: one key per line, or TOML
+    with a name, limits and an expiry for each (`rayfleet keys new` prints an entry). Reloaded when
+    it changes, so that keys can be rotated while serving."""
     admin_api_key: str = field(default="", repr=False)
-    """Key for /admin, where running workers are changed. It is accepted nowhere else, and /admin
-    accepts no API key. Without this key or --admin-api-key-file, /admin is off. The environment
-    variable RAYFLEET_ADMIN_API_KEY sets it without showing it in the list of processes."""
+    """Key for /admin, which changes running workers and accepts no other key; visible in the
+    process list, unlike the environment variable RAYFLEET_ADMIN_API_KEY. /admin is disabled unless
+    one of these or --admin-api-key-file is set."""
     admin_api_key_file: str = ""
     """File of admin keys, in the format of --api-key-file."""
     allowed_origins: tuple[str, ...] = field(default=(), metadata={"separator": ","})
-    """Origins whose pages may call this endpoint from a browser (CORS), as `https://host:port`,
-    separated by commas, or * for all; none unless given."""
+    """Origins (`https://host:port`, separated by commas) whose pages may call this endpoint from a
+    browser (CORS), or * for all; none by default."""
     allowed_hosts: tuple[str, ...] = field(default=(), metadata={"separator": ","})
-    """Host names that clients may use in the Host header, separated by commas, or * for any. If
-    unset, any name when --host is reachable from other machines; on loopback only localhost. IP
-    addresses are always allowed."""
+    """Host names accepted in the Host header, separated by commas, or * for any; IP addresses are
+    always accepted. By default only localhost if --host is a loopback address, otherwise any."""
     root_path: str = ""
-    """Path prefix of a reverse proxy in front, as /llm. Paths are served with the prefix and
-    without it, so the proxy may strip it or not."""
+    """Path prefix of a reverse proxy in front, such as /llm. Requests are accepted with and without
+    it, whether or not the proxy strips it."""
     audit_log: str = ""
-    """Folder, on the gateways' nodes, of the audit log: a JSON line per request with its time, the
-    key's name, model, status and token counts; nothing of prompts or answers. Empty for none."""
+    """Folder on the gateways' nodes for the audit log: a JSON line per request with time, key name,
+    model, status and token counts, but no prompts or outputs. Disabled if empty."""
     fairness_key: Literal["auto", "none", "key", "user"] = "auto"
-    """Tenants for fair scheduling: among equally urgent requests, those of the tenant that has been
-    served least go first. key: a tenant per API key; user: per API key and request field `user`,
-    which clients choose freely; none: no fairness; auto: key with several keys, otherwise none."""
+    """Tenants for fair scheduling: among requests of equal priority, those of the tenant that was
+    served least so far are scheduled first. key: a tenant per API key; user: per API key and
+    request field `user`, which clients set freely; none: disabled; auto: key if there are several
+    keys, otherwise none."""
     cache_isolation: Literal["auto", "none", "key", "user"] = "auto"
-    """Tenants whose prefix caches are kept apart, so that the time to the first token tells nobody
-    what others have asked. none: all tenants share one cache; otherwise as in --fairness-key."""
+    """Tenants with separate prefix caches, so that the time to first token does not reveal other
+    tenants' prompts. none: all tenants share one cache; other values as in --fairness-key."""
     num_gateways: int = 1
-    """Gateway processes, which do HTTP, tokenization and routing."""
+    """Number of gateway processes, which handle HTTP, tokenization and routing."""
     max_gateways: int = 0
-    """Maximum number of gateway processes. Above --num-gateways, which is then the minimum, their
-    number follows their CPU usage; 0 for a fixed number."""
+    """Maximum number of gateway processes. If set, their number is scaled with CPU usage, from
+    --num-gateways up; 0 disables scaling."""
     responses_store_mib: int = 64
-    """Most MiB of responses (/v1/responses) that each gateway process stores, for
-    `previous_response_id` and for retrieval by id; 0 stores none."""
+    """Maximum size in MiB of the responses (/v1/responses) stored by each gateway process, for
+    `previous_response_id` and retrieval by ID; 0 disables storage."""
     log_format: Literal["text", "json"] = "text"
-    """Format of the log lines of all processes."""
+    """Log format of all processes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged."""
+    """Minimum level of log messages."""
 
     metrics_host: str = field(default="127.0.0.1", metadata=_METRICS)
-    """Address that --metrics-port listens on, on each node; that port asks for no key."""
+    """Address for --metrics-port to listen on, on each node; no API key is required there."""
     metrics_port: int = 0
-    """Port on each node with the metrics of all processes there, at /metrics; 0 for none. /metrics
-    of the endpoint has those of the node of the gateway that takes the request."""
+    """Port on each node that exports the metrics of all its processes at /metrics; 0 disables it.
+    The endpoint's /metrics covers only the node of the gateway that handles the request."""
     metrics_vllm_names: bool = field(default=False, metadata=_METRICS)
-    """Export the metrics of the Gateway API's model server protocol (requests running and waiting,
-    usage and configuration of the KV cache) under `vllm:` names, too, besides `rayfleet_`."""
+    """Also export the metrics of the Gateway API's model server protocol (running and waiting
+    requests, usage and configuration of the KV cache) under their `vllm:` names."""
     metrics_max_tenants: int = field(default=32, metadata=_METRICS)
-    """Tenants (see --fairness-key) that metrics tell apart; further ones count as `other`."""
+    """Maximum number of tenants (see --fairness-key) with metrics of their own; further ones are
+    counted as `other`."""
     otlp_traces_endpoint: str = ""
-    """URL to send OpenTelemetry traces to, by OTLP over HTTP; needs the extra `tracing`."""
+    """URL to which OpenTelemetry traces are sent by OTLP over HTTP; requires the extra
+    `tracing`."""
     startup_retry_s: float = 0.0
-    """Seconds for which a gateway or worker retries its start after a failure that may pass: a
-    model folder that is not mounted yet, a busy Hub, a rank that died. 0 fails at once; inf retries
-    for ever, and is the default in Ray Serve configs, where nobody would start it again."""
+    """Seconds during which gateways and workers retry a failed start if the failure may be
+    temporary: a model folder that is not mounted yet, an unavailable Hub, a failed rank. 0 disables
+    retries; inf retries indefinitely and is the default in Ray Serve configs, which do not restart
+    a failed deployment."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -255,27 +256,28 @@ class EndpointConfig:
                 f"--metrics-port must be 0 or a port other than --port, got {self.metrics_port}"
             )
         if self.ssl_keyfile and not self.ssl_certfile:
-            raise ValueError("--ssl-keyfile needs --ssl-certfile: give both")
+            raise ValueError("--ssl-keyfile needs --ssl-certfile: set both")
         if self.metrics_max_tenants < 1:
             name = option_name(self, "metrics_max_tenants")
             raise ValueError(f"{name} must be at least 1, got {self.metrics_max_tenants}")
         if self.admin_api_key and self.admin_api_key in self.api_keys:
-            raise ValueError("--admin-api-key is an --api-key too: give it a key of its own")
+            raise ValueError("--admin-api-key must differ from every --api-key")
         if self.admin_api_key_file and self.admin_api_key_file == self.api_key_file:
-            raise ValueError("--admin-api-key-file is --api-key-file too: give it its own")
+            raise ValueError("--admin-api-key-file must differ from --api-key-file")
         for origin in self.allowed_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise ValueError(
-                    "--allowed-origins must be as https://host:port, without a path, or *, "
-                    f"got {origin!r}"
+                    "--allowed-origins must be * or of the form https://host:port, without a "
+                    f"path, got {origin!r}"
                 )
         for name in self.allowed_hosts:
             if name != "*" and not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(
-                    f"--allowed-hosts must be names without a port, as llm.example, got {name!r}"
+                    "--allowed-hosts must be * or host names without a port, such as "
+                    f"llm.example, got {name!r}"
                 )
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
-            raise ValueError(f"--root-path must be as /llm, got {self.root_path!r}")
+            raise ValueError(f"--root-path must be a path such as /llm, got {self.root_path!r}")
         if self.num_gateways < 1:
             raise ValueError(f"--num-gateways must be at least 1, got {self.num_gateways}")
         if self.max_gateways and self.max_gateways < self.num_gateways:
@@ -291,15 +293,16 @@ class EndpointConfig:
             raise ValueError(f"--startup-retry-s must be at least 0, got {self.startup_retry_s}")
 
     @property
-    def most_gateways(self) -> int:
+    def gateway_limit(self) -> int:
         """Maximum number of gateways, autoscaled or not."""
         return max(self.num_gateways, self.max_gateways)
 
 
 def known_hosts(endpoint: EndpointConfig) -> tuple[str, ...]:
-    """Names that requests may have in `Host`, besides IP addresses; empty for any.
+    """Host names accepted in `Host`, besides IP addresses; empty for any.
 
-    On loopback, names of other hosts come from pages that rebind their own name to this machine.
+    On loopback, other names come from DNS rebinding: a page whose host name resolves to this
+    machine.
     """
     if not endpoint.allowed_hosts and not is_loopback(endpoint.host):
         return ()
@@ -316,10 +319,10 @@ class ServeConfig:
     """The models that are served."""
 
     def __post_init__(self) -> None:
-        self.gateway()  # raises ValueError without any model, or where two share a name
+        self.gateway()  # raises ValueError without models, or for duplicate names
 
     def gateway(self) -> GatewayConfig:
-        """The configuration that each gateway gets."""
+        """Configuration of each gateway."""
         routes = tuple(
             ModelRoute(
                 name=m.name,
@@ -356,7 +359,7 @@ class ServeConfig:
         )
 
     def node_metrics(self) -> NodeMetricsConfig:
-        """Address, port and names of the metrics that each node exports."""
+        """Address, port and names of the metrics exported by each node."""
         return NodeMetricsConfig(
             host=self.endpoint.metrics_host,
             port=self.endpoint.metrics_port,
@@ -365,7 +368,7 @@ class ServeConfig:
 
 
 def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
-    """The fleet that a config file or the arguments of `serve deploy` describe.
+    """Configuration of a fleet from a config file or the arguments of `serve deploy`.
 
         host: 0.0.0.0
         api_keys: [secret]
@@ -375,7 +378,7 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
             tensor_parallel_size: 2
 
     Raises:
-        ValueError: an unknown key, or a value of the wrong kind; the message names it.
+        ValueError: an unknown key, or a value of the wrong type; the message names it.
     """
     settings = dict(settings)
     models = settings.pop("models", None)
@@ -387,16 +390,16 @@ def serve_config_from_mapping(settings: Mapping[str, Any]) -> ServeConfig:
 
 
 def _with_keys_of(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with the API keys of the environment added, and its admin key if they have none.
+    """`settings` with the environment's API keys, and its admin key unless there is one.
 
     Raises:
-        ValueError: the variable for API keys is set but holds none; that would let everyone in.
+        ValueError: the variable for API keys is set but empty, which would disable authentication.
     """
     found = dict(settings)
     if (text := environment.get(API_KEY)) is not None:
         keys = [key.strip() for key in text.split(",") if key.strip()]
         if not keys:
-            raise ValueError(f"{API_KEY} is set but holds no key: unset it to let everyone in")
+            raise ValueError(f"{API_KEY} is set but empty: unset it to serve without API keys")
         found["api_keys"] = [*(found.get("api_keys") or ()), *keys]
     if key := environment.get(ADMIN_API_KEY):
         found.setdefault("admin_api_key", key)
@@ -407,18 +410,19 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
     """An instance of the dataclass `cls` with fields from `settings`.
 
     Raises:
-        ValueError: an unknown key or a value of the wrong kind; the message names it and `where`.
+        ValueError: an unknown key or a value of the wrong type; the message names it and `where`.
     """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
     unknown = [key for key in settings if key not in known]
-    news = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
-    gone = REMOVED | REFUSED
-    news += [f"{key}: {gone[key]}" for key in unknown if key in gone]
-    if news:
-        raise ValueError(f"renamed, removed or refused in {where}: {', '.join(news)}")
+    hints = [f"{key} is now {RENAMED[key]}" for key in unknown if key in RENAMED]
+    reasons = REMOVED | UNSUPPORTED
+    hints += [f"{key}: {reasons[key]}" for key in unknown if key in reasons]
+    if hints:
+        raise ValueError(f"unsupported options in {where}: {', '.join(hints)}")
     if unknown:
         raise ValueError(
-            f"unknown in {where}: {', '.join(map(str, unknown))} (known: {', '.join(known)})"
+            f"unknown options in {where}: {', '.join(map(str, unknown))} "
+            f"(supported: {', '.join(known)})"
         )
     try:
         return msgspec.convert(dict(settings), cls)
@@ -427,7 +431,7 @@ def dataclass_from_mapping(cls: type[T], settings: Mapping[str, Any], where: str
 
 
 def find_demo_model() -> str:
-    """Folder of the demo model, which is part of every installation.
+    """Folder of the demo model, which is included in every installation.
 
     Raises:
         ValueError: the folder is missing.
@@ -435,8 +439,8 @@ def find_demo_model() -> str:
     folder = Path(__file__).resolve().with_name("demo").resolve()  # a link in the source tree
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"the demo model is not at {folder}: name a model (`rayfleet serve MODEL`), or train "
-            "the demo with `make demo-models`"
+            f"no demo model at {folder}: pass a model (`rayfleet serve MODEL`), or train the demo "
+            "model with `make demo-models`"
         )
     return str(folder)
 

@@ -1,4 +1,4 @@
-"""Corrections of Serve's HTTP handling, and of uvicorn's, in gateways and Serve's Python proxy."""
+"""Fixes of HTTP handling by Serve and uvicorn, in gateways and Serve's Python proxy."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def serve_middlewares() -> list[Middleware]:
-    """Middlewares that Serve puts around each of its HTTP applications."""
+    """Middlewares for all of Serve's HTTP applications."""
     return [Middleware(ReadableHeaders)]
 
 
 class ReadableHeaders:
-    """ASGI middleware that drops request headers to which Serve would answer 500, as they are not
-    UTF-8, and a second X-Request-ID of responses.
+    """ASGI middleware that drops request headers that are not UTF-8, and a second X-Request-ID of
+    responses.
 
-    Serve decodes several headers before any route is reached. A request id is echoed and logged as
-    well: it is dropped unless it is printable and short, and a new one is made. Serve adds the id
-    to responses that have one already: the first is kept, which stands in their bodies, too.
+    Serve decodes several headers before routing, and fails with a 500 if they are not UTF-8. A
+    request ID is also echoed and logged: it is replaced unless it is printable and short. Serve
+    adds the ID to responses that already have one: the first is kept, which the body contains.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on a request with the headers that Serve can decode."""
+        """Forwards a request with the headers that Serve can decode."""
         headers = scope.get("headers", ())
         if not all(_is_readable(name, value) for name, value in headers):
             kept = [header for header in headers if _is_readable(*header)]
@@ -41,23 +41,23 @@ class ReadableHeaders:
 
         server_send.set(send)
 
-        # No coroutine of its own: it returns that of `send`, which the application awaits.
+        # Not a coroutine: it returns that of `send`, which the application awaits.
         def send_once(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                message["headers"] = _with_one_request_id(message.get("headers", ()))
+                message["headers"] = _with_single_request_id(message.get("headers", ()))
             return send(message)
 
         await self._app(scope, receive, send_once)
 
 
-def _with_one_request_id(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _with_single_request_id(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     kept: list[tuple[bytes, bytes]] = []
-    is_there = False
+    found = False
     for name, value in headers:
         is_request_id = name.lower() == b"x-request-id"
-        if not (is_request_id and is_there):
+        if not (is_request_id and found):
             kept.append((name, value))
-        is_there |= is_request_id
+        found |= is_request_id
     return kept
 
 
@@ -74,18 +74,18 @@ def _is_readable(name: bytes, value: bytes) -> bool:
 
 
 def release_reset_connections() -> None:
-    """Patches uvicorn, in this process, to free a connection as soon as its client resets it.
+    """Patches uvicorn in this process to free a connection as soon as its client resets it.
 
-    uvicorn cancels the keep-alive timer of an idle connection that is closed, but not of one that
-    is reset, as proxies reset their surplus connections: 8 KiB of each would stay until that timer
-    ends.
+    uvicorn cancels the keep-alive timer of an idle connection if it is closed, but not if it is
+    reset, as proxies do with surplus connections: 8 KiB of each would be kept until the timer
+    expires.
     """
     if getattr(HttpToolsProtocol.connection_lost, "releases", False):
         return
-    lose = HttpToolsProtocol.connection_lost
+    original = HttpToolsProtocol.connection_lost
 
     def connection_lost(self: Any, exc: Exception | None) -> None:
-        lose(self, exc)
+        original(self, exc)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None

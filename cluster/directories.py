@@ -1,7 +1,8 @@
-"""Private directories of fleets in /tmp: made at the start, removed at the end or by a later start.
+"""Private directories of fleets in /tmp: created at the start, removed at the end or by a later
+start.
 
-Each holds a lock file, locked for as long as the process that made it lives. A directory whose lock
-is free, and that no process has in its environment, is left over.
+Each contains a lock file, which is locked while the process that created it is running. A directory
+is stale if its lock is free and no process has it in its environment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "RAYFLEET_RUNTIME_DIRECTORY"
-"""Variable with the private directory, in the environment of every process of a local cluster."""
+"""Environment variable with the private directory, for every process of a local cluster."""
 
 _PARENT = Path("/tmp")
 _PREFIX = "rf-"
@@ -23,14 +24,14 @@ _LOCK = "owner.lock"
 
 
 def private_directory(parent: Path = _PARENT) -> Path:
-    """A new directory of mode 0700, locked until this process ends. Removes what ended fleets left.
+    """Creates a directory of mode 0700, locked until this process ends; removes stale ones.
 
-    Its path is short, as a Unix socket's may have 107 bytes.
+    Its path is short, since paths of Unix sockets are limited to 107 bytes.
     """
-    remove_left_directories(parent)
+    remove_stale_directories(parent)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    # HAZARD: a lock file that is not locked yet would be taken for a left one: it gets its name
-    # when it is locked. Nothing closes the descriptor: it is to last as long as the process.
+    # HAZARD: with a lock file that is not locked yet the directory would count as stale, so it is
+    # renamed after locking. The descriptor stays open until the process ends.
     new = directory / f"{_LOCK}.new"
     descriptor = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -39,16 +40,16 @@ def private_directory(parent: Path = _PARENT) -> Path:
 
 
 def ray_directory(directory: Path) -> Path:
-    """Folder of a local cluster's Ray for sockets, logs and spilled objects.
+    """Folder for sockets, logs and spilled objects of a local Ray cluster.
 
-    Ray makes this folder writable for everyone, /tmp/ray by default: other users of the machine
-    could replace sockets by their own. Within the private `directory` they cannot reach it.
+    Ray makes this folder, by default /tmp/ray, writable for everyone, so that other users of the
+    machine could replace sockets. They cannot access it within the private `directory`.
     """
     return directory / "ray"
 
 
 def remove_private_directory(directory: Path, *, keep_logs: bool = False) -> None:
-    """Removes a private directory; with `keep_logs` all but Ray's logs, as after a failed start."""
+    """Removes a private directory; with `keep_logs`, for failed starts, all but Ray's logs."""
     kept = []
     if keep_logs:
         kept = list(ray_directory(directory).glob("session_[0-9]*/logs"))
@@ -56,41 +57,41 @@ def remove_private_directory(directory: Path, *, keep_logs: bool = False) -> Non
     _remove_all_but(kept, directory)
 
 
-def remove_left_directories(parent: Path = _PARENT) -> None:
-    """Removes the directories of this user's ended fleets, except for the Ray logs of that which
-    started last."""
-    left = sorted(_left_directories(parent), key=lambda path: (path / _LOCK).stat().st_mtime)
-    with_logs = [path for path in left if ray_directory(path).is_dir()]
-    for path in left:
+def remove_stale_directories(parent: Path = _PARENT) -> None:
+    """Removes the directories of this user's stopped fleets, except for the Ray logs of the
+    newest."""
+    stale = sorted(_stale_directories(parent), key=lambda path: (path / _LOCK).stat().st_mtime)
+    with_logs = [path for path in stale if ray_directory(path).is_dir()]
+    for path in stale:
         remove_private_directory(path, keep_logs=path in with_logs[-1:])
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Ids of the processes of the local cluster with this private directory, this one left out.
+    """IDs of the processes of the local cluster with this private directory, except for this one.
 
-    HAZARD: psutil reads an environment up to its first empty entry, and Ray, which writes process
-    titles over it, leaves empty ones.
+    HAZARD: psutil reads an environment up to its first empty entry, and Ray leaves empty ones, as
+    it overwrites the environment with process titles.
     """
-    wanted = f"{DIRECTORY_VARIABLE}={directory}".encode()
+    entry_of_cluster = f"{DIRECTORY_VARIABLE}={directory}".encode()
     pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             pid = int(entry.parent.name)
-            if wanted in entry.read_bytes().split(b"\0") and pid != os.getpid():
+            if entry_of_cluster in entry.read_bytes().split(b"\0") and pid != os.getpid():
                 pids.append(pid)
     return pids
 
 
-def _left_directories(parent: Path) -> Iterator[Path]:
+def _stale_directories(parent: Path) -> Iterator[Path]:
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # another start may remove it at the same time
             status = path.lstat()
-            if status.st_uid == os.getuid() and not path.is_symlink() and _is_left(path):
+            if status.st_uid == os.getuid() and not path.is_symlink() and _is_stale(path):
                 yield path
 
 
-def _is_left(directory: Path) -> bool:
-    """Whether the process that made a private directory has ended, and all of its cluster."""
+def _is_stale(directory: Path) -> bool:
+    """Whether the process that created a private directory and all of its cluster have ended."""
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""GcsSupervisor: restarts Ray's GCS, the control service of a cluster, if it ends.
+"""Supervisor of Ray's GCS, the control service of a cluster: restarts it if it ends.
 
-Without it all of Ray's processes end after 60 s. Ray itself restarts it nowhere: on Kubernetes the
-head pod is restarted, here `rayfleet serve` does it. Its state is in RocksDB.
+Without the GCS all of Ray's processes end after 60 s. Ray does not restart it: on Kubernetes the
+head pod is restarted, on a single machine `rayfleet serve` does it. Its state is in RocksDB.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cluster.haproxy_guard import die_with_parent
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Seconds between two checks whether the GCS has ended."""
+"""Interval in seconds of checks for whether the GCS has ended."""
 PAUSE_S = 1.0
-"""Seconds before a GCS that has ended soon after its start is restarted."""
+"""Delay in seconds before restarting a GCS that ended soon after its start."""
 _PORT = "--gcs_server_port="
 
 
 def can_restart_gcs() -> bool:
-    """Whether the GCS can be restarted: on Linux, where it ends with this process."""
+    """Whether the GCS can be restarted: only on Linux, where it ends with this process."""
     return hasattr(os, "pidfd_open")
 
 
 def gcs_settings(directory: Path) -> dict[str, str]:
-    """Settings of Ray with which a restarted GCS has the state of the one before.
+    """Ray settings with which a restarted GCS keeps its state.
 
     Args:
         directory: the fleet's private directory.
@@ -51,12 +51,13 @@ def gcs_directory(directory: Path) -> Path:
 
 
 def forget_gcs_state(directory: Path) -> None:
-    """Removes the state of a cluster that did not start: the next one must not resume it."""
+    """Removes the state of a cluster that failed to start, so that the next one does not resume
+    it."""
     shutil.rmtree(gcs_directory(directory), ignore_errors=True)
 
 
 class GcsSupervisor:
-    """Restarts the GCS of the cluster that this process has started, until `stop` is called."""
+    """Restarts the GCS of the cluster started by this process, until `stop` is called."""
 
     def __init__(self) -> None:
         from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER
@@ -66,13 +67,13 @@ class GcsSupervisor:
         self._port = int(str(_global_node.gcs_address).rpartition(":")[2])
         self._log = Path(_global_node.get_logs_dir_path()) / "gcs_server_restarted.log"
         self._is_stopping = False
-        # The kernel kills a child when the thread that started it ends, so this one must not end
-        # before the GCS does.
+        # The kernel kills a child when the thread that started it ends, so this thread must outlive
+        # the GCS.
         self._thread = threading.Thread(target=self._run, name="gcs-supervisor", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Restarts the GCS no more; to be called before Ray is shut down."""
+        """Stops restarting the GCS; must be called before Ray is shut down."""
         self._is_stopping = True
 
     def _run(self) -> None:
@@ -85,9 +86,9 @@ class GcsSupervisor:
                 return
             if time.monotonic() - began < PAUSE_S:
                 time.sleep(PAUSE_S)
-            logger.warning("Ray's GCS ended (%s): restarting it", process.returncode)
+            logger.warning("Ray GCS exited with status %s: restarting it", process.returncode)
             command = with_port(process.args, self._port)
-            # Ray's own list, by which it ends the process at shutdown.
+            # Ray's list of processes to end at shutdown.
             self._infos[0] = self._infos[0]._replace(process=self._start(command))
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
@@ -102,5 +103,5 @@ class GcsSupervisor:
 
 
 def with_port(command: list[str], port: int) -> list[str]:
-    """The GCS's command line with the port that it had: all others know it by that."""
+    """Command line of the GCS with its previous port, which all other processes use."""
     return [f"{_PORT}{port}" if word.startswith(_PORT) else word for word in command]

@@ -1,4 +1,4 @@
-"""Starts and stops a fleet with a Ray cluster of its own on this machine, or on a given one."""
+"""Starts and stops a fleet on a local Ray cluster, or on a running one."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from cluster.tls import NODES_SERVE_TLS, Certificate, check_certificate
 
 APPLICATION = "rayfleet"
 RAY_IS_SLOW = "timed out during startup"
-"""Part of Ray's message when its own processes do not start in time."""
-START_TRIES = 3
-"""Starts of Ray that are tried. Later ones find code and files in the page cache; to read these
-takes most of a first start's time."""
+"""Part of Ray's error message if its processes do not start in time."""
+MAX_START_ATTEMPTS = 3
+"""Maximum number of attempts to start Ray. Later ones are faster: the first spends most of its time
+reading code into the page cache."""
 Report = Callable[[str], None]
 
 
 class LaunchError(RuntimeError):
-    """The fleet did not start; the last line of the text is the root cause."""
+    """The fleet failed to start; the last line of the message is the root cause."""
 
 
 class LocalFleet:
-    """A fleet that this process starts and stops; as a context manager on entry and exit.
+    """A fleet started and stopped by this process; also a context manager.
 
     Args:
-        config: what to serve.
-        address: address of a running Ray cluster to join; None starts one on this machine.
+        config: configuration of the fleet.
+        address: address of a running Ray cluster to join; None starts a local one.
         report: called with one line per phase of the start.
-        build: makes the Serve application, `build_application` by default; benchmarks bring their
-            own worker groups this way.
-        haproxy: whether HAProxy takes the requests; None: where it is installed.
+        build: builds the Serve application, `build_application` by default; benchmarks replace the
+            worker groups this way.
+        haproxy: whether to use HAProxy; None to use it if installed.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class LocalFleet:
         self._environment: Environment | None = None
         self._certificate: Certificate | None = None
         self._gcs: GcsSupervisor | None = None
-        self._deploys = False
+        self._has_deployed = False
 
     @property
     def base_url(self) -> str:
-        """URL at which clients on this machine reach the endpoint."""
+        """URL of the endpoint for clients on this machine."""
         host = self._config.endpoint.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
         scheme = "https" if self._config.endpoint.ssl_certfile else "http"
@@ -84,32 +84,32 @@ class LocalFleet:
 
     @property
     def log_directory(self) -> str:
-        """Folder of Ray's logs of all processes of this fleet, removed when it ends: only those of
-        a failed start are kept, until another fleet starts here."""
+        """Folder with Ray's logs of all processes of this fleet. It is removed when the fleet
+        stops; after a failed start it is kept until another fleet starts."""
         from ray._private.worker import _global_node
 
         return str(_global_node.get_logs_dir_path())
 
     def start(self) -> None:
-        """Starts the fleet; returns when a worker can take requests.
+        """Starts the fleet; returns when a worker is ready for requests.
 
         Raises:
-            ValueError: the configuration cannot be served here.
-            LaunchError: a replica failed to start, or the endpoint does not become ready.
+            ValueError: the configuration is not supported on this machine or cluster.
+            LaunchError: a replica failed to start, or the endpoint did not become ready.
         """
         endpoint = self._config.endpoint
         if endpoint.ssl_certfile:
             if self._address is not None:
                 raise ValueError(NODES_SERVE_TLS)
             check_certificate(endpoint.ssl_certfile, endpoint.ssl_keyfile)
-        refuse_used_port(endpoint.host, endpoint.port)
+        require_free_port(endpoint.host, endpoint.port)
         self._environment = prepare(
             host=endpoint.host,
             port=endpoint.port,
             haproxy=self._haproxy,
             local=self._address is None,
         )
-        self._name_certificate()
+        self._prepare_certificate()
         os.environ["RAYFLEET_LOG_FORMAT"] = endpoint.log_format
         os.environ["RAYFLEET_LOG_LEVEL"] = endpoint.log_level
         try:
@@ -122,29 +122,29 @@ class LocalFleet:
             raise
 
     def update(self, config: ServeConfig) -> None:
-        """Replaces all gateways and workers by those of `config`, whose host and port are the same.
+        """Replaces all gateways and workers by those of `config`, with the same host and port.
 
-        Returns when the new ones serve; old ones may still have streams to finish.
+        Returns when the new ones are running; old ones may still be finishing streams.
 
         Raises:
-            LaunchError: a new replica failed to start; the old ones go on serving.
+            LaunchError: a new replica failed to start; the old ones keep serving.
         """
         self._config = config
         self._deploy()
 
     def refresh_certificate(self) -> None:
-        """Serves the TLS certificate files anew if they were renewed; reports that, or why not."""
+        """Reloads the TLS certificate files if they were renewed; reports the result."""
         if self._certificate is None:
             return
         try:
             if self._certificate.refresh():
-                self._report("serving the renewed TLS certificate")
+                self._report("renewed TLS certificate loaded")
         except ValueError as error:
-            self._report(f"still serving the old TLS certificate: {error}")
+            self._report(f"renewed TLS certificate not loaded, keeping the old one: {error}")
 
     def stop(self, *, keep_logs: bool = False) -> None:
-        """Ends everything that `start` began; no process of a local cluster is left, and no file
-        except for Ray's logs with `keep_logs`."""
+        """Stops the fleet, all processes of a local cluster, and removes its files except for Ray's
+        logs with `keep_logs`."""
         import ray
 
         environment, self._environment = self._environment, None
@@ -152,14 +152,14 @@ class LocalFleet:
             return
         started = ray.is_initialized()
         if started:
-            if self._address is not None and self._deploys:
+            if self._address is not None and self._has_deployed:
                 from ray import serve
 
                 serve.delete(APPLICATION)
             if self._gcs is not None:
                 self._gcs.stop()
             ray.shutdown()
-        # An interrupted start leaves processes that ray.shutdown does not know.
+        # After an interrupted start there are processes that ray.shutdown does not stop.
         end_processes_of(environment.directory, grace_s=5.0 if started else 0.2)
         environment.close(keep_logs=keep_logs)
 
@@ -170,8 +170,8 @@ class LocalFleet:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _name_certificate(self) -> None:
-        """Names the TLS certificate for HAProxy's wrapper, which Ray's processes start."""
+    def _prepare_certificate(self) -> None:
+        """Sets the TLS certificate for HAProxy's wrapper, which is started by Ray's processes."""
         endpoint, environment = self._config.endpoint, self._environment
         assert environment is not None
         os.environ.pop(CERTIFICATE_VARIABLE, None)
@@ -213,7 +213,7 @@ class LocalFleet:
         if endpoint.ssl_certfile and not haproxy:
             options |= {
                 "ssl_certfile": endpoint.ssl_certfile,
-                # Serve demands both; one file may hold both.
+                # Serve requires both; one file may contain both.
                 "ssl_keyfile": endpoint.ssl_keyfile or endpoint.ssl_certfile,
             }
         try:
@@ -222,22 +222,22 @@ class LocalFleet:
                 logging_config={"enable_access_log": False},
             )
         except (RayActorError, TimeoutError) as error:
-            # Serve itself is up, and its controller starts proxies until one is there.
-            self._report(f"Ray Serve's proxy is late: {str(error).splitlines()[0]}")
+            # Serve itself is running, and its controller keeps trying to start proxies.
+            self._report(f"Ray Serve's proxy is not up yet: {str(error).splitlines()[0]}")
         proxy = "HAProxy" if haproxy else "Python proxy"
         self._report(f"Ray Serve is up ({proxy})")
 
     def _deploy(self) -> None:
-        """Deploys the application; reports how many workers are ready until Serve says RUNNING.
+        """Deploys the application; reports the number of ready workers until it is RUNNING.
 
-        Raises LaunchError where Serve gives the application up.
+        Raises LaunchError if the deployment fails.
         """
         from ray import serve
 
         from cluster.app import build_application
 
         application = (self._build or build_application)(self._config)
-        self._deploys = True
+        self._has_deployed = True
         serve.run_many(
             [serve.RunTarget(application, name=APPLICATION)],
             wait_for_ingress_deployment_creation=False,
@@ -262,13 +262,11 @@ class LocalFleet:
                 self._report(f"{model.name}: {running} of {model.min_workers} worker(s) ready")
 
     def _wait_ready(self, timeout_s: float = 60) -> None:
-        """Waits until /ready of the endpoint says that requests can be taken.
-
-        Raises LaunchError after `timeout_s` seconds.
-        """
+        """Waits until /ready of the endpoint succeeds. Raises LaunchError after `timeout_s`
+        seconds."""
         deadline = time.monotonic() + timeout_s
-        answer = "no answer"
-        # The certificate is of the name that clients use, not of this machine's loopback address.
+        problem = "no response"
+        # The certificate is for the name that clients use, not for the loopback address.
         unverified = ssl._create_unverified_context()
         while time.monotonic() < deadline:
             try:
@@ -276,20 +274,20 @@ class LocalFleet:
                 with urllib.request.urlopen(url, timeout=5, context=unverified):
                     return
             except urllib.error.HTTPError as error:
-                answer = f"HTTP {error.code}"
+                problem = f"HTTP {error.code}"
             except OSError as error:
-                answer = str(error)
+                problem = str(error)
             time.sleep(0.05)
-        raise LaunchError(f"{self.base_url}/ready does not say yes: {answer}")
+        raise LaunchError(f"{self.base_url}/ready not successful after {timeout_s:g} s: {problem}")
 
     def _num_cpus_reserved(self) -> int:
         ranks = sum(m.max_workers * m.engine.tensor_parallel_size for m in self._config.models)
-        # Each reserves 0.1 CPU. Twice: in a rolling update new ones start before old ones end.
-        return 2 * (ranks + self._config.endpoint.most_gateways) // 10 + 1
+        # Each reserves 0.1 CPU; twice, as rolling updates start new ones before old ones stop.
+        return 2 * (ranks + self._config.endpoint.gateway_limit) // 10 + 1
 
 
-def refuse_used_port(host: str, port: int) -> None:
-    """Raises ValueError if this machine cannot listen on the port, as when it is in use."""
+def require_free_port(host: str, port: int) -> None:
+    """Raises ValueError if this machine cannot listen on the port, for example if it is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -297,12 +295,12 @@ def refuse_used_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"cannot listen on {host}:{port} ({error.strerror}): choose another --port"
+                f"cannot listen on {host}:{port} ({error.strerror}): use another --port"
             ) from error
 
 
 def root_cause_last(text: str) -> str:
-    """`text` with its line of the root cause, the last that names an error, repeated at its end."""
+    """`text` with the line of the root cause, the last that names an error, repeated at the end."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # Ray colours parts of its messages
     lines = [line for line in text.strip().splitlines() if line.strip()]
     named = ("Error: ", "RankFailure: ", "Unavailable: ")
@@ -311,23 +309,23 @@ def root_cause_last(text: str) -> str:
 
 
 def start_local_ray(directory: Path, num_cpus: int, report: Callable[[str], None]) -> None:
-    """Starts Ray; again, START_TRIES times in all, where a busy machine made it time out.
+    """Starts Ray, up to MAX_START_ATTEMPTS times if it times out on a busy machine.
 
-    Ray waits for its own processes for 30 s, which no setting changes, and then leaves them behind.
+    Ray waits 30 s for its processes, which is not configurable, and then leaves them running.
 
     Args:
         directory: the fleet's private directory.
-        num_cpus: CPUs that Ray may hand out.
-        report: called with a line before each further try.
+        num_cpus: number of CPUs for Ray to schedule.
+        report: called with a line before each retry.
     """
-    for tries_left in reversed(range(START_TRIES)):
+    for attempts_left in reversed(range(MAX_START_ATTEMPTS)):
         try:
             init_local_ray(directory, num_cpus)
             return
         except Exception as error:  # Ray raises no other type
-            if RAY_IS_SLOW not in str(error) or not tries_left:
+            if RAY_IS_SLOW not in str(error) or not attempts_left:
                 raise
-        report("Ray's processes were not there within 30 s: starting them once more")
+        report("Ray did not start within 30 s: retrying")
         end_processes_of(directory, grace_s=0.0)
         forget_gcs_state(directory)
 
@@ -335,8 +333,7 @@ def start_local_ray(directory: Path, num_cpus: int, report: Callable[[str], None
 def end_processes_of(directory: Path, grace_s: float) -> None:
     """Waits `grace_s` seconds for the processes of a local cluster to end, then kills the rest.
 
-    They are known by the cluster's private `directory`, which is named in the environment that all
-    of them inherit.
+    They are identified by the cluster's private `directory` in their environment.
     """
     deadline = time.monotonic() + grace_s
     while pids := processes_of(directory):

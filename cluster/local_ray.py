@@ -1,4 +1,4 @@
-"""Start of a Ray cluster on this machine alone, or connection to a running one."""
+"""Starts a local Ray cluster, or connects to a running one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cluster.environment import (
 )
 
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Size of Ray's object store, which holds code and arguments of actors here, never tensors."""
+"""Size of Ray's object store, which stores code and arguments of actors, but no tensors."""
 HEAD_RESOURCE = "node:__internal_head__"
-"""Resource that Ray gives to the head node alone; Serve places its controller by it, too."""
+"""Resource of the head node only, which Serve also uses to place its controller."""
 
 
 def init_local_ray(directory: Path, num_cpus: int | None = None) -> None:
     """Starts Ray on loopback. The environment must be set before, as `local_ray` does.
 
     Args:
-        directory: the fleet's private directory, where Ray's files go, too.
-        num_cpus: CPUs that Ray may hand out; as many as the machine has unless given.
+        directory: the fleet's private directory, which also contains Ray's files.
+        num_cpus: number of CPUs for Ray to schedule; by default those of the machine.
     """
     import ray
 
     ray.init(
-        address="local",  # without, it would join a cluster that `ray start` has begun here
+        address="local",  # otherwise it would join a cluster started by `ray start`
         num_cpus=num_cpus,
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
@@ -45,10 +45,10 @@ def init_local_ray(directory: Path, num_cpus: int | None = None) -> None:
 
 
 def join_ray(address: str) -> None:
-    """Connects to a running cluster; `auto` is the one that RAY_ADDRESS names, or this machine's.
+    """Connects to a running cluster; `auto` for RAY_ADDRESS, or this machine's cluster.
 
     Raises:
-        ConnectionError: there is none.
+        ConnectionError: there is no such cluster.
     """
     import ray
 
@@ -56,9 +56,9 @@ def join_ray(address: str) -> None:
 
 
 def haproxy_of_cluster() -> bool:
-    """Whether Serve starts HAProxy on the cluster that has been joined.
+    """Whether Serve uses HAProxy on the connected cluster.
 
-    Serve's controller decides that by the environment of the head node, which a task reads there.
+    It depends on the environment of the head node, which a task reads there.
     """
     import ray
 
@@ -67,14 +67,14 @@ def haproxy_of_cluster() -> bool:
 
 
 def node_addresses() -> set[str]:
-    """IP addresses of the live nodes of the cluster that has been joined."""
+    """IP addresses of the alive nodes of the connected cluster."""
     import ray
 
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
 def proxy_warning(haproxy: bool, host: str, addresses: set[str]) -> str | None:
-    """A warning about the proxies of a cluster that has been joined; None if all is well.
+    """A warning about the proxies of the connected cluster, or None.
 
     Args:
         haproxy: whether the proxies are HAProxy.
@@ -82,17 +82,17 @@ def proxy_warning(haproxy: bool, host: str, addresses: set[str]) -> str | None:
         addresses: IP addresses of the cluster's nodes.
 
     Raises:
-        ValueError: gateways would listen on loopback, where HAProxy of other nodes reaches none.
+        ValueError: gateways would listen on loopback, unreachable for HAProxy on other nodes.
     """
     if not haproxy:
         return (
-            f"warning: this cluster has no HAProxy: {NO_HAPROXY}. It has where every `ray start` "
-            'runs after eval "$(python -m cluster.environment)"'
+            f"warning: this cluster does not use HAProxy: {NO_HAPROXY}. To enable it, run "
+            'eval "$(python -m cluster.environment)" before every `ray start`'
         )
     if len(addresses) > 1 and host in ("127.0.0.1", "::1", "localhost"):
         raise ValueError(
-            f"HAProxy of each of the {len(addresses)} machines connects to the gateways of all, "
-            f"which --host {host} lets nobody do: give --host 0.0.0.0, and an --api-key-file"
+            f"--host {host} is not supported on a cluster of {len(addresses)} nodes, since HAProxy "
+            "connects to the gateways of all nodes: use --host 0.0.0.0 with --api-key-file"
         )
     return None
 
@@ -103,16 +103,16 @@ def _haproxy_is_enabled() -> bool:
 
 @contextmanager
 def local_ray(num_cpus: int | None = None) -> Iterator[None]:
-    """Context with a local Ray cluster: rayfleet's settings for Ray, a token of its own, and Ray
-    Serve's default settings.
+    """Context with a local Ray cluster: rayfleet's settings for Ray, a new token, and default
+    settings of Ray Serve.
 
     Restores the environment on exit.
 
     Raises:
-        RuntimeError: Ray was imported before; it would start without the token.
+        RuntimeError: Ray is already imported, so that it would start without the token.
     """
     if "ray" in sys.modules:
-        raise RuntimeError("the environment must be prepared before ray is imported")
+        raise RuntimeError("the environment must be set before ray is imported")
     before = dict(os.environ)
     directory = private_directory()
     for name, value in (ray_settings() | local_ray_settings()).items():

@@ -1,4 +1,4 @@
-"""Carries calls between gateways over Ray Serve handles: the PeerTransport of a Ray cluster."""
+"""PeerTransport of a Ray cluster: sends calls between gateways over Ray Serve handles."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class RayPeers:
         self._call = by_value.answer_peer
         self._stream = by_value.options(stream=True).stream_to_peer
         self._replicas = WORKERS[deployment]
-        # HAZARD: Serve cancels a call with the HTTP request in whose context it is made. Calls that
-        # several requests share must outlive each of them.
+        # HAZARD: Serve cancels a call together with the HTTP request in whose context it is made.
+        # Calls shared by several requests must outlive each of them.
         self._context = contextvars.copy_context()
         self._first_call: asyncio.Task[None] | None = None
 
     def watch(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
-        """Calls `on_change` with the ids of all gateways, now and whenever the set changes."""
+        """Calls `on_change` with the IDs of all gateways, now and whenever they change."""
         self._replicas.listen(lambda ids: on_change(tuple(ID_PREFIX + name for name in ids)))
         if self._first_call is None:
             self._first_call = asyncio.create_task(self._wake_router())
@@ -63,25 +63,25 @@ class RayPeers:
                 self._context.run(lambda: self._stream.remote(request=request, peer_id=name))
             )
             async for item in stream:
-                # A draining gateway has left the set, but still finishes its responses.
-                call.outlive_replica()
+                # A draining gateway is no longer in the set, but still finishes its responses.
+                call.keep_open()
                 yield item
 
     async def _wake_router(self) -> None:
-        """Makes one call, to any gateway: only then does Serve create the handle's router, which
-        learns the replicas."""
+        """Makes a call to any gateway, since Serve only then creates the handle's router, which
+        tracks the replicas."""
         with contextlib.suppress(Exception):
             await self._context.run(lambda: self._call.remote(request=b"", peer_id=""))
 
 
 def _create_pinned_router(**arguments: Any) -> Any:
-    """Creates the router of a handle, with PinnedRouter in place of the deployment's own.
+    """Creates the router of a handle, with PinnedRouter in place of the deployment's router.
 
     Serve rejects a router class in the configuration of a deployment behind HAProxy, which would
-    not use it: it is set for the handle alone.
+    not use it, so it is only set for the handle.
     """
     router = create_router(**arguments, request_router_class=PinnedRouter)
-    # HAZARD: the class in the deployment's configuration, which arrives later, takes its place
-    # unless there is an instance by then. Reading this property makes one.
+    # HAZARD: the class in the deployment's configuration, which arrives later, replaces this one
+    # unless an instance exists by then. Reading this property creates it.
     assert router._asyncio_router.request_router is not None
     return router

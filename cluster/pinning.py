@@ -1,7 +1,7 @@
-"""Request router of Serve for workers and gateways: a call goes to the replica that it names.
+"""Serve request router for workers and gateways, which sends each call to a given replica.
 
-Serve pickles this module by value, and with it each object that is imported from another module. So
-it imports the module `workers`, which is pickled by reference, and not WORKERS itself.
+Serve pickles this module by value, including objects imported from other modules. Therefore it
+imports the module `workers`, which is pickled by reference, and not WORKERS itself.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from cluster import workers
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Router by the keyword argument `worker_id` or `peer_id` of each call; keeps `workers.WORKERS`
-    current."""
+    """Router by the keyword argument `worker_id` or `peer_id` of each call; updates
+    `workers.WORKERS`."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The named replica alone; none while it is missing, and Serve then tries again.
+        """The given replica only; none while it is missing, in which case Serve retries.
 
-        A call that names none may go to any replica.
+        A call without either argument may go to any replica.
         """
         if pending_request is None:
             return [candidate_replicas]
-        # HAZARD: without backoff Serve asks again without a pause. Where the named replica has just
-        # died, that loop would never yield, and the gateway would hang.
+        # HAZARD: without backoff Serve retries without a pause. If the replica has just died, that
+        # loop would never yield, and the gateway would hang.
         pending_request.routing_context.should_backoff = True
-        named = pending_request.kwargs.get("worker_id") or pending_request.kwargs.get("peer_id")
-        if named is None:
+        kwargs = pending_request.kwargs
+        replica_id = kwargs.get("worker_id") or kwargs.get("peer_id")
+        if replica_id is None:
             return [candidate_replicas]
-        return [[r for r in candidate_replicas if r.replica_id.unique_id == named]]
+        return [[r for r in candidate_replicas if r.replica_id.unique_id == replica_id]]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Serve with the running replicas, when they change."""
@@ -42,7 +43,7 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._publish()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Called by Serve when a call finds a replica dead before the controller does."""
+        """Called by Serve when a call detects a dead replica before the controller does."""
         super().on_replica_actor_died(replica_id)
         self._publish()
 

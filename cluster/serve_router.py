@@ -1,4 +1,4 @@
-"""Request router with the gateway's routing for any Serve deployment that serves a language model.
+"""Request router with the gateway's routing policies, for any Serve deployment of an LLM.
 
     @serve.deployment(
         num_replicas=4,
@@ -8,11 +8,10 @@
         ),
     )
 
-It is in `cluster` and not beside the policies because it is a class of Ray's: gateways and policies
-do not import Ray. rayfleet's own deployments do not use it: their workers report cached blocks and
-load, while all that Serve tells of a replica is which requests were sent to it and which have
-ended. The rest is assumed: replicas compute prompts at the given pace, and keep them in a prefix
-cache of the given size, from which the least recently used blocks are evicted first.
+It is in `cluster` because it subclasses a class of Ray, which gateways and policies do not import.
+rayfleet's deployments do not use it: their workers report cached blocks and load, while Serve only
+knows which requests were sent to a replica and which have finished. The rest is assumed: replicas
+compute prompts at the given rate, and keep them in an LRU prefix cache of the given size.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ _STEP_S = 0.01
 
 
 class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
-    """Router that places each call by a policy of the gateway's, such as the adaptive one.
+    """Router that places each call by one of the gateway's policies, such as the adaptive one.
 
-    A prompt is the attribute, key or keyword `prompt` or `messages` of the call, or its first
-    argument where that is a string. Each four bytes of it count as one token. A call without a
-    prompt is placed by load alone.
+    The prompt is the attribute, key or keyword `prompt` or `messages` of the call, or its first
+    argument if that is a string. Four bytes count as one token. A call without a prompt is placed
+    by load only.
     """
 
     def initialize_state(
@@ -63,20 +62,23 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         max_num_seqs: int = 256,
         **settings: Any,
     ) -> None:
-        """Sets the router up; Serve calls it with `request_router_kwargs`.
+        """Initializes the router; called by Serve with `request_router_kwargs`.
 
         Args:
             routing_policy: as in `rayfleet serve --routing-policy`.
             prefill_tokens_per_s: prompt tokens that a replica computes per second.
             cache_tokens: tokens that a replica's prefix cache holds.
-            max_num_seqs: most requests in a replica's running batch.
-            settings: further fields of RoutingConfig.
+            max_num_seqs: maximum number of running requests of a replica.
+            settings: other fields of RoutingConfig.
 
         Raises:
-            ValueError: an unknown policy, or a pace or size that is not positive.
+            ValueError: an unknown policy, or a rate or size that is not positive.
         """
         if prefill_tokens_per_s <= 0 or cache_tokens < _PAGE_SIZE:
-            raise ValueError("prefill_tokens_per_s and cache_tokens must be positive")
+            raise ValueError(
+                "prefill_tokens_per_s and cache_tokens must be positive, got "
+                f"{prefill_tokens_per_s} and {cache_tokens}"
+            )
         config = RoutingConfig(routing_policy=routing_policy, **settings)  # type: ignore[arg-type]
         self._fleet = Fleet(config)
         self._fleet.pace.costs = StepCosts(
@@ -99,19 +101,19 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         self._caches: dict[str, _AssumedCache] = {}
         self._placed: dict[str, _Placed] = {}
         self._open: WeakValueDictionary[str, PendingRequest] = WeakValueDictionary()
-        """Requests that were placed and have not ended, by id."""
+        """Requests that were placed and have not finished, by ID."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replica that the policy chooses, and as second rank, where it is full, all others."""
+        """The replica chosen by the policy, and all others as second rank, in case it is full."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # see cluster/pinning.py
         request_id = pending_request.metadata.internal_request_id
-        self._forget(request_id)  # Serve asks again when all replicas were full
+        self._forget(request_id)  # Serve calls this again after all replicas were full
         self._open[request_id] = pending_request
         prompt = _prompt_of(pending_request.args, pending_request.kwargs)
         blocks = PromptBlocks(prompt, memo=self._fleet.memo)
@@ -121,7 +123,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         if choice is None:
             return [candidate_replicas]
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(choice.first_token_s, self._computed, request_id)
+        timer = loop.call_later(choice.first_token_s, self._prompt_computed, request_id)
         self._placed[request_id] = _Placed(choice, blocks.hashes(BlockKey.of(self._info)), timer)
         best = by_id.pop(choice.worker_id)
         return [[best], list(by_id.values())]
@@ -131,7 +133,7 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
     ) -> None:
         """Called by Serve when a replica has accepted a request.
 
-        HAZARD: a short request may have ended before this call, and must not count as running.
+        HAZARD: a short request may have finished before, and must not count as running.
         """
         super().on_request_routed(pending_request, replica_id, result)
         request_id = pending_request.metadata.internal_request_id
@@ -142,29 +144,29 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
         placed = self._placed.get(request_id)
         if placed is not None and placed.choice.worker_id != replica_id.unique_id:
             self._forget(request_id)  # the chosen replica was full
-            self._tell(replica_id.unique_id, cache.take(placed.hashes))
+            self._update(replica_id.unique_id, cache.store(placed.hashes))
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        """Called by Serve when a request has ended in any way, or a replica has rejected it."""
+        """Called by Serve when a request has finished, failed, or been rejected by a replica."""
         super().on_request_completed(replica_id, internal_request_id)
-        self._computed(internal_request_id)
+        self._prompt_computed(internal_request_id)
         self._open.pop(internal_request_id, None)
         cache = self._caches.get(replica_id.unique_id)
         if cache is not None:
             cache.running.discard(internal_request_id)
-            self._tell(replica_id.unique_id, [])
+            self._update(replica_id.unique_id, [])
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Serve with the running replicas, when they change."""
         super().update_replicas(replicas)
-        self._members_changed()
+        self._replicas_changed()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """Called by Serve when a call finds a replica dead before the controller does."""
+        """Called by Serve when a call detects a dead replica before the controller does."""
         super().on_replica_actor_died(replica_id)
-        self._members_changed()
+        self._replicas_changed()
 
-    def _members_changed(self) -> None:
+    def _replicas_changed(self) -> None:
         present = {replica_id.unique_id for replica_id in self.curr_replicas}
         for name in [name for name in self._caches if name not in present]:
             del self._caches[name]
@@ -174,15 +176,15 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             snapshot = AttachSnapshot(PROTOCOL_VERSION, name, _EPOCH, self._info, [], cache.load())
             self._fleet.attach(name, snapshot)
 
-    def _computed(self, request_id: str) -> None:
-        """Ends a request's reservation and takes its prompt into the replica's assumed cache."""
+    def _prompt_computed(self, request_id: str) -> None:
+        """Releases a request's reservation and adds its prompt to the replica's assumed cache."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
         self._forget(request_id)
         cache = self._caches.get(placed.choice.worker_id)
         if cache is not None:
-            self._tell(placed.choice.worker_id, cache.take(placed.hashes))
+            self._update(placed.choice.worker_id, cache.store(placed.hashes))
 
     def _forget(self, request_id: str) -> None:
         placed = self._placed.pop(request_id, None)
@@ -190,13 +192,13 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no types
             placed.timer.cancel()
             self._fleet.release(placed.choice.worker_id, request_id)
 
-    def _tell(self, worker_id: str, events: list[BlockEvent]) -> None:
+    def _update(self, worker_id: str, events: list[BlockEvent]) -> None:
         load = self._caches[worker_id].load()
         self._fleet.update(worker_id, WorkerUpdate(_EPOCH, 0, [], events, load))
 
 
 class _Placed:
-    """A request that was placed, and whose prompt should not be computed yet."""
+    """A placed request whose prompt is expected to be still computing."""
 
     def __init__(self, choice: Choice, hashes: BlockHashes, timer: asyncio.TimerHandle) -> None:
         self.choice = choice
@@ -205,18 +207,18 @@ class _Placed:
 
 
 class _AssumedCache:
-    """The state that a replica should have after the requests that it was sent: its prefix cache
-    and its running requests."""
+    """Expected state of a replica, by the requests sent to it: prefix cache and running
+    requests."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.running: set[str] = set()
-        """Ids of the running requests."""
+        """IDs of the running requests."""
         self._max_num_seqs = info.max_num_seqs
         self._num_pages = info.max_total_tokens // info.page_size
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def load(self) -> LoadSnapshot:
-        """The load as a worker would report it."""
+        """Load, as a worker would report it."""
         return LoadSnapshot(
             num_running=len(self.running),
             num_free_pages=self._num_pages,
@@ -224,13 +226,13 @@ class _AssumedCache:
             max_num_seqs=self._max_num_seqs,
         )
 
-    def take(self, hashes: BlockHashes) -> list[BlockEvent]:
+    def store(self, hashes: BlockHashes) -> list[BlockEvent]:
         """Stores the blocks of a computed prompt; returns the events that a worker would send."""
         values = hashes.tolist()
         events: list[BlockEvent] = []
         if any(value not in self._blocks for value in values):
             events.append(BlockStored(values, None))
-        for value in reversed(values):  # a block is evicted before those that it follows
+        for value in reversed(values):  # a block is evicted before its predecessors
             self._blocks[value] = None
             self._blocks.move_to_end(value)
         num_over = max(len(self._blocks) - self._num_pages, 0)
@@ -241,7 +243,7 @@ class _AssumedCache:
 
 
 def _prompt_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """The prompt of a call as token ids, little-endian int32 of its UTF-8; empty without one."""
+    """Prompt of a call as token IDs, little-endian int32 of its UTF-8; empty without one."""
     for source in (kwargs, *args):
         for name in ("messages", "prompt"):
             value = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
@@ -251,7 +253,7 @@ def _prompt_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
 
 
 def _text_of(value: Any) -> str:
-    """Texts of nested messages and content parts, in their order, one per line."""
+    """Texts of nested messages and content parts in order, one per line."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

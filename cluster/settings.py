@@ -1,7 +1,7 @@
-"""Settings that gateways share, in the key-value store of the Ray cluster's GCS.
+"""Settings shared by gateways, in the key-value store of the Ray cluster's GCS.
 
-Ray Serve keeps checkpoints of its deployments in the same store: settings outlive a restart of the
-head where those do.
+Ray Serve stores checkpoints of its deployments there as well, so settings survive a restart of the
+head if those do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class RaySettings:
     """The SettingsStore of one model.
 
     Args:
-        application: name of the Serve application; each on a cluster has settings of its own.
+        application: name of the Serve application, which has separate settings.
         model: name of the model.
     """
 
@@ -24,11 +24,11 @@ class RaySettings:
         self._prefix = f"{application}/{model}/".encode()
 
     async def read(self) -> dict[str, bytes]:
-        """All values by name. Raises Exception where the GCS cannot be reached."""
+        """All values by name. Raises Exception if the GCS is not reachable."""
         return await asyncio.to_thread(self._read)
 
     async def write(self, values: Mapping[str, bytes]) -> None:
-        """Adds values, or replaces them. Raises Exception where the GCS cannot be reached."""
+        """Adds or replaces values. Raises Exception if the GCS is not reachable."""
         await asyncio.to_thread(self._write, dict(values))
 
     def _read(self) -> dict[str, bytes]:
@@ -38,7 +38,7 @@ class RaySettings:
         for key in internal_kv._internal_kv_list(self._prefix, namespace=NAMESPACE):
             name = key[len(self._prefix) :].decode()
             value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
-            # With a slash it is a setting of another model, whose name begins with this one's.
+            # With a slash it is a setting of another model, whose name starts with this one's.
             if "/" not in name and value is not None:
                 found[name] = value
         return found

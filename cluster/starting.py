@@ -1,9 +1,9 @@
-"""Replicas that wait to retry a failed start: each publishes why, for `/ready` and for operators.
+"""Replicas that wait to retry a failed start, published for `/ready` and for operators.
 
-    python -m cluster.starting        # on a node of the cluster: one line per waiting replica
+    python -m cluster.starting        # on a node of the cluster: prints a line per waiting replica
 
-Entries are in Ray's key-value store, by the name of the replica's actor: gateways that start later
-find them, and they are dropped once that actor is gone.
+Entries are in Ray's key-value store by the replica's actor name, so that gateways which start later
+can read them; they are removed once that actor is gone.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from worker.protocol.retry import StartDelay
 
 NAMESPACE: Final = "rayfleet_starting"
 SERVE_NAMESPACE: Final = "serve"
-"""Ray's namespace of the actors that Serve starts."""
+"""Ray namespace of Serve's actors."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica that waits to retry its start."""
+    """A replica that waits to retry its start."""
 
-    what: str
-    """The model of a worker, or `gateway`."""
+    name: str
+    """Model of a worker, or `gateway`."""
     replica: str
     """Name of the replica's actor."""
     delay: StartDelay
-    """Failed attempts so far, time of the next one, and reason."""
+    """Number of failed attempts, time of the next one, and reason."""
 
     def __str__(self) -> str:
         left_s = max(0.0, self.delay.next_try - time.time())
-        tries = f"{self.delay.attempts} failed, next in {left_s:.0f} s"
-        return f"{self.what} ({self.replica}): {tries}: {self.delay.reason}"
+        attempts = f"{self.delay.attempts} failed attempts, next in {left_s:.0f} s"
+        return f"{self.name} ({self.replica}): {attempts}: {self.delay.reason}"
 
 
-def tell(what: str, delay: StartDelay | None) -> None:
-    """Publishes that this replica waits to retry its start; removes that where `delay` is None.
+def publish(name: str, delay: StartDelay | None) -> None:
+    """Publishes that this replica waits to retry its start; removes the entry if `delay` is None.
 
-    While Ray's head is away nothing is published; the start does not depend on it.
+    Nothing is published while Ray's head is unavailable; the start does not depend on it.
 
     Args:
-        what: the model of a worker, or `gateway`.
-        delay: attempts and reason; None once the replica waits no more.
+        name: model of a worker, or `gateway`.
+        delay: attempts and reason; None when the replica no longer waits.
     """
     replica = ray.get_runtime_context().get_actor_name() or ""
     with contextlib.suppress(RayError):
         if delay is None:
             _internal_kv_del(replica, namespace=NAMESPACE)
             return
-        waiting = Waiting(what=what, replica=replica, delay=delay)
+        waiting = Waiting(name=name, replica=replica, delay=delay)
         _internal_kv_put(replica, msgspec.json.encode(waiting), namespace=NAMESPACE)
 
 
 def read() -> list[Waiting]:
-    """All waiting replicas; blocks for a few milliseconds. Drops entries whose actor has ended."""
+    """All waiting replicas; blocks for some milliseconds. Removes entries whose actor has ended."""
     found = []
     for key in sorted(_internal_kv_list("", namespace=NAMESPACE)):
         value = _internal_kv_get(key, namespace=NAMESPACE)
-        if value is None:  # it has started meanwhile
+        if value is None:  # started in the meantime
             continue
         waiting = msgspec.json.decode(value, type=Waiting)
         try:
@@ -82,10 +82,10 @@ def read() -> list[Waiting]:
 
 
 async def delayed() -> list[dict[str, Any]]:
-    """All waiting replicas in the form of the body of `/ready`."""
+    """All waiting replicas, in the format of the `/ready` response."""
     return [
         {
-            "name": waiting.what,
+            "name": waiting.name,
             "replica": waiting.replica,
             "failed_attempts": waiting.delay.attempts,
             "next_try": waiting.delay.next_try,

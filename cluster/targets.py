@@ -1,7 +1,7 @@
 """Target number of workers of each model, read from Serve's controller for the gateways' metrics.
 
-An autoscaling policy or a Serve config sets it in the controller, which does not send it to
-replicas. Gateways ask for the details that Serve's dashboard shows.
+It is set by the autoscaling policy or a Serve config in the controller, which does not send it to
+replicas. Gateways query the details shown by Serve's dashboard.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from router.metrics.stats import WorkerTarget
 
 logger = logging.getLogger(__name__)
 
-ASK_S = 5.0
-"""Seconds between two queries of the controller: a third of deploy/monitoring's scrape interval.
-Each takes the controller some 4 ms."""
+POLL_S = 5.0
+"""Interval in seconds of controller queries: a third of deploy/monitoring's scrape interval. Each
+takes the controller about 4 ms."""
 
 
 async def follow_targets(
     application: str,
     listeners: Mapping[str, Callable[[WorkerTarget], None]],
-    ask: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
-    every_s: float = ASK_S,
+    query: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+    every_s: float = POLL_S,
 ) -> None:
     """Calls a listener per deployment with the deployment's target, repeatedly until cancelled.
 
-    While the controller cannot be asked, no listener is called: they keep the last target.
+    While the controller is unavailable no listener is called, so they keep the last target.
 
     Args:
         application: name of the Serve application of the deployments.
         listeners: called with the target, by name of the deployment.
-        ask: returns the details of Serve, as its REST API has them; from the controller by default.
-        every_s: seconds between two queries.
+        query: returns Serve's details, as in its REST API; by default from the controller.
+        every_s: interval of queries in seconds.
     """
-    ask = ask or _serve_details
+    query = query or _serve_details
     while True:
         try:
-            details = await ask()
+            details = await query()
             deployments = details["applications"][application]["deployments"]
             for deployment, listener in listeners.items():
                 listener(target_of(deployments[deployment]))
         except Exception as error:
-            logger.debug("Serve tells nothing of its targets: %s", error)
+            logger.debug("cannot read worker targets from the Serve controller: %s", error)
         await asyncio.sleep(every_s)
 
 
 def target_of(details: Mapping[str, Any]) -> WorkerTarget:
-    """The target of one deployment and its autoscaling bounds, from Serve's details of it. Without
+    """Target and autoscaling bounds of a deployment, from Serve's details of it. Without
     autoscaling both bounds equal the target."""
-    wanted = int(details["target_num_replicas"])
+    target = int(details["target_num_replicas"])
     scaling = details["deployment_config"].get("autoscaling_config")
     if scaling is None:
-        return WorkerTarget(wanted, wanted, wanted)
-    return WorkerTarget(wanted, int(scaling["min_replicas"]), int(scaling["max_replicas"]))
+        return WorkerTarget(target, target, target)
+    return WorkerTarget(target, int(scaling["min_replicas"]), int(scaling["max_replicas"]))
 
 
 async def _serve_details() -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
-"""TLS certificate of the endpoint: checks the files of `--ssl-certfile` and `--ssl-keyfile`, joins
-them into the one file that HAProxy reads, and replaces it in HAProxy when they are renewed.
+"""TLS certificate of the endpoint: checks the files of `--ssl-certfile` and `--ssl-keyfile`,
+combines them into the file that HAProxy reads, and updates HAProxy when they are renewed.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from cluster.haproxy import CERTIFICATE_VARIABLE
 from cluster.haproxy_guard import ask
 
 NODES_SERVE_TLS = (
-    "--ssl-certfile is for a fleet that this command starts; the proxies of a running cluster are "
-    f"set up on its nodes: set {CERTIFICATE_VARIABLE} to a PEM file with certificate chain and key "
-    "where `ray start` runs, or end TLS in front of the fleet (Ingress, load balancer)"
+    "--ssl-certfile is not supported with --address, since proxies of a running cluster are "
+    f"configured on its nodes: set {CERTIFICATE_VARIABLE} to a PEM file with certificate chain and "
+    "key when running `ray start`, or terminate TLS in front of the fleet (Ingress, load balancer)"
 )
-"""Why `--ssl-certfile` is rejected on a cluster that others start, with the remedy."""
+"""Error message for `--ssl-certfile` on a running cluster."""
 BUNDLE = "tls.pem"
-"""Name of the joined file in the fleet's private directory."""
+"""Name of the combined file in the fleet's private directory."""
 
 
 def check_certificate(certfile: str, keyfile: str) -> None:
-    """Loads a certificate chain and its private key, to reject what HAProxy could not serve.
+    """Checks that a certificate chain and its private key can be loaded by HAProxy.
 
     Args:
         certfile: PEM file of the certificate chain, leaf first; may hold the key as well.
         keyfile: PEM file of the private key; empty when it is in `certfile`.
 
     Raises:
-        ValueError: a file is missing or not PEM, the key is encrypted or of another certificate.
+        ValueError: a file is missing or not PEM, or the key is encrypted or does not match.
     """
     for path in filter(None, (certfile, keyfile)):
         try:
@@ -38,18 +38,18 @@ def check_certificate(certfile: str, keyfile: str) -> None:
             raise ValueError(f"cannot read {path} ({error.strerror}): check the path") from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without a password OpenSSL would ask for one on the terminal.
+        # Without the callback OpenSSL would prompt for a password on the terminal.
         context.load_cert_chain(certfile, keyfile or None, password=_reject_encrypted_key)
     except (ssl.SSLError, ValueError) as error:
         names = f"{certfile} and {keyfile}" if keyfile else certfile
         raise ValueError(
             f"{names}: {_reason(error)}. --ssl-certfile must be a PEM file with the certificate "
-            "chain, --ssl-keyfile a PEM file with its private key, which is not encrypted"
+            "chain, --ssl-keyfile a PEM file with its unencrypted private key"
         ) from error
 
 
 def write_bundle(certfile: str, keyfile: str, directory: Path) -> Path:
-    """Writes chain and key into `directory`/tls.pem, readable by its owner alone; returns it."""
+    """Writes chain and key to `directory`/tls.pem, readable by its owner only; returns its path."""
     texts = [Path(path).read_text().strip() for path in filter(None, (certfile, keyfile))]
     path = directory / BUNDLE
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -58,33 +58,33 @@ def write_bundle(certfile: str, keyfile: str, directory: Path) -> Path:
 
 
 class Certificate:
-    """The certificate files of a fleet whose HAProxy runs on this machine.
+    """Certificate files of a fleet with HAProxy on this machine.
 
     Args:
         certfile: PEM file of the certificate chain.
         keyfile: PEM file of the private key; empty when it is in `certfile`.
-        directory: the fleet's private directory, in which HAProxy has its own.
+        directory: the fleet's private directory, which contains HAProxy's.
     """
 
     def __init__(self, certfile: str, keyfile: str, directory: Path) -> None:
         self._files = (certfile, keyfile)
         self._directory = directory
-        self._read = self._versions()
+        self._loaded = self._versions()
         self.bundle = write_bundle(certfile, keyfile, directory)
 
     def refresh(self) -> bool:
-        """Has HAProxy serve the files' current content if they changed; returns whether they did.
+        """Updates the certificate in HAProxy if the files changed; returns whether they did.
 
-        New connections get the new certificate; established ones stay. HAProxy processes that start
-        later read the joined file, which is replaced as well.
+        It applies to new connections; established ones are kept. HAProxy processes started later
+        read the combined file, which is updated as well.
 
         Raises:
-            ValueError: the new files cannot be served; the ones before stay in use.
+            ValueError: the new files are invalid; the previous ones stay in use.
         """
         versions = self._versions()
-        if versions == self._read:
+        if versions == self._loaded:
             return False
-        self._read = versions
+        self._loaded = versions
         check_certificate(*self._files)
         self.bundle = write_bundle(*self._files, self._directory)
         payload = b"set ssl cert %s <<\n%s\n" % (
@@ -97,7 +97,7 @@ class Certificate:
         return True
 
     def _versions(self) -> list[tuple[int, int] | None]:
-        """Inode and modification time (ns) of each file; None where there is none."""
+        """Inode and modification time (ns) of each file; None if it does not exist."""
         found: list[tuple[int, int] | None] = []
         for path in filter(None, self._files):
             try:
@@ -114,7 +114,7 @@ def _reject_encrypted_key() -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The reason in OpenSSL's words, without its library and line number."""
+    """OpenSSL's reason, without library and line number."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return str(error)

@@ -1,4 +1,4 @@
-"""Carries gateway messages over Ray Serve handles: the WorkerTransport of a Ray cluster."""
+"""WorkerTransport of a Ray cluster: sends messages of gateways over Ray Serve handles."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ from worker.protocol.frames import SocketOffer, heartbeat_key
 logger = logging.getLogger(__name__)
 
 _FIRST_CALL_S = 10.0
-"""Seconds that a handle's first call may wait for a worker: a fifth of the look-back period of
-Serve's autoscaling."""
+"""Timeout in seconds of a handle's first call while there is no worker: a fifth of the look-back
+period of Serve's autoscaling."""
 
 
 class RayTransport:
-    """Transport to the replicas of one WorkerGroup deployment, each of them named by its id.
+    """Transport to the replicas of one WorkerGroup deployment, addressed by ID.
 
-    To a worker on the gateway's own node, items and submits go over a Unix stream socket, at a
-    fraction of the cost of an item over Serve. Serve's attach call stays open for as long as the
-    socket is in use: its one item is the socket's path, and Serve stops no draining worker that
-    still has a call.
+    To workers on the gateway's node, items and submits are sent over a Unix stream socket, at a
+    fraction of Serve's cost per item. Serve's attach call stays open while the socket is in use:
+    its only item is the socket's path, and Serve does not stop a draining worker with open calls.
 
-    To a worker on another node both go over Serve's gRPC by value: an item costs a fifth of what it
-    does by object reference. Payloads are msgpack already, so Serve does not serialize answers
+    To workers on other nodes both are sent over Serve's gRPC by value, at a fifth of the cost per
+    item of object references. Payloads are msgpack already, so Serve does not serialize responses
     again.
 
     Args:
         handle: handle of the deployment.
-        deployment: the deployment's name.
-        node_id: id of the Ray node that this process runs on; empty to use no sockets.
+        deployment: name of the deployment.
+        node_id: ID of this process's Ray node; empty to disable sockets.
     """
 
     def __init__(self, handle: DeploymentHandle, deployment: str, node_id: str = "") -> None:
@@ -54,26 +53,26 @@ class RayTransport:
         self._links: dict[str, WorkerLink] = {}
         self._first_call: asyncio.Future[None] | None = None
         self._workers = WORKERS[deployment]
-        # HAZARD: Serve ties a call to the HTTP request in whose context it is made, and cancels
-        # it with that request. Many requests share the calls made here: their context is this one.
+        # HAZARD: Serve cancels a call together with the HTTP request in whose context it is made.
+        # Calls made here are shared by many requests, so they are made in this context.
         self._context = contextvars.copy_context()
 
     async def attach(
         self, worker_id: str, gateway_id: str, on_item: Callable[[bytes], None]
     ) -> None:
-        """Hands each item of the worker's attach stream, msgpack of WorkerItem, to `on_item`.
+        """Calls `on_item` with each item of the worker's attach stream (msgpack of WorkerItem).
 
         Raises:
-            ConnectionError: the worker is gone, or could not be reached.
+            ConnectionError: the worker has stopped, or is not reachable.
         """
         for node_id in (self._node_id, ""):
             with PinnedCall(self._workers, worker_id) as call:
                 arguments = {"gateway_id": gateway_id, "worker_id": worker_id, "node_id": node_id}
                 stream = aiter(call.track(self._call(self._attach, **arguments)))
                 path = msgspec.msgpack.decode(await anext(stream), type=SocketOffer).path
-                # From here on the stream ends when the worker does. A draining worker has left the
-                # set, but still finishes its requests.
-                call.outlive_replica()
+                # From here on the stream ends with the worker. A draining worker is no longer in
+                # the set, but still finishes its requests.
+                call.keep_open()
                 if path is None:
                     async for item in stream:
                         on_item(item)
@@ -81,27 +80,27 @@ class RayTransport:
                 try:
                     link = await WorkerLink.open(path, gateway_id, on_item)
                 except OSError as error:
-                    problem = "no way to the worker's socket, taking Serve's: %s"
-                    logger.warning(problem, error, extra={"worker_id": worker_id})
+                    message = "cannot connect to the worker's socket, using Serve instead: %s"
+                    logger.warning(message, error, extra={"worker_id": worker_id})
                     continue
-                await self._follow(worker_id, link, stream)
+                await self._use_link(worker_id, link, stream)
 
-    async def _follow(self, worker_id: str, link: WorkerLink, call: AsyncIterator[bytes]) -> None:
-        """Sends submits over the link until it ends, then raises ConnectionError."""
-        hold = asyncio.ensure_future(_outlast(call, link))
+    async def _use_link(self, worker_id: str, link: WorkerLink, call: AsyncIterator[bytes]) -> None:
+        """Sends submits over the link until it is closed, then raises ConnectionError."""
+        closer = asyncio.ensure_future(_close_with_call(call, link))
         self._links[worker_id] = link
         try:
             raise ConnectionError(await link.wait_ended())
         finally:
             del self._links[worker_id]
             link.close()
-            hold.cancel()
+            closer.cancel()
 
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
-        """Sends msgpack of a SubmitBatch; returns msgpack of its SubmitReply.
+        """Sends a SubmitBatch (msgpack); returns its SubmitReply (msgpack).
 
         Raises:
-            ConnectionError: the worker is gone, or could not be reached.
+            ConnectionError: the worker has stopped, or is not reachable.
         """
         link = self._links.get(worker_id)
         if link is not None:
@@ -113,23 +112,23 @@ class RayTransport:
         return reply
 
     async def pulse(self, worker_id: str) -> bytes | None:
-        """The last sign of life of a worker whose event loop is late; None where it gave none.
+        """Last heartbeat of a worker whose event loop is blocked; None without one.
 
-        Raises Exception where the GCS cannot be reached.
+        Raises Exception if the GCS is not reachable.
         """
         return await asyncio.to_thread(_read_pulse, worker_id)
 
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
-        """Calls `on_change` with all worker ids, now and whenever the set changes."""
+        """Calls `on_change` with all worker IDs, now and whenever they change."""
         self._workers.listen(on_change)
         if self._first_call is None:
             self._first_call = asyncio.ensure_future(self._wake_router())
 
     async def _wake_router(self) -> None:
-        """Makes one call: Serve creates a handle's router, which learns the replicas, only then.
+        """Makes a call, since Serve only then creates a handle's router, which tracks the replicas.
 
-        HAZARD: without a worker the call is queued. Serve's autoscaling starts a worker for a call
-        that is queued for longer than its look-back period (`worker_replicas`).
+        HAZARD: the call is queued while there is no worker. Serve's autoscaling starts a worker for
+        a call that is queued for longer than its look-back period (`worker_replicas`).
         """
         call = self._call(self._hello)
         with contextlib.suppress(Exception):
@@ -147,10 +146,10 @@ def _read_pulse(worker_id: str) -> bytes | None:
 
 
 class PinnedCall:
-    """Context of a call to one replica: cancels it when the replica leaves the set, and on exit.
+    """Context of a call to one replica, cancelled when the replica leaves the set, and on exit.
 
-    Serve would otherwise queue a call to a replica that is gone for ever. Any exception in the
-    block leaves it as ConnectionError.
+    Serve would queue a call to a stopped replica indefinitely. Exceptions in the block are raised
+    as ConnectionError.
     """
 
     def __init__(self, replicas: WorkerSet, replica_id: str) -> None:
@@ -163,15 +162,15 @@ class PinnedCall:
         self._listening = False
 
     def track(self, call: Any) -> Any:
-        """Takes the call that is to be cancelled; returns it."""
+        """Sets the call to cancel; returns it."""
         self._call = call
         return call
 
-    def outlive_replica(self) -> None:
-        """Lets the call outlast the replica's place in the set: it ends when the replica does."""
+    def keep_open(self) -> None:
+        """Keeps the call open after the replica leaves the set, until the replica ends it."""
         if self._listening:
             self._listening = False
-            self._replicas.forget(self._on_change)
+            self._replicas.remove_listener(self._on_change)
 
     def __enter__(self) -> Self:
         self._listening = True
@@ -184,14 +183,14 @@ class PinnedCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.outlive_replica()
+        self.keep_open()
         self._cancel()
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 return  # the caller's own task was cancelled
-            how = "has left" if self._gone else "dropped a call: it was cancelled"
-            raise ConnectionError(f"replica {self._replica_id} {how}") from error
+            reason = "has stopped" if self._gone else "cancelled a call"
+            raise ConnectionError(f"replica {self._replica_id} {reason}") from error
         if isinstance(error, Exception):
             raise ConnectionError(f"call to replica {self._replica_id} failed: {error}") from error
 
@@ -205,9 +204,9 @@ class PinnedCall:
             self._call.cancel()
 
 
-async def _outlast(stream: AsyncIterator[bytes], link: WorkerLink) -> None:
-    """Closes the link when the attach call ends: the worker has ended then, even if its socket
-    still seems open."""
+async def _close_with_call(stream: AsyncIterator[bytes], link: WorkerLink) -> None:
+    """Closes the link when the attach call ends: the worker has stopped, even if its socket still
+    appears open."""
     reason = "Serve's call to the worker ended"
     try:
         await anext(stream, None)

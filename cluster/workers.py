@@ -1,7 +1,7 @@
-"""The worker replicas that this process knows of, by deployment.
+"""Registry of the running worker replicas in this process, by deployment.
 
-Ray Serve pickles a request router's module by value, so the router (`cluster.pinning`) and the
-transport (`cluster.transport`) would not share that module's globals: they meet here.
+It is a separate module because Ray Serve pickles a request router's module by value: the router
+(`cluster.pinning`) and the transport (`cluster.transport`) would not share that module's globals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class WorkerSet:
-    """Ids of one deployment's running replicas, with listeners to changes.
+    """IDs of one deployment's running replicas, with change listeners.
 
     Not thread-safe: router and transports run on the gateway's one event loop
     (RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0).
@@ -23,7 +23,7 @@ class WorkerSet:
         self._listeners: list[Callable[[tuple[str, ...]], None]] = []
 
     def replace(self, ids: tuple[str, ...]) -> None:
-        """Replaces the ids; calls all listeners if that changes them."""
+        """Replaces the IDs; calls all listeners if they changed."""
         ids = tuple(sorted(ids))
         if ids == self.ids:
             return
@@ -32,15 +32,15 @@ class WorkerSet:
             listener(ids)
 
     def listen(self, listener: Callable[[tuple[str, ...]], None]) -> None:
-        """Calls `listener` with all ids, now and on every change."""
+        """Calls `listener` with all IDs, now and on every change."""
         self._listeners.append(listener)
         listener(self.ids)
 
-    def forget(self, listener: Callable[[tuple[str, ...]], None]) -> None:
-        """Removes a listener. Raises ValueError where it does not listen."""
+    def remove_listener(self, listener: Callable[[tuple[str, ...]], None]) -> None:
+        """Removes a listener. Raises ValueError if it is not registered."""
         self._listeners.remove(listener)
 
 
 WORKERS: Final[defaultdict[str, WorkerSet]] = defaultdict(WorkerSet)
-"""Worker sets of this process by name of the deployment: Serve's routers (`cluster.pinning`) change
-them, transports listen to them."""
+"""Worker sets of this process by name of the deployment, updated by Serve's routers
+(`cluster.pinning`) and observed by transports."""

@@ -1,1 +1,1 @@
-"""Autoscaling: the target number of a model's workers, by the load that its gateways report."""
+"""Autoscaling: decides the target number of a model's workers from its gateways' load reports."""

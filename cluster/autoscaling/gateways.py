@@ -1,4 +1,4 @@
-"""Autoscaling of gateways: their number follows the CPU time that they use."""
+"""Autoscaling of gateways by their CPU usage."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections import deque
 from typing import Final
 
 CPU: Final = "gateway/cpu"
-"""Name of the metric with the processors that a gateway uses."""
+"""Name of the metric with a gateway's CPU usage in cores."""
 TARGET_CPU = 0.6
-"""Target of processors used per gateway. Its event loop is one thread: near 1.0 every stream waits
-for it, and the rest absorbs bursts for as long as another gateway takes to start."""
+"""Target CPU usage per gateway in cores. A gateway's event loop is single-threaded, so near 1.0 all
+streams are delayed; the headroom absorbs bursts while another gateway starts."""
 UPSCALE_DELAY_S = 15.0
-"""Seconds for which more gateways must be needed before one is started: the period at which
-Kubernetes' HorizontalPodAutoscaler looks. One long prompt must not start a gateway."""
+"""Seconds for which more gateways must be needed before one is started: the sync period of
+Kubernetes' HorizontalPodAutoscaler. A single long prompt must not start a gateway."""
 DOWNSCALE_DELAY_S = 300.0
 """Seconds for which fewer gateways must suffice before one is stopped: the default stabilization
 window of Kubernetes' HorizontalPodAutoscaler."""
 
 
 class CpuMeter:
-    """Processors that this process used between two readings."""
+    """Meter of this process's CPU usage between two readings."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
         self._used_s = time.process_time()
 
     def read(self) -> float:
-        """CPU seconds per second since the last reading."""
+        """CPU usage in cores since the last reading."""
         at, used_s = time.monotonic(), time.process_time()
         share = (used_s - self._used_s) / max(at - self._at, 1e-3)
         self._at, self._used_s = at, used_s
@@ -36,30 +36,30 @@ class CpuMeter:
 
 
 class GatewayScaler:
-    """Decides the number of gateways: more if needed for UPSCALE_DELAY_S, fewer if they suffice for
-    DOWNSCALE_DELAY_S."""
+    """Autoscaler of gateways: scales up if more are needed for UPSCALE_DELAY_S, and down if fewer
+    suffice for DOWNSCALE_DELAY_S."""
 
     def __init__(self) -> None:
-        self._wanted: deque[tuple[float, int]] = deque()
-        """Times of the last DOWNSCALE_DELAY_S, and how many gateways were needed."""
+        self._needed: deque[tuple[float, int]] = deque()
+        """Time and number of needed gateways, for the last DOWNSCALE_DELAY_S."""
         self._began_at: float | None = None
 
     def decide(self, num_processors: float, target: int, now: float) -> int:
-        """The number of gateways to run.
+        """The new target number of gateways.
 
         Args:
-            num_processors: processors that all gateways use together.
-            target: number of gateways that were decided before.
+            num_processors: total CPU usage of all gateways in cores.
+            target: current target.
             now: monotonic time in seconds.
         """
         began_at = self._began_at = now if self._began_at is None else self._began_at
-        self._wanted.append((now, max(math.ceil(num_processors / TARGET_CPU), 1)))
-        while self._wanted[0][0] < now - DOWNSCALE_DELAY_S:
-            self._wanted.popleft()
+        self._needed.append((now, max(math.ceil(num_processors / TARGET_CPU), 1)))
+        while self._needed[0][0] < now - DOWNSCALE_DELAY_S:
+            self._needed.popleft()
         if now - began_at >= UPSCALE_DELAY_S:
-            needed = min(n for at, n in self._wanted if at >= now - UPSCALE_DELAY_S)
+            needed = min(n for at, n in self._needed if at >= now - UPSCALE_DELAY_S)
             if needed > target:
                 return needed
         if now - began_at >= DOWNSCALE_DELAY_S:
-            return min(max(n for _, n in self._wanted), target)
+            return min(max(n for _, n in self._needed), target)
         return target

@@ -10,30 +10,30 @@ from router.serving.load import LoadReport
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetLoad:
-    """Load of one model. It is measured by the cost of tokens, not by the number of requests."""
+    """Load of one model, measured by the cost of tokens rather than by the number of requests."""
 
     num_ready: int = 0
-    """Workers that take requests."""
+    """Number of workers that are ready for requests."""
     work: float = 0.0
-    """Offered load: seconds of workers' time per second that arriving requests need, which is how
-    many workers they keep busy."""
+    """Offered load: worker time per second, in seconds, for arriving requests, which is the number
+    of workers that they keep busy."""
     backlog_s: float = 0.0
-    """Seconds of a worker's time that queued requests need, at workers and at gateways."""
+    """Worker time in seconds for queued requests, at workers and at gateways."""
     queue_delay_s: float = 0.0
-    """Seconds that the next request is expected to wait."""
+    """Expected queueing delay of the next request in seconds."""
     kv: float = 0.0
-    """Number of workers whose KV caches running and waiting requests fill."""
+    """Number of workers whose KV caches would be filled by running and waiting requests."""
     active: bool = False
-    """Whether there is any unfinished request."""
+    """Whether there are unfinished requests."""
     visited: bool = False
-    """Whether any request came recently; it may be finished."""
+    """Whether requests arrived recently, finished or not."""
 
 
 def combined(reports: Sequence[LoadReport]) -> FleetLoad:
     """The load of a model from the reports of its gateways, at least one.
 
-    What gateways report of their own requests adds up. What they report of workers concerns the
-    same ones: the largest value is taken, as a gateway that has just started knows less.
+    Values about the gateways' requests are added. Values about workers concern the same workers, so
+    the maximum is used, as a gateway that has just started has incomplete data.
     """
     return FleetLoad(
         num_ready=round(max(r.num_ready for r in reports)),

@@ -1,4 +1,4 @@
-"""Number of workers that a load needs, by arriving work, KV caches and backlog."""
+"""Number of workers needed for a load, by arriving work, KV cache usage and backlog."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from cluster.autoscaling.load import FleetLoad
 from cluster.autoscaling.starts import StartTimes
 from router.serving.load import WINDOW_S
 
-_LEAST_RATE = 0.5
+_MIN_RATE = 0.5
 """Lower bound of the service rate: a queue shows that there are too few workers, but hardly how
 many more are needed, so the correction at most doubles their number."""
 _LEARN_S = 6.0 * WINDOW_S
 """Time constant in seconds of the measured service rate; long compared with the meter's window,
-over which every step of the load is smeared."""
+which smooths steps of the load."""
 _MEAN = 0.5
-"""Time constant of the mean of arriving work, in start-up times: no new worker could serve work
-that comes and goes within one start, and a rise that lasts should not wait for a second start."""
-_MOST_FULL = 0.9
-"""Upper bound of the utilization in the horizon's formula: at 1.0 no idle time would be left to
+"""Time constant of the mean of arriving work, in start-up times: new workers cannot serve work that
+comes and goes within one start, and a lasting rise should not wait for a second start."""
+_MAX_UTILIZATION = 0.9
+"""Upper bound of the utilization in the horizon's formula: at 1.0 there would be no idle time to
 work off a backlog."""
 
 
 class ServiceRate:
-    """Measured service rate of a worker: seconds of metered work that it does per second.
+    """Measured service rate of a worker: seconds of metered work per second.
 
-    While the queueing delay exceeds its target, all workers are busy: they do the arriving work
-    less the growth of the backlog. The meter (`router.serving.load`) weighs tokens by fitted step
-    times; the rate is 1 where these are right, and 0.6 where workers do only 60 % of what the meter
-    expects of them. Without a queue the rate cannot be measured, and returns to 1.
+    While the queueing delay exceeds its target, all workers are busy: they complete the arriving
+    work minus the growth of the backlog. The meter (`router.serving.load`) weighs tokens by fitted
+    step times; the rate is 1 if these are correct, and 0.6 if workers only complete 60 % of the
+    metered work. Without a queue the rate cannot be measured, and returns to 1.
 
     Args:
-        config: its `target_queue_delay_ms` is used.
+        config: autoscaling options, of which `target_queue_delay_ms` is used.
         forget_s: time constant in seconds of the return to 1.
     """
 
@@ -46,10 +46,10 @@ class ServiceRate:
         self._growth = 0.0
         """Growth of the backlog in workers, smoothed over the same window as the arriving work."""
         self._num_ready = 0.0
-        """Number of ready workers, smoothed likewise."""
+        """Number of ready workers, smoothed in the same way."""
 
     def observe(self, load: FleetLoad, now: float) -> None:
-        """Updates the rate by the present load."""
+        """Updates the rate with the current load."""
         last, self._last = self._last, (now, load.backlog_s)
         if last is None:
             self._num_ready = load.num_ready
@@ -64,25 +64,25 @@ class ServiceRate:
         rate, constant_s = 1.0, self._forget_s
         if load.num_ready and load.queue_delay_s > self._longest_s:
             rate, constant_s = (load.work - self._growth) / self._num_ready, _LEARN_S
-        rate = min(max(rate, _LEAST_RATE), 1.0)
+        rate = min(max(rate, _MIN_RATE), 1.0)
         self.value += (1.0 - exp(-passed / constant_s)) * (rate - self.value)
 
 
 class SteadyWork:
-    """Arriving work without bursts that are over before a worker could be started for them.
+    """Arriving work without bursts that are shorter than the start of a worker.
 
-    It is the mean over half a start-up time, or the present work if that is less. For faster rises
-    there is the headroom that `target_load` leaves.
+    It is the mean over half a start-up time, or the current work if that is less. Faster rises are
+    covered by the headroom of `target_load`.
     """
 
     def __init__(self) -> None:
         self.value = 0.0
-        """Number of workers that the steady work keeps busy."""
+        """Number of workers kept busy by the steady work."""
         self._mean = 0.0
         self._last: float | None = None
 
     def observe(self, work: float, start_s: float, now: float) -> None:
-        """Updates the mean by the present arriving work; `start_s` is the usual start-up time."""
+        """Updates the mean with the current arriving work; `start_s` is the usual start-up time."""
         if self._last is None:
             self._mean = work
         elif now > self._last:
@@ -94,55 +94,56 @@ class SteadyWork:
 def workers_needed(
     load: FleetLoad, steady: float, starts: StartTimes, rate: float, config: AutoscalingConfig
 ) -> float:
-    """Workers that a load needs, ready and starting ones included, neither rounded nor bounded.
+    """Number of workers needed for a load, including ready and starting ones, neither rounded nor
+    bounded.
 
-    The largest of three numbers. For steady work: as many as are busy for `target_load` of their
-    time. For KV caches: as many as are filled to `target_kv_usage`. For the backlog: as many as
-    serve all that is queued now and arrives meanwhile within one start-up time and one horizon.
-    There a ready worker serves for the whole time, a starting one for the rest of it, and one yet
-    to be started for the horizon.
+    It is the maximum of three numbers: for steady work, the workers busy for `target_load` of their
+    time; for KV caches, those filled to `target_kv_usage`; for the backlog, those that complete all
+    work that is queued now or arrives within one start-up time plus one horizon. In that time a
+    ready worker serves throughout, a starting one for the remainder, and a new one for the horizon.
 
-    The horizon is `backlog_horizon_s`, or longer, so that a step of the load needs no more workers
-    for the backlog than for steady work: at the target a part `1 - target_load` of each worker is
-    idle, and works off what arrived during a start of T seconds within
+    The horizon is at least `backlog_horizon_s`, and long enough that a step of the load needs no
+    more workers for the backlog than for steady work: at the target a fraction `1 - target_load` of
+    each worker is idle, which works off the arrivals during a start of T seconds within
     `T * target_load / (1 - target_load)`.
 
     Args:
-        load: the present load.
+        load: current load.
         steady: steady part of its work, see `SteadyWork`.
         starts: starting workers, and the usual start-up time.
         rate: service rate of a worker, see `ServiceRate`.
         config: targets and horizon.
     """
     arriving = load.work / rate
-    full = min(config.target_load, _MOST_FULL)
-    horizon_s = max(config.backlog_horizon_s, starts.usual_s * full / (1.0 - full))
-    # Two estimates of the same queue: the backlog covers requests that are still at gateways, the
-    # delay also work that the meter underrates.
+    busy = min(config.target_load, _MAX_UTILIZATION)
+    horizon_s = max(config.backlog_horizon_s, starts.usual_s * busy / (1.0 - busy))
+    # Two estimates of the same queue: the backlog includes requests that are still at gateways, the
+    # delay also work that the meter underestimates.
     waiting_s = max(load.backlog_s / rate, load.queue_delay_s * load.num_ready)
     span_s = starts.usual_s + horizon_s
     serve_s = [span_s - remaining_s for remaining_s in starts.remaining_s()]
     waiting = _to_serve(waiting_s + arriving * span_s, load.num_ready, span_s, serve_s, horizon_s)
-    least = 1e-9 if load.active else 0.0
+    minimum = 1e-9 if load.active else 0.0
     return max(
         steady / rate / config.target_load,
         load.kv / config.target_kv_usage,
         waiting,
-        least,
+        minimum,
     )
 
 
 def _to_serve(
     work_s: float, num_ready: int, span_s: float, serve_s: list[float], new_s: float
 ) -> float:
-    """Number of workers that do so much work: of the ready ones, then starting ones, then new ones.
+    """Number of workers needed for an amount of work: ready ones, then starting ones, then new
+    ones.
 
     Args:
         work_s: seconds of work.
         num_ready: workers that are ready.
-        span_s: seconds that each ready worker serves.
-        serve_s: seconds that each starting worker serves, longest first.
-        new_s: seconds that each new worker serves.
+        span_s: seconds that each ready worker is available.
+        serve_s: seconds that each starting worker is available, longest first.
+        new_s: seconds that each new worker is available.
     """
     left_s = work_s - num_ready * span_s
     if left_s <= 0.0:

@@ -1,8 +1,9 @@
-"""Autoscaling policies for Ray Serve: one that collects gateways' load reports, and one per model.
+"""Autoscaling policies for Ray Serve: one for gateways, which collects load reports, and one per
+model.
 
-They run in Serve's controller, which has to be able to import rayfleet. Serve pickles this module
-by value, and with it each object that is imported from another module. So it imports the modules
-`gateways` and `registry`, which are pickled by reference, and not REGISTRIES itself.
+They run in Serve's controller, where rayfleet must be importable. Serve pickles this module by
+value, including objects imported from other modules. Therefore it imports the modules `gateways`
+and `registry`, which are pickled by reference, and not REGISTRIES itself.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from cluster.autoscaling.config import AutoscalingConfig
 from cluster.autoscaling.decision import Autoscaler
 
 Decision = tuple[int, dict[str, Any]]
-"""Target number of replicas, and state that Serve keeps for the policy (none here)."""
+"""Target number of replicas, and state that Serve stores for the policy (unused)."""
 
 
 class GatewayPolicy:
-    """Policy of the gateways: puts their load reports into the registry, and decides their number.
+    """Policy of the gateways: adds their load reports to the registry, and decides their number.
 
-    Serve keeps the number within its bounds, which are equal for a fixed number of gateways.
+    Serve limits the number to its bounds, which are equal for a fixed number of gateways.
 
     Args:
         clock: monotonic clock in seconds.
@@ -34,11 +35,11 @@ class GatewayPolicy:
         self._scaler = gateways.GatewayScaler()
 
     def __call__(self, context: Any) -> Decision:
-        """Called by Serve at each turn of its control loop (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`),
-        with its AutoscalingContext."""
+        """Called by Serve in each iteration of its control loop
+        (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`), with its AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
         reports = registry.REGISTRIES[context.app_name]
-        reports.take(context.raw_metrics or {}, now)
+        reports.replace(context.raw_metrics or {}, now)
         num_processors = reports.total(gateways.CPU, now)
         if num_processors is None:
             return target, {}
@@ -46,7 +47,7 @@ class GatewayPolicy:
 
 
 class WorkerPolicy:
-    """Policy of one model's workers: asks `Autoscaler` with the load from the registry.
+    """Policy of one model's workers: calls `Autoscaler` with the load from the registry.
 
     Args:
         clock: monotonic clock in seconds.
@@ -58,8 +59,8 @@ class WorkerPolicy:
         self._clock = clock
 
     def __call__(self, context: Any) -> Decision:
-        """Called by Serve at each turn of its control loop (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`),
-        with its AutoscalingContext."""
+        """Called by Serve in each iteration of its control loop
+        (`RAY_SERVE_CONTROL_LOOP_INTERVAL_S`), with its AutoscalingContext."""
         now, target = self._clock(), context.target_num_replicas
         running = context.current_num_replicas
         load = registry.REGISTRIES[context.app_name].load(context.deployment_name, now)
@@ -70,11 +71,11 @@ class WorkerPolicy:
         if decided != target:
             # The logger of Serve's controller.
             logging.getLogger("ray.serve").info(
-                "%s: %d workers in place of %d, of which %d run; starts take %.0f s; %s",
+                "%s: scaling from %d workers (%d running) to %d; start-up time %.0f s; %s",
                 context.deployment_name,
-                decided,
                 target,
                 running,
+                decided,
                 self._autoscaler.start_s,
                 load,
             )

@@ -1,8 +1,9 @@
-"""Registry of the gateways' last load reports, for all autoscaling policies of Serve's controller.
+"""Registry of the gateways' latest load reports, for all autoscaling policies of Serve's
+controller.
 
-Serve gives a policy the metrics of its own deployment alone, while it is the gateways that know the
-load of a model, above all where the model has no worker. Serve also pickles a policy's module by
-value, so policies share none of that module's globals: they share those of this module.
+Serve only provides a policy with metrics of its own deployment, while the load of a model is known
+to the gateways, in particular if the model has no worker. As Serve pickles a policy's module by
+value, policies do not share that module's globals, but those of this module.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ from cluster.autoscaling.load import FleetLoad, combined
 from router.serving.load import LoadReport
 
 STALE_S = 15.0
-"""Seconds without a new report after which a gateway's last one is ignored."""
+"""Age in seconds after which a gateway's last report is ignored."""
 
 
 class _Reported(NamedTuple):
     stamp: float
-    """Time of the report by the gateway's own clock: only its changes have a meaning here."""
+    """Time of the report by the gateway's clock, of which only changes are used."""
     received_at: float
-    """Time at which the report first arrived, by the controller's clock."""
+    """Time of the first arrival of the report, by the controller's clock."""
     values: Mapping[str, float]
-    """Values by the names of `flattened`."""
+    """Values by their names in `flattened`."""
 
 
 def flattened(deployment: str, report: LoadReport) -> dict[str, float]:
-    """A model's report as named numbers, the form of Serve's custom autoscaling metrics."""
+    """A model's report as named numbers, the format of Serve's custom autoscaling metrics."""
     return {f"{deployment}/{name}": value for name, value in report._asdict().items()}
 
 
 class LoadRegistry:
-    """Last load reports of the gateways of one Serve application."""
+    """Latest load reports of the gateways of one Serve application."""
 
     def __init__(self) -> None:
         self._reported: dict[str, _Reported] = {}
 
-    def take(self, series: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> None:
+    def replace(self, series: Mapping[str, Mapping[Any, Sequence[Any]]], now: float) -> None:
         """Replaces all reports by those of the running gateways.
 
         Args:
-            series: Serve's time series of each metric, by its name and the replica.
-            now: time in seconds of the clock that `load` is asked with.
+            series: Serve's time series by name of the metric and replica.
+            now: time in seconds, by the same clock as for `load`.
         """
         values: dict[str, dict[str, float]] = {}
         stamps: dict[str, float] = {}
@@ -61,7 +62,7 @@ class LoadRegistry:
         self._reported = reported
 
     def load(self, deployment: str, now: float) -> FleetLoad | None:
-        """The load of the model with this deployment; None without any recent report of it."""
+        """Load of the model with this deployment; None without a recent report."""
         names = [f"{deployment}/{field}" for field in LoadReport._fields]
         reports = [
             LoadReport(*(reported.values[name] for name in names))
@@ -72,7 +73,7 @@ class LoadRegistry:
         return combined(reports) if reports else None
 
     def total(self, name: str, now: float) -> float | None:
-        """Sum of a metric over the gateways with a recent report; None if there is none."""
+        """Sum of a metric over the gateways with a recent report; None without any."""
         values = [
             reported.values[name]
             for reported in self._reported.values()
@@ -82,5 +83,5 @@ class LoadRegistry:
 
 
 REGISTRIES: Final[defaultdict[str, LoadRegistry]] = defaultdict(LoadRegistry)
-"""Registries of this process by application: the policy of gateways writes them, those of models
-read them."""
+"""Registries of this process by application, written by the gateways' policy and read by those of
+models."""

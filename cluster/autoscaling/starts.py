@@ -1,4 +1,4 @@
-"""Workers that are starting, and the time that a start takes."""
+"""Starting workers, and their start-up time."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from dataclasses import dataclass
 from math import inf
 
 SHORT_S = 30.0
-"""Seconds of a short start, which every start is taken to be until one has been measured:
-`rayfleet serve` takes 25 to 57 s with a small model on a running node, Ray's start included."""
-_KEPT = 8
-"""Measured starts that are kept: enough that one outlier does not move their median, and few enough
-to follow another image, model or kind of node within one scale-up."""
+"""Assumed start-up time in seconds until one has been measured: `rayfleet serve` takes 25 to 57 s
+with a small model on a running node, including Ray's start."""
+_HISTORY = 8
+"""Number of measured starts to keep: enough to be robust against one outlier, and few enough to
+adapt to another image, model or kind of node within one scale-up."""
 _OVERDUE = 3.0
 """Multiple of the usual start-up time after which a start counts as stuck: the first timeout of RFC
-6298 (section 2.2), the mean and four times a deviation that is taken to be half of it."""
+6298 (section 2.2), the mean plus four times a deviation that is assumed to be half of it."""
 _STUCK_S = 600.0
-"""Seconds after which a start counts as stuck while none has been measured: the default
+"""Seconds after which a start counts as stuck before any has been measured: the default
 progressDeadlineSeconds of a Kubernetes Deployment."""
 
 
 @dataclass(slots=True)
 class _Start:
     since: float
-    """Time at which the start was first observed."""
+    """Time of the first observation of the start."""
     seen: bool
-    """Whether the start began between two observations; its length is known then."""
+    """Whether the start began between two observations, so that its duration is known."""
 
 
 class StartTimes:
-    """Starts of workers: those under way, and the usual start-up time by those that are over.
+    """Starting workers, and the usual start-up time by previous starts.
 
-    A start is a worker of the target that does not run, the replacement of a dead one included.
-    Only numbers of workers are known: one that begins to run is taken to be the oldest start that
-    is not stuck.
+    A start is a worker of the target that is not running, including replacements of failed ones.
+    Only numbers of workers are known: a new running worker counts as the oldest start that is not
+    stuck.
     """
 
     def __init__(self) -> None:
         self.usual_s = SHORT_S
-        """Usual start-up time in seconds: the lower median of the last measured starts and of those
-        under way that have already taken longer than that median. Until one has been measured: the
-        longest that any has been under way without being stuck, at least SHORT_S."""
+        """Usual start-up time in seconds: the lower median of the last measured starts and of
+        current ones that have already taken longer than that median. Before the first measurement
+        it is the age of the oldest start that is not stuck, and at least SHORT_S."""
         self._starts: list[_Start] = []
-        """Starts under way, oldest first."""
-        self._took: deque[float] = deque(maxlen=_KEPT)
-        """Seconds of the last measured starts."""
+        """Current starts, oldest first."""
+        self._took: deque[float] = deque(maxlen=_HISTORY)
+        """Durations of the last measured starts in seconds."""
         self._newest_ready = -inf
-        """Time at which the start began that is the newest of those that are over."""
+        """Time at which the newest completed start began."""
         self._running: int | None = None
         self._now = 0.0
         """Time of the last observation."""
 
     def observe(self, target: int, running: int, now: float) -> None:
-        """Updates the starts by the target number of workers and the number that run."""
+        """Updates the starts from the target and the number of running workers."""
         self._now = now
         first, self._running = self._running, running
         for _ in range(running - first if first is not None else 0):
-            self._got_ready()
+            self._complete_start()
         missing = max(target - running, 0)
         del self._starts[missing:]
         new = missing - len(self._starts)
@@ -66,17 +66,17 @@ class StartTimes:
 
     @property
     def num_lost(self) -> int:
-        """Number of stuck starts that others should replace.
+        """Number of stuck starts to replace.
 
-        A start that a newer one has overtaken is stuck by itself: it is replaced. Stuck starts that
-        none has overtaken may lack a free node, as in a full cluster: one of them is replaced.
+        A stuck start that a newer one has overtaken is replaced. Other stuck starts may be waiting
+        for a free node in a full cluster: only one of them is replaced.
         """
         stuck = [start.since for start in self._starts if self._stuck(start)]
-        alone = sum(since <= self._newest_ready for since in stuck)
-        return alone + (len(stuck) > alone)
+        overtaken = sum(since <= self._newest_ready for since in stuck)
+        return overtaken + (len(stuck) > overtaken)
 
     def remaining_s(self) -> list[float]:
-        """Expected seconds left of each start that is not stuck, shortest first."""
+        """Expected remaining seconds of each start that is not stuck, shortest first."""
         usual = self.usual_s
         return [
             max(start.since + usual - self._now, 0.0)
@@ -84,7 +84,7 @@ class StartTimes:
             if not self._stuck(start)
         ]
 
-    def _got_ready(self) -> None:
+    def _complete_start(self) -> None:
         if not self._starts:
             return
         index = next((i for i, s in enumerate(self._starts) if not self._stuck(s)), 0)
@@ -110,5 +110,5 @@ class StartTimes:
 
 
 def _median(values: Sequence[float]) -> float:
-    """The median; of an even number of values the lower of the middle two."""
+    """Lower median."""
     return sorted(values)[(len(values) - 1) // 2]

@@ -1,1 +1,1 @@
-"""Benchmarks: load on an endpoint, offline engine, routing, kernels, and comparisons in turn."""
+"""Benchmarks: load on an endpoint, the offline engine, jobs, and comparisons."""

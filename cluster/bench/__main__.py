@@ -1,4 +1,4 @@
-"""`python -m cluster.bench serve ...`: the benchmarks without the other `rayfleet` commands."""
+"""`python -m cluster.bench serve ...`: runs benchmarks without the other `rayfleet` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrival times of requests for a given rate."""
+"""Arrival times of requests at a given rate."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import numpy as np
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
     """Arrival times of `count` requests in seconds after the start, ascending.
 
-    Gaps are gamma distributed with shape `burstiness`, as in vLLM: 1 gives a Poisson process, less
-    gives bursts, more is steadier, and infinity makes all gaps equal. The times are scaled so that
-    the last is count / rate: the offered rate does not depend on the draw. With an infinite rate
-    all are 0.
+    Intervals are gamma distributed with shape `burstiness`, as in vLLM: 1 is a Poisson process,
+    less is burstier, more is more uniform, and infinity makes all intervals equal. Times are scaled
+    so that the last is count / rate, independent of the samples. At an infinite rate all are 0.
 
     Raises:
         ValueError: a rate or burstiness that is not positive.
     """
     if rate <= 0 or burstiness <= 0:
-        raise ValueError("--request-rate and --burstiness must be positive")
+        raise ValueError(
+            f"--request-rate and --burstiness must be positive, got {rate:g} and {burstiness:g}"
+        )
     if math.isinf(rate):
         return [0.0] * count
     if math.isinf(burstiness):
-        return [(place + 1) / rate for place in range(count)]
+        return [(index + 1) / rate for index in range(count)]
     gaps = np.random.default_rng(seed).gamma(burstiness, 1.0 / (rate * burstiness), count)
     times = np.cumsum(gaps)
     if count:
@@ -33,24 +34,27 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
 
 
 def phased_arrival_times(phases: Sequence[tuple[float, float]], seed: int) -> list[float]:
-    """Arrival times in seconds, ascending, of a Poisson process whose rate changes by phases.
+    """Arrival times in seconds, ascending, of a Poisson process with phases of different rates.
 
     A phase has seconds * rate requests, rounded, and at least one if its rate is above 0.
 
     Args:
         phases: length in seconds and requests per second of each phase.
-        seed: seed of the gaps.
+        seed: seed of the intervals.
 
     Raises:
-        ValueError: a phase has no length, or a negative rate.
+        ValueError: a phase has no duration, or a negative rate.
     """
     times: list[float] = []
     begin = 0.0
     for number, (seconds, rate) in enumerate(phases):
         if seconds <= 0.0 or rate < 0.0:
-            raise ValueError("a phase lasts some time, and its rate is not negative")
+            raise ValueError(
+                "phases need a positive duration and a rate of at least 0, got "
+                f"{seconds:g} s at {rate:g} requests/s"
+            )
         count = max(1, round(seconds * rate)) if rate else 0
-        drawn = arrival_times(count, count / seconds, 1.0, seed + number) if count else []
-        times += [begin + time for time in drawn]
+        arrivals = arrival_times(count, count / seconds, 1.0, seed + number) if count else []
+        times += [begin + time for time in arrivals]
         begin += seconds
     return times

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.bench.command import command_adder, refuse_all
+from cluster.bench.command import command_adder, reject_command
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.flags import add_load_flags, dataset_options, serve_options
 from cluster.bench.jobs.flags import add_job_commands
@@ -26,7 +26,7 @@ _MOVED = {
     "chaos": "`make check-chaos`, in a checkout",
     "fleet": "`make check-scale`, in a checkout",
     "gateway": "`make check-gateway`, in a checkout",
-    "versus": "`bench compare URL_A URL_B`; its ratios are B over A",
+    "versus": "`bench compare URL_A URL_B`, whose ratios are B over A",
     **{
         name: f"`python -m deploy.benchmarks {name}`, in a checkout"
         for name in _IN_CHECKOUT.split()
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one benchmark; the entry of `python -m cluster.bench`."""
+    """Runs one benchmark; entry point of `python -m cluster.bench`."""
     parser: argparse.ArgumentParser = CommandParser(prog="python -m cluster.bench")
     add_commands(parser.add_subparsers(dest="bench", required=True, metavar="COMMAND"))
     args = parser.parse_args(argv)
@@ -54,13 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_commands(commands: Subparsers) -> None:
-    """Adds the benchmarks to a parser's commands."""
+    """Adds all benchmarks to a parser's commands."""
     add = command_adder(commands)
-    add_load_flags(add("serve", "load on any OpenAI endpoint", _serve))
-    _add_throughput_flags(add("throughput", "the engine offline, without HTTP", _throughput))
+    add_load_flags(
+        add("serve", "benchmark the online serving of any OpenAI-compatible endpoint", _serve)
+    )
+    _add_throughput_flags(
+        add("throughput", "benchmark the offline throughput of the engine", _throughput)
+    )
     add_job_commands(add)
     for name, now in _MOVED.items():
-        refuse_all(commands.add_parser(name), f"bench {name} is now {now}")
+        reject_command(commands.add_parser(name), f"bench {name} is now {now}")
 
 
 def _serve(args: argparse.Namespace) -> Result:
@@ -68,7 +72,7 @@ def _serve(args: argparse.Namespace) -> Result:
 
 
 def _add_throughput_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
+    parser.add_argument("--model", required=True, help="folder of a checkpoint, or Hub repository")
     add_options(parser.add_argument_group("engine"), EngineConfig, exclude=("model", "tokenizer"))
     add_options(parser.add_argument_group("prompts"), DatasetOptions)
     add_options(parser, ThroughputOptions)

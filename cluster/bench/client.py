@@ -1,11 +1,12 @@
-"""Load client: sends a streamed request to an OpenAI endpoint and times its events.
+"""Load client: sends streamed requests to an OpenAI endpoint and measures the times of their
+events.
 
-As in vLLM's serving benchmark each event with choices is counted, with text or without (a token may
-be half a character), and the latency ends with the last one. Unlike vLLM's, the first chunk of a
-chat, which has a role and no text, does not end the time to the first token.
+As in vLLM's serving benchmark each event with choices is counted, with or without text (a token may
+be half a character), and the latency ends with the last one. Unlike in vLLM, the first chunk of a
+chat, which has a role but no text, does not end the time to first token.
 
-aiohttp on uvloop takes about 20 µs per streamed event, where httpx takes 70 to 80 (32 streams).
-Only events without text, and those with usage, are decoded.
+aiohttp on uvloop takes about 20 µs per streamed event, compared to 70 to 80 µs for httpx (32
+streams). Only events without text, and those with usage, are decoded.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ import aiohttp
 from cluster.bench.sse import EventScanner, has_choices, has_text, has_usage, opens_chat
 
 _READ_TIMEOUT_S = 600.0
-_MOST_CHARS = 500
-"""Characters that are kept of an error's text."""
+_MAX_CHARS = 500
+"""Maximum length of an error message."""
 _IDLE_S = 2.0
-"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn: 5 s), so that no
-request meets a closing socket."""
+"""Keep-alive of idle connections in seconds, less than that of servers (uvicorn: 5 s), so that no
+request is sent on a closing socket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A request that is ready to be sent."""
+    """A request to send."""
 
     index: int
-    """Number of the request within its load."""
+    """Index of the request within its load."""
     body: bytes
     """Body of the POST, as JSON."""
     prompt_len: int
-    """Tokens of the prompt as the client counts them; the server's usage overrides it."""
+    """Prompt tokens as counted by the client, overridden by the server's usage."""
     output_len: int
-    """Most tokens to generate."""
+    """Maximum number of tokens to generate."""
     arrival_s: float = 0.0
-    """Seconds from the start of the load to sending, or from the end of `after` if given."""
+    """Seconds from the start of the load to sending, or from the end of `after` if set."""
     after: int | None = None
-    """Index of the request of the same client that has to end first."""
+    """Index of the request of the same client that must finish first."""
 
 
 def completion_request(
@@ -55,8 +56,8 @@ def completion_request(
     after: int | None = None,
     **fields: Any,
 ) -> Request:
-    """A request for a greedy streamed completion of exactly `output_len` tokens; further `fields`
-    are added to the body."""
+    """Request for a greedy streamed completion of exactly `output_len` tokens; other `fields` are
+    added to the body."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -84,33 +85,33 @@ class Record:
     index: int
     prompt_len: int
     wanted_len: int
-    """Tokens that the request asked for."""
+    """Number of requested output tokens."""
     start: float = 0.0
-    """Time of sending, on `time.perf_counter`'s clock, which all processes of a machine share."""
+    """Time of sending by `time.perf_counter`, which is shared by all processes of a machine."""
     latency: float = 0.0
-    """Seconds to the last event with choices; for a failed request to its end."""
+    """Seconds to the last event with choices; for a failed request to the failure."""
     ttft: float = 0.0
     """Seconds to the first event with choices."""
     itl: list[float] = field(default_factory=list)
-    """Gaps between events with choices."""
+    """Intervals between events with choices."""
     output_len: int = 0
-    """Tokens that were generated."""
+    """Number of generated tokens."""
     cached_tokens: int = 0
-    """Prompt tokens that the server found in its prefix cache."""
+    """Prompt tokens found in the server's prefix cache."""
     usage_seen: bool = False
-    """Whether lengths come from the server's usage; otherwise `output_len` counts text events."""
+    """Whether lengths are from the server's usage; otherwise `output_len` counts text events."""
     worker: str = ""
-    """Id of the worker that served, by the header x-rayfleet-worker; empty without it."""
+    """Worker ID from the header x-rayfleet-worker; empty without it."""
     status: int = 0
     """HTTP status; 0 without a response."""
     retry_after: str = ""
     """Header Retry-After; empty without it."""
     error: str = ""
-    """Reason of the failure; empty for a request that completed."""
+    """Reason of the failure; empty for a completed request."""
 
 
 def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aiohttp.ClientSession:
-    """A session without cookies, and without limits on connections or total time."""
+    """A session without cookies, connection limit or total timeout."""
     return aiohttp.ClientSession(
         headers={"Content-Type": "application/json", **headers},
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s),
@@ -120,7 +121,7 @@ def open_session(headers: dict[str, str], keepalive_s: float = _IDLE_S) -> aioht
 
 
 async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Record:
-    """Sends one request and reads its stream to the end; failures are noted in the record."""
+    """Sends one request and reads its stream to the end; failures are recorded."""
     record = Record(
         index=request.index, prompt_len=request.prompt_len, wanted_len=request.output_len
     )
@@ -141,15 +142,15 @@ async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Re
 
 
 def _message(body: str) -> str:
-    """The message of an error answer: OpenAI's `error.message`, FastAPI's `detail`, or all of
-    it."""
+    """Message of an error response: OpenAI's `error.message`, FastAPI's `detail`, or the whole
+    body."""
     try:
-        answer = json.loads(body)
-        said = answer.get("error") or answer.get("detail") or answer.get("message")
-        text = said.get("message") if isinstance(said, dict) else said
+        response = json.loads(body)
+        error = response.get("error") or response.get("detail") or response.get("message")
+        text = error.get("message") if isinstance(error, dict) else error
     except (ValueError, AttributeError):
         text = None
-    return (text if text and isinstance(text, str) else body)[:_MOST_CHARS]
+    return (text if text and isinstance(text, str) else body)[:_MAX_CHARS]
 
 
 class _StreamReader:
@@ -173,10 +174,10 @@ class _StreamReader:
             return
         self._num_text_events += 1
         if has_usage(data):
-            self._take_usage(json.loads(data)["usage"])
+            self._read_usage(json.loads(data)["usage"])
 
     def finish(self) -> None:
-        """Completes the record; a stream that ended without [DONE] is an error."""
+        """Completes the record; a stream without [DONE] at its end is an error."""
         record = self._record
         if not self.done and not record.error:
             record.error = "the stream ended without [DONE]"
@@ -197,9 +198,9 @@ class _StreamReader:
         if message.get("error"):
             self._record.error = f"error event: {_message(data.decode())}"
         if message.get("usage"):
-            self._take_usage(message["usage"])
+            self._read_usage(message["usage"])
 
-    def _take_usage(self, usage: dict[str, Any]) -> None:
+    def _read_usage(self, usage: dict[str, Any]) -> None:
         record = self._record
         record.usage_seen = True
         record.prompt_len = usage["prompt_tokens"]

@@ -1,4 +1,4 @@
-"""Commands from benchmarks: parser, result on standard output, exit status, and child processes."""
+"""Commands of benchmarks: parser, result on standard output, exit status, and child processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 Runner = Callable[[argparse.Namespace], Result]
 AddCommand = Callable[[str, str, Runner], argparse.ArgumentParser]
-"""Function that adds a command by name, summary and runner, and returns its parser for flags."""
+"""Function that adds a command by name, summary and runner, and returns its parser."""
 
 
 def command_adder(subparsers: Subparsers) -> AddCommand:
     """A function that adds benchmarks to `subparsers`. `args.run(args)` of the parsed arguments
-    prints the result and returns the exit status: 1 where `failed` or `broken` is set in it."""
+    prints the result and returns the exit status, 1 if `failed` or `broken` is set in it."""
 
     def add(name: str, summary: str, runner: Runner) -> argparse.ArgumentParser:
         parser = subparsers.add_parser(name, help=summary, description=summary)
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument(
+            "--json", action="store_true", help="print the result as one JSON object"
+        )
 
         def run(args: argparse.Namespace) -> int:
             try:
@@ -46,44 +48,44 @@ def command_adder(subparsers: Subparsers) -> AddCommand:
     return add
 
 
-def measured_by(command: Sequence[str], what: str, timeout_s: float | None = None) -> Result:
-    """Runs a benchmark's command in a process of its own; returns the JSON object on its last line.
+def run_measurement(command: Sequence[str], name: str, timeout_s: float | None = None) -> Result:
+    """Runs a benchmark's command in a child process; returns the JSON object on its last line.
 
-    Variants need different environments, which Ray reads once per process.
+    Variants need different environments, which Ray reads only once per process.
 
     Raises:
-        ValueError: the process failed, or took longer than `timeout_s`; `what` names it.
+        ValueError: the process failed, or took longer than `timeout_s`; the message has `name`.
     """
-    # A session of its own: after a timeout the processes that it started are killed, too.
+    # In a new session, so that its child processes are killed after a timeout as well.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{what} did not end") from None
+        raise ValueError(f"{name} timed out after {timeout_s:g} s") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if not output.strip():
-        raise ValueError(f"{what} failed; its error is above")
+        raise ValueError(f"{name} failed; see its error above")
     result: Result = json.loads(output.splitlines()[-1])
     return result
 
 
-def refuse_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
-    """Has a parser refuse a renamed flag, with its new name in the message."""
+def reject_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
+    """Makes a parser reject a renamed flag with an error that has the new name."""
 
-    class Refusal(argparse.Action):
+    class Rejection(argparse.Action):
         def __call__(self, *_: object) -> None:
             parser.error(f"{old} is now {new}")
 
-    parser.add_argument(old, action=Refusal, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument(old, action=Rejection, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def refuse_all(parser: argparse.ArgumentParser, message: str) -> None:
-    """Has a command fail with `message`, whatever flags are given."""
+def reject_command(parser: argparse.ArgumentParser, message: str) -> None:
+    """Makes a command fail with `message` for any arguments."""
 
-    def refuse(*_: object) -> NoReturn:
+    def reject(*_: object) -> NoReturn:
         parser.error(message)
 
-    parser.parse_known_args = refuse  # type: ignore[method-assign, assignment]
+    parser.parse_known_args = reject  # type: ignore[method-assign, assignment]

@@ -1,15 +1,16 @@
-"""`rayfleet bench compare A B`: whether B is slower or faster than A, by several runs of each.
+"""`rayfleet bench compare A B`: tests whether B is slower or faster than A, by several runs of
+each.
 
 A and B are results of `bench job`, of `bench serve --json --save-detailed`, or of vLLM's serving
-benchmark with --save-detailed, whatever endpoint they were measured on; or the URLs of two
-endpoints, on which the same load is measured in turn.
+benchmark with --save-detailed, of any endpoint; or the URLs of two endpoints, which are measured in
+turn under the same load.
 
 Each run is one observation: its requests queue behind each other and share the state of the
-machine, so their number does not tell how much the next run will differ. Ratios are those of the
-runs' geometric means. Their intervals are Student's t on logarithms: paired where the runs of both
-sides have the same seeds, otherwise Welch's. With fewer than three runs on a side there is no
-verdict. The false discovery rate of all rows together is controlled (Benjamini and Hochberg): if A
-and B are equal, about one comparison in twenty has any verdict, however many rows it has.
+machine, so their number does not determine the variation between runs. Ratios are those of the
+runs' geometric means. Their confidence intervals are Student's t on logarithms, paired if the runs
+of both sides have the same seeds, otherwise Welch's. With fewer than three runs on a side there is
+no verdict. The false discovery rate of all rows together is controlled (Benjamini and Hochberg): if
+A and B are equal, about one comparison in twenty has any verdict, regardless of the number of rows.
 """
 
 from __future__ import annotations
@@ -41,50 +42,54 @@ from cluster.bench.turns import take_turns
 
 Verdict = Literal["regression", "improvement", "within tolerance", "not shown"]
 
-_FEW_RUNS = 3
+_MIN_RUNS = 3
 _ALPHA = 0.025
 """False discovery rate of regressions, and likewise of improvements."""
 _WHOLE = "all"
-"""Name of the only stage of a result without stages."""
+"""Name of the stage of a result without stages."""
 _THROUGHPUT = "output_throughput"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions:
-    """Options of `bench compare`: two results or endpoints, the load and the tolerance."""
+    """Options of `bench compare`: two results or endpoints, load and tolerance."""
 
     a: str
-    """Result file, folder of several results, or an endpoint's URL: the baseline."""
+    """Result file, folder of result files, or URL of an endpoint: the baseline."""
     b: str
-    """Result file, folder of several results, or an endpoint's URL: compared with A."""
+    """Result file, folder of result files, or URL of an endpoint: compared with A."""
     tolerance: float = 0.02
-    """Relative difference up to which B is called neither worse nor better."""
+    """Relative difference up to which B is considered equal to A."""
     rounds: int = 5
-    """Measurements of each endpoint per concurrency, at least 3; for URLs."""
+    """Number of measurements of each endpoint per concurrency, at least 3. For URLs only."""
     concurrencies: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
-    """Numbers of concurrent requests, a stage for each; for URLs."""
+    """Numbers of concurrent requests, each measured in a separate stage. For URLs only."""
     prompts_per_stream: int = 0
-    """Requests of a stage per concurrent one; 0 takes --num-prompts in each stage; for URLs."""
+    """Number of requests per stage and concurrent request; 0 uses --num-prompts for each stage. For
+    URLs only."""
     pause_s: float = 2.0
-    """Seconds before each measurement, as threads of the other server may still spin; for URLs."""
+    """Pause in seconds before each measurement, as threads of the other server may still be
+    spinning. For URLs only."""
     b_model: str | None = None
-    """Model name at B, if it is not A's; for URLs."""
+    """Model name at B if it differs from --model. For URLs only."""
     b_api_key: str | None = None
-    """API key for B, if it is not A's; for URLs."""
+    """API key for B if it differs from --api-key. For URLs only."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.tolerance < 1.0:
-            raise ValueError("--tolerance must be in [0, 1)")
-        if self.rounds < _FEW_RUNS:
-            raise ValueError(f"--rounds must be at least {_FEW_RUNS}: fewer pairs show no spread")
+            raise ValueError(f"--tolerance must be in [0, 1), got {self.tolerance}")
+        if self.rounds < _MIN_RUNS:
+            raise ValueError(
+                f"--rounds must be at least {_MIN_RUNS} for confidence intervals, got {self.rounds}"
+            )
         if not self.concurrencies or min(self.concurrencies) < 1:
-            raise ValueError("--concurrencies needs numbers of at least 1, as in 1,8,32")
+            raise ValueError("--concurrencies must be a list of numbers above 0, such as 1,8,32")
         if _is_url(self.a) != _is_url(self.b):
-            raise ValueError(f"compare two results or two URLs, not {self.a} with {self.b}")
+            raise ValueError(f"A and B must be two results or two URLs, got {self.a} and {self.b}")
 
     @property
     def measures(self) -> bool:
-        """Whether A and B are endpoints, which are measured first."""
+        """Whether A and B are endpoints to measure."""
         return _is_url(self.a)
 
 
@@ -93,9 +98,9 @@ class _Run:
     """One stage of one result file."""
 
     figures: Mapping[str, float]
-    """Latencies in milliseconds and throughput in tokens per second, by name; NaN without data."""
+    """Latencies in ms and throughput in tokens/s, by name; NaN without data."""
     seed: int | None
-    """Seed of the run's prompts and arrivals; None if the file has none."""
+    """Seed of the run's prompts and arrivals; None if unknown."""
     errors: Mapping[str, int]
     """Failed requests by reason."""
 
@@ -122,10 +127,10 @@ class _Row:
     runs: str
     """Text with the number of runs, or of pairs of runs."""
     log_ratio: Estimate | None
-    """Estimate of ln(B / A); None where there are too few runs."""
+    """Estimate of ln(B / A); None with too few runs."""
 
-    def chance(self, *, worse: bool, tolerance: float) -> float:
-        """P-value of B being worse (or better) than A by no more than the tolerance, one-sided."""
+    def p_value(self, *, worse: bool, tolerance: float) -> float:
+        """One-sided p-value of B being worse (or better) than A by at most the tolerance."""
         assert self.log_ratio is not None
         if worse == (self.figure == _THROUGHPUT):
             return self.log_ratio.p_below(math.log1p(-tolerance))
@@ -136,11 +141,11 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
     """Compares B with A: ratio, 95 % interval and verdict per stage and figure.
 
     Args:
-        options: what to compare.
+        options: results or endpoints to compare.
         load: load for endpoints.
 
     Raises:
-        ValueError: files hold no samples or have no stage in common, or no request completed.
+        ValueError: files without samples or without a common stage, or no completed request.
     """
     if options.measures:
         a, b = _measure(options, load or ServeOptions())
@@ -148,7 +153,7 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
         a, b = _read(options.a), _read(options.b)
     labels = [label for label in a if label in b]
     if not labels:
-        raise ValueError(f"no stage is in both: {', '.join(a)} against {', '.join(b)}")
+        raise ValueError(f"A and B have no stage in common: {', '.join(a)} and {', '.join(b)}")
     rows = _judged([r for label in labels for r in _rows(label, a[label], b[label])], options)
     worse = sum(row["verdict"] == "regression" for row in rows)
     broken = [label for label in labels if _works(a[label]) and not _works(b[label])]
@@ -159,10 +164,10 @@ def run_compare(options: CompareOptions, load: ServeOptions | None = None) -> Re
         if errors:
             note(f"{path}: {describe_failures(errors)}")
     runs_a, runs_b = (max(len(runs) for runs in found.values()) for found in (a, b))
-    if min(runs_a, runs_b) < _FEW_RUNS:
+    if min(runs_a, runs_b) < _MIN_RUNS:
         note(
-            f"With fewer than {_FEW_RUNS} runs on a side it is not known how much runs differ, so "
-            "nothing is shown. Measure A and B in turn several times, into a folder each."
+            f"At least {_MIN_RUNS} runs per side are required for a verdict. Measure A and B in "
+            "turn several times, with a folder of results for each."
         )
     return {
         "a": options.a,
@@ -201,15 +206,15 @@ def _measure(options: CompareOptions, load: ServeOptions) -> tuple[_Runs, _Runs]
         for runs, name in zip(found, variants, strict=True):
             runs[f"{concurrency} at once"] = turns[name]
     for side, runs in zip((a, b), found, strict=True):
-        _refuse_nothing(side.base_url, runs)
+        _require_completed(side.base_url, runs)
     return found
 
 
 def _serve_round(
     options: CompareOptions, name: str, side: ServeOptions, concurrency: int, number: int
 ) -> _Run:
-    # New prompts in every stage and round, so that no prefix cache has them. Both sides get the
-    # same ones, unless both are one server, which is compared with itself to learn the noise.
+    # New prompts in every stage and round, so that they are not in a prefix cache. Both sides get
+    # the same prompts, unless a server is compared with itself to measure the noise.
     seed = side.seed + 7919 * concurrency + 2 * number
     if name == "b" and options.a.rstrip("/") == options.b.rstrip("/"):
         seed += 1
@@ -239,19 +244,19 @@ def _works(runs: Sequence[_Run]) -> bool:
 
 
 def _rows(label: str, a: Sequence[_Run], b: Sequence[_Run]) -> Iterator[_Row]:
-    """Rows of one stage, for figures that all runs with a completed request have."""
+    """Rows of one stage, for figures available in all runs with a completed request."""
     done = [[run for run in runs if run.completed] for runs in (a, b)]
     if not all(done):
         return
     pairs = _pairs(*done)
     for figure in done[0][0].figures:
         if not all(run.figures.get(figure, 0.0) > 0.0 for runs in done for run in runs):
-            continue  # such as TPOT where all tokens of a request come in one event
+            continue  # such as TPOT if all tokens of a request arrive in one event
         logs = [np.log([run.figures[figure] for run in runs]) for runs in done]
         log_ratio = None
-        if len(pairs) >= _FEW_RUNS:
+        if len(pairs) >= _MIN_RUNS:
             log_ratio = estimate([logs[1][j] - logs[0][i] for i, j in pairs])
-        elif min(len(runs) for runs in done) >= _FEW_RUNS:
+        elif min(len(runs) for runs in done) >= _MIN_RUNS:
             log_ratio = difference(*logs)
         yield _Row(
             stage=label,
@@ -275,18 +280,18 @@ def _pairs(a: Sequence[_Run], b: Sequence[_Run]) -> list[tuple[int, int]]:
 
 
 def _judged(rows: Sequence[_Row], options: CompareOptions) -> list[dict[str, Any]]:
-    """Rows as they are reported, with verdicts from adjusted p-values."""
-    # Imported here: it takes a second, which other commands need not wait for.
+    """Rows of the report, with verdicts from adjusted p-values."""
+    # Imported here, since the import takes a second.
     from scipy.stats import false_discovery_control
 
     measured = [row for row in rows if row.log_ratio is not None]
     verdicts: dict[tuple[str, str], Verdict] = {}
     sides: tuple[tuple[Verdict, bool], ...] = (("regression", True), ("improvement", False))
     for verdict, worse in sides:
-        chances = [row.chance(worse=worse, tolerance=options.tolerance) for row in measured]
-        adjusted = false_discovery_control(chances) if chances else []
-        for row, chance in zip(measured, adjusted, strict=True):
-            if chance <= _ALPHA:
+        p_values = [row.p_value(worse=worse, tolerance=options.tolerance) for row in measured]
+        adjusted = false_discovery_control(p_values) if p_values else []
+        for row, p_value in zip(measured, adjusted, strict=True):
+            if p_value <= _ALPHA:
                 verdicts[row.stage, row.figure] = verdict
     return [_reported(row, verdicts.get((row.stage, row.figure)), options) for row in rows]
 
@@ -320,24 +325,23 @@ def _read(path: str) -> _Runs:
         try:
             result = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise ValueError(f"{file} is no result: {error}") from error
+            raise ValueError(f"cannot read result {file}: {error}") from error
         for stage in result.get("stages") or [{**result, "label": _WHOLE}]:
             run = _run({"seed": result.get("seed"), **stage}, file)
             found.setdefault(stage["label"], []).append(run)
     if not found:
-        raise ValueError(f"{path} holds no .json file")
-    _refuse_nothing(path, found)
+        raise ValueError(f"no .json file in {path}")
+    _require_completed(path, found)
     return found
 
 
-def _refuse_nothing(origin: str, found: _Runs) -> None:
-    """Raises ValueError where no request completed in any run."""
+def _require_completed(origin: str, found: _Runs) -> None:
+    """Raises ValueError if no request completed in any run."""
     if any(run.completed for runs in found.values() for run in runs):
         return
     errors = _errors_of(found)
     raise ValueError(
-        f"{origin} has no request that completed"
-        + (f": {describe_failures(errors)}" if errors else "")
+        f"{origin} has no completed request" + (f": {describe_failures(errors)}" if errors else "")
     )
 
 
@@ -348,11 +352,11 @@ def _errors_of(found: _Runs) -> dict[str, int]:
 def _run(stage: Result, origin: object) -> _Run:
     """The run of a stage in a result; `origin` names the result in errors.
 
-    Raises ValueError where it holds no samples.
+    Raises ValueError if it has no samples.
     """
     if "ttfts" not in stage or "output_lens" not in stage:
-        raise ValueError(f"{origin} holds no samples: measure with --save-detailed")
-    kept = [place for place, ttft in enumerate(stage["ttfts"]) if ttft > 0.0]  # others failed
+        raise ValueError(f"{origin} has no samples: measure with --save-detailed")
+    kept = [place for place, ttft in enumerate(stage["ttfts"]) if ttft > 0.0]  # the others failed
     ttft = np.array([stage["ttfts"][place] for place in kept])
     if "e2els" in stage:
         e2el = np.array([stage["e2els"][place] for place in kept])
@@ -374,5 +378,5 @@ def _run(stage: Result, origin: object) -> _Run:
 
 
 def _errors(found: Mapping[str, int] | Sequence[str]) -> Mapping[str, int]:
-    """Failures by reason. vLLM's results list a text per request, empty if it completed."""
+    """Failures by reason. vLLM's results have a text per request, empty if it completed."""
     return found if isinstance(found, Mapping) else Counter(text for text in found if text)

@@ -1,8 +1,8 @@
-"""Tables of a benchmark's result for a console, for any benchmark.
+"""Console tables for the result of any benchmark.
 
-Tables are chosen by the shape of a result's parts; lists of plain values are shown by --json alone.
+Tables are chosen by the structure of the result; lists of plain values are only shown by --json.
 
-    intervals   {median, interval_low, interval_high, ...}: a row, with the rounds that were lost
+    intervals   {median, interval_low, interval_high, ...}: a row, with the number of lost rounds
     latencies   mean_ttft_ms, p99_ttft_ms, ...: a row per metric
     rows        a list of objects with the same keys: a row each
     siblings    nested objects with the same keys, such as one per fleet: a row each
@@ -23,13 +23,13 @@ from rich.markup import escape
 from rich.table import Table
 
 NO_DATA = "\N{EN DASH}"
-_MOST_COLUMNS = 10
+_MAX_COLUMNS = 10
 _LATENCY = re.compile(r"(mean|median|std|p[\d.]+)_(\w+)_ms")
-_FEW_STATISTICS = 3
-"""Least statistics of a metric for a row in the table of latencies."""
-_APART = ("checks", "errors", "options", "client", "versions")
-"""Keys of a result that are left out: the first two have tables of their own, the others are for
-reports alone."""
+_MIN_STATISTICS = 3
+"""Minimum number of statistics of a metric for a row in the table of latencies."""
+_SEPARATE = ("checks", "errors", "options", "client", "versions")
+"""Keys of a result that are skipped: the first two have separate tables, the others are only for
+reports."""
 
 Path = tuple[str, ...]
 Facts = Mapping[str, Any]
@@ -37,19 +37,19 @@ Facts = Mapping[str, Any]
 
 @dataclass(kw_only=True, slots=True)
 class _Sheet:
-    """The parts of a result, sorted by shape."""
+    """Parts of a result, grouped by structure."""
 
     facts: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    """Plain values by the path of their object."""
+    """Plain values by path of their object."""
     rows: dict[Path, Sequence[Facts]] = field(default_factory=dict)
     """Lists of rows by path."""
     intervals: dict[Path, Facts] = field(default_factory=dict)
     """Intervals by path."""
 
     def add(self, path: Path, result: Facts) -> None:
-        """Adds an object at `path` and all that is nested in it."""
+        """Adds an object at `path` with all nested objects."""
         for name, value in result.items():
-            if name in _APART:
+            if name in _SEPARATE:
                 continue
             if isinstance(value, Mapping):
                 interval = _interval(value)
@@ -98,7 +98,7 @@ def print_result(result: Facts, title: str, console: Console) -> None:
 
 
 def readable(value: Any) -> str:
-    """Text of a value for people; a dash where there is no data."""
+    """Formatted value; a dash without data."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -109,7 +109,7 @@ def readable(value: Any) -> str:
 
 
 def _interval(value: Facts) -> Facts | None:
-    """The object if it is an interval, the ratio of a `Turns.comparison`, or None for others."""
+    """The interval, if the object is one or a `Turns.comparison`; None for others."""
     if isinstance(value.get("ratio"), Mapping) and "losing_rounds" in value:
         return {**value["ratio"], "losing_rounds": value["losing_rounds"]}
     return value if "interval_low" in value else None
@@ -129,7 +129,7 @@ def _latencies(facts: Facts) -> dict[str, dict[str, Any]]:
     for name, value in facts.items():
         if match := _LATENCY.fullmatch(name):
             found.setdefault(match[2], {})[match[1]] = value
-    return {metric: own for metric, own in found.items() if len(own) >= _FEW_STATISTICS}
+    return {metric: row for metric, row in found.items() if len(row) >= _MIN_STATISTICS}
 
 
 def _of(latencies: Mapping[str, Facts], name: str) -> bool:
@@ -138,7 +138,7 @@ def _of(latencies: Mapping[str, Facts], name: str) -> bool:
 
 
 def _nested_tables(facts: Mapping[Path, Facts]) -> Iterator[Table]:
-    """Tables of nested objects; siblings with the same keys share one."""
+    """Tables of nested objects; siblings with the same keys share a table."""
     groups: dict[tuple[Path, tuple[str, ...]], dict[str, Facts]] = {}
     for path, values in facts.items():
         groups.setdefault((path[:-1], tuple(values)), {})[path[-1]] = values
@@ -160,11 +160,11 @@ def _facts_table(title: str, facts: Facts) -> Table:
 
 
 def _rows_table(path: Path, rows: Sequence[Facts]) -> Table:
-    """Table with a row per object, transposed if there are many columns and few rows."""
-    if len(rows[0]) > _MOST_COLUMNS >= len(rows):
+    """Table with a row per object, transposed if it has many columns and few rows."""
+    if len(rows[0]) > _MAX_COLUMNS >= len(rows):
         columns = {str(next(iter(row.values()))): dict(list(row.items())[1:]) for row in rows}
         if len(columns) == len(rows):
-            return _turned(" ".join(path), columns)
+            return _transposed(" ".join(path), columns)
     table = Table(title=escape(" ".join(path)) or None)
     for name, value in rows[0].items():
         table.add_column(escape(name), justify="left" if isinstance(value, str) else "right")
@@ -174,12 +174,12 @@ def _rows_table(path: Path, rows: Sequence[Facts]) -> Table:
 
 
 def _table(title: str, rows: Mapping[str, Facts]) -> Table:
-    """Table with a row per name, transposed if there are many columns; half-widths of intervals
-    are shown as ± beside their values."""
+    """Table with a row per name, transposed if it has many columns; half-widths of intervals are
+    shown as ± after their values."""
     rows = {name: _with_halves(row) for name, row in rows.items()}
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    if len(columns) > _MOST_COLUMNS:
-        return _turned(title, rows)
+    if len(columns) > _MAX_COLUMNS:
+        return _transposed(title, rows)
     table = Table(title=escape(title) or None)
     table.add_column("")
     for column in columns:
@@ -189,7 +189,7 @@ def _table(title: str, rows: Mapping[str, Facts]) -> Table:
     return table
 
 
-def _turned(title: str, columns: Mapping[str, Facts]) -> Table:
+def _transposed(title: str, columns: Mapping[str, Facts]) -> Table:
     """Transposed table, with a row per figure."""
     table = Table(title=escape(title) or None)
     table.add_column("")
@@ -210,7 +210,7 @@ def _with_halves(row: Facts) -> dict[str, Any]:
 
 
 def _intervals_table(intervals: Mapping[Path, Facts]) -> Table:
-    table = Table(title="over the rounds")
+    table = Table(title="intervals over the rounds")
     table.add_column("of")
     table.add_column("figure")
     for column in ("median", "95 % interval", "rounds lost"):
@@ -230,7 +230,7 @@ def _intervals_table(intervals: Mapping[Path, Facts]) -> Table:
 
 
 def _errors_table(errors: Mapping[str, int]) -> Table:
-    table = Table(title="why requests failed")
+    table = Table(title="failed requests")
     table.add_column("requests", justify="right")
     table.add_column("reason")
     for reason, count in errors.items():
@@ -240,7 +240,7 @@ def _errors_table(errors: Mapping[str, int]) -> Table:
 
 def _checks_table(checks: Sequence[Facts]) -> Table:
     table = Table(title="checks")
-    for column in ("check", "value", "unit", "goal", "holds"):
+    for column in ("check", "value", "unit", "goal", "passed"):
         table.add_column(column)
     for check in checks:
         mark = "[green]yes[/]" if check["holds"] else "[red]NO[/]"

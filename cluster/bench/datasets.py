@@ -1,7 +1,7 @@
 """Datasets of prompts: random tokens, and prompts that share prefixes.
 
-Names and meaning of flags are those of vLLM's `random` and `prefix_repetition` datasets; the tokens
-that are drawn differ. Prompts are token ids, so that their lengths are exact.
+Flags are those of vLLM's `random` and `prefix_repetition` datasets; the sampled tokens differ.
+Prompts are token IDs, so that their lengths are exact.
 """
 
 from __future__ import annotations
@@ -18,38 +18,47 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetOptions:
-    """Kind of prompts, and lengths of prompts and completions."""
+    """Type of prompts, and lengths of prompts and completions."""
 
     dataset_name: DatasetName = "random"
-    """Random tokens, or prompts that share prefixes."""
+    """Dataset: prompts of random tokens, or random prompts that share prefixes."""
     random_input_len: int = field(default=1024, metadata={"aliases": ("--input-len",)})
-    """Tokens of a prompt."""
+    """Number of prompt tokens, for the random dataset."""
     random_output_len: int = field(default=128, metadata={"aliases": ("--output-len",)})
-    """Tokens of a completion."""
+    """Number of output tokens, for the random dataset."""
     random_range_ratio: float = 0.0
-    """Relative half-width of the uniform distribution of lengths around the given ones."""
+    """Range ratio of the random dataset's lengths, which are uniform in [length * (1 - ratio),
+    length * (1 + ratio)]."""
     random_prefix_len: int = 0
-    """Tokens of a prefix that all prompts share, besides `random_input_len`."""
+    """Number of tokens of a common prefix of all prompts, in addition to --random-input-len."""
     prefix_repetition_prefix_len: int = 256
-    """Tokens of a shared prefix."""
+    """Number of tokens of each shared prefix, for the prefix_repetition dataset."""
     prefix_repetition_suffix_len: int = 256
-    """Tokens of a prompt after its shared prefix."""
+    """Number of prompt tokens after the shared prefix, for the prefix_repetition dataset."""
     prefix_repetition_num_prefixes: int = 10
-    """Number of different prefixes."""
+    """Number of shared prefixes, for the prefix_repetition dataset."""
     prefix_repetition_output_len: int = 128
-    """Tokens of a completion."""
+    """Number of output tokens, for the prefix_repetition dataset."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.random_range_ratio < 1.0:
-            raise ValueError("--random-range-ratio must be in [0, 1)")
+            raise ValueError(
+                f"--random-range-ratio must be in [0, 1), got {self.random_range_ratio}"
+            )
         if self.random_input_len < 1 or self.random_output_len < 1:
             raise ValueError("--random-input-len and --random-output-len must be at least 1")
         if self.random_prefix_len < 0:
             raise ValueError("--random-prefix-len must not be negative")
         if self.prefix_repetition_num_prefixes < 1 or self.prefix_repetition_output_len < 1:
-            raise ValueError("prefix repetition needs a prefix and a token to generate")
+            raise ValueError(
+                "--prefix-repetition-num-prefixes and --prefix-repetition-output-len must be at "
+                "least 1"
+            )
         if self.prefix_repetition_prefix_len + self.prefix_repetition_suffix_len < 1:
-            raise ValueError("prefix repetition needs a prompt of at least one token")
+            raise ValueError(
+                "--prefix-repetition-prefix-len plus --prefix-repetition-suffix-len must be at "
+                "least 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +70,7 @@ class Sample:
 
 
 def make_samples(options: DatasetOptions, count: int, vocabulary: Ids, seed: int) -> list[Sample]:
-    """`count` samples whose tokens come from `vocabulary`; equal seeds give equal samples."""
+    """`count` samples with tokens from `vocabulary`; equal seeds give equal samples."""
     rng = np.random.default_rng(seed)
     if options.dataset_name == "random":
         return _random(options, count, vocabulary, rng)
@@ -93,16 +102,16 @@ def _prefix_repetition(
     order = rng.permutation(np.arange(count) % len(prefixes))
     return [
         Sample(
-            prompt_token_ids=prefixes[which]
+            prompt_token_ids=prefixes[index]
             + rng.choice(vocabulary, options.prefix_repetition_suffix_len).tolist(),
             output_len=options.prefix_repetition_output_len,
         )
-        for which in order.tolist()
+        for index in order.tolist()
     ]
 
 
-def _lengths(middle: int, ratio: float, count: int, rng: np.random.Generator) -> list[int]:
-    low = max(1, int(middle * (1.0 - ratio)))
-    high = int(middle * (1.0 + ratio))
-    drawn: list[int] = rng.integers(low, high, size=count, endpoint=True).tolist()
-    return drawn
+def _lengths(mean: int, ratio: float, count: int, rng: np.random.Generator) -> list[int]:
+    low = max(1, int(mean * (1.0 - ratio)))
+    high = int(mean * (1.0 + ratio))
+    lengths: list[int] = rng.integers(low, high, size=count, endpoint=True).tolist()
+    return lengths

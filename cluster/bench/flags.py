@@ -1,4 +1,4 @@
-"""Flags of benchmarks that put load on an endpoint, and options from parsed flags."""
+"""Flags of benchmarks of an endpoint, and options from parsed flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDPOINTS = {"completions": COMPLETIONS, "chat": CHAT}
 
 
 def add_load_flags(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:
-    """Adds all flags of a load except for the fields of ServeOptions in `exclude`."""
+    """Adds all flags of a load except for fields of ServeOptions in `exclude`."""
     add_options(parser.add_argument_group("load"), ServeOptions, exclude)
     add_options(parser.add_argument_group("prompts"), DatasetOptions)
     if "metrics" not in exclude:
@@ -25,7 +25,7 @@ def add_load_flags(parser: argparse.ArgumentParser, exclude: Collection[str] = (
             nargs="+",
             default=[],
             metavar="METRIC:MS",
-            help="a good request keeps all of these, as in ttft:500 tpot:50 e2el:5000",
+            help="limits that a request must meet to count for goodput, such as ttft:500 tpot:50",
         )
 
 
@@ -35,7 +35,7 @@ def dataset_options(args: argparse.Namespace) -> DatasetOptions:
 
 
 def serve_options(args: argparse.Namespace) -> ServeOptions:
-    """ServeOptions from parsed flags. Raises ValueError where a value is out of range."""
+    """ServeOptions from parsed flags. Raises ValueError if a value is out of range."""
     given = given_options(args, ServeOptions)
     if "endpoint" in given:
         given["endpoint"] = _ENDPOINTS.get(given["endpoint"], given["endpoint"])
@@ -53,5 +53,7 @@ def _goodput(pairs: list[str]) -> dict[str, float] | None:
         try:
             goals[name] = float(value)
         except ValueError:
-            raise ValueError(f"--goodput needs METRIC:MS, as in ttft:500, got {pair!r}") from None
+            raise ValueError(
+                f"--goodput must be METRIC:MS, such as ttft:500, got {pair!r}"
+            ) from None
     return goals or None

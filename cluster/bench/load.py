@@ -1,5 +1,5 @@
-"""Load generator: sends requests at their arrival times, with a limit on concurrent ones, from one
-process or several."""
+"""Load generator: sends requests at their arrival times from one or more processes, with a limit on
+concurrency."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from worker.memory import freeze_gc
 
 _STREAMS_PER_PROCESS = 256
 _TOKENS_PER_PROCESS = 10_000
-"""Output tokens per second per client process, which takes about a quarter of a core for them."""
+"""Output tokens per second per client process, for about a quarter of a core."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Requests of one client process, and the endpoint that they are sent to."""
+    """Requests of one client process, and their endpoint."""
 
     url: str
     headers: dict[str, str]
     requests: tuple[Request, ...]
     max_concurrency: int | None
-    """Most concurrent requests; None for no limit."""
+    """Maximum number of concurrent requests; None for no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadResult:
-    """Records of all requests in their order, with duration and cost of the client."""
+    """Records of all requests in order, with duration and CPU time of the client."""
 
     records: list[Record]
     start_s: float
-    """Start of the load in seconds, on the clock of the records."""
+    """Start of the load in seconds, by the clock of the records."""
     duration_s: float
-    """Seconds from the start, which precedes the first arrival, to the end of the last request."""
+    """Seconds from the start, before the first arrival, to the end of the last request."""
     client_cpu_s: float
     """CPU seconds of all client processes."""
     num_processes: int
@@ -51,12 +51,12 @@ class LoadResult:
 def choose_processes(
     num_requests: int, output_len: int, max_concurrency: int | None, rate: float
 ) -> int:
-    """Number of client processes that the offered load needs, at most one per core.
+    """Number of client processes needed for the load, at most one per core.
 
     Args:
         num_requests: number of requests.
-        output_len: most tokens of a completion.
-        max_concurrency: most concurrent requests; None for no limit.
+        output_len: maximum number of tokens of a completion.
+        max_concurrency: maximum number of concurrent requests; None for no limit.
         rate: requests per second.
     """
     streams = min(num_requests, max_concurrency or num_requests)
@@ -67,17 +67,17 @@ def choose_processes(
 
 
 def run_load(load: Load, num_processes: int) -> LoadResult:
-    """Runs a load to its end; with several processes by `split_load`, started at the same time."""
+    """Runs a load to its end, split by `split_load` between processes that start simultaneously."""
     num_processes = max(1, min(num_processes, len(load.requests), load.max_concurrency or 10**9))
     if num_processes == 1:
-        freeze_gc()  # a pause of the client would be measured as latency of the server
+        freeze_gc()  # pauses of the client would count as latency of the server
         start = time.perf_counter()
         return join_parts([run_part(load, start)], start)
     return join_parts(*_run_processes(split_load(load, num_processes)))
 
 
 def join_parts(parts: Sequence[tuple[list[Record], float]], start: float) -> LoadResult:
-    """Result of clients that started at `start`, in seconds on the clock of their records."""
+    """Result of clients that started at `start`, in seconds by the clock of their records."""
     records = sorted((r for part, _ in parts for r in part), key=lambda record: record.index)
     ends = [record.start + record.latency for record in records]
     return LoadResult(
@@ -94,10 +94,10 @@ def split_load(load: Load, count: int) -> list[Load]:
     concurrency.
 
     Raises:
-        ValueError: requests wait for each other, which they cannot do across clients.
+        ValueError: requests depend on each other, which is not supported across clients.
     """
     if any(request.after is not None for request in load.requests):
-        raise ValueError("requests that wait for each other are sent by one client")
+        raise ValueError("requests that depend on each other cannot be split between clients")
     limit = load.max_concurrency
     return [
         Load(
@@ -111,7 +111,7 @@ def split_load(load: Load, count: int) -> list[Load]:
 
 
 def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], float]], float]:
-    """Runs a load in each of several processes; records and CPU seconds of each, and the start."""
+    """Runs loads in a process each; returns records and CPU seconds of each, and the start."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     children = []
@@ -130,7 +130,7 @@ def _run_processes(loads: Sequence[Load]) -> tuple[list[tuple[list[Record], floa
             pipe.send(start)
         return [pipe.recv() for pipe in pipes], start
     except EOFError as error:
-        raise RuntimeError("a load client process ended early; its error is above") from error
+        raise RuntimeError("a load client process failed; see its error above") from error
     finally:
         for child in children:
             child.join(timeout=10)
@@ -152,15 +152,15 @@ def run_part(load: Load, start: float) -> tuple[list[Record], float]:
 async def drive(
     load: Load, start: float, on_record: Callable[[Record], None] | None = None
 ) -> list[Record]:
-    """Sends a load from this event loop; returns the records in the order of the requests.
+    """Sends a load from this event loop; returns records in the order of requests.
 
     Args:
         load: requests in the order of their arrivals.
-        start: start of the load on `time.perf_counter`'s clock.
-        on_record: called with the record of each request as it ends.
+        start: start of the load by `time.perf_counter`.
+        on_record: called with the record of each finished request.
     """
     gate = asyncio.Semaphore(load.max_concurrency or max(1, len(load.requests)))
-    ended = {one.after: asyncio.Event() for one in load.requests if one.after is not None}
+    ended = {r.after: asyncio.Event() for r in load.requests if r.after is not None}
     async with open_session(load.headers) as session:
 
         async def limited(request: Request) -> Record:

@@ -1,4 +1,4 @@
-"""The machine of a benchmark: its hardware, and the versions that are installed."""
+"""Hardware and installed versions of a benchmark's machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cluster.bench.report import Result
 
 _PACKAGES = ("rayfleet", "ray", "torch", "triton", "transformers", "numpy")
 _GPUS = "/proc/driver/nvidia/gpus"
-"""Folder of NVIDIA's driver with a folder per GPU."""
+"""Folder of the NVIDIA driver with a folder per GPU."""
 
 
 def machine(gpus: str = _GPUS) -> Result:
-    """Processor, cores that this process may use, memory in GiB, and GPUs by name."""
+    """CPU, cores available to this process, memory in GiB, and GPUs by name."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -32,7 +32,7 @@ def machine(gpus: str = _GPUS) -> Result:
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> Result:
-    """Versions of Python and of the packages, without those that are not installed."""
+    """Versions of Python and of installed packages."""
     found = {"python": platform.python_version()}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -49,7 +49,7 @@ def _cpu_name() -> str:
 
 
 def _gpu_names(folder: str) -> Counter[str]:
-    """Number of GPUs by name, from the driver's files: the load client does without torch."""
+    """Number of GPUs by name, from the driver's files, as the load client does not need torch."""
     names: Counter[str] = Counter()
     for path in Path(folder).glob("*/information"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Metrics of a load from the records of its requests, by the names of vLLM's serving benchmark."""
+"""Metrics of a load from its requests' records, with the names of vLLM's serving benchmark."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ from cluster.bench.stats import mean, percentile, share, std
 METRICS = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 BUSY_CLIENT = 0.8
-"""CPU seconds per second of a client process beyond which the client's own queueing adds to the
-latencies."""
+"""CPU usage of a client process above which queueing in the client adds to the latencies."""
 
-_MOST_ERRORS = 5
+_MAX_ERRORS = 5
 _OTHERS = "other errors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricOptions:
-    """Metrics and percentiles that are reported, and the limits of goodput."""
+    """Metrics and percentiles to report, and limits for goodput."""
 
     percentile_metrics: tuple[str, ...] = field(default=METRICS, metadata={"separator": ","})
-    """Latencies that are reported."""
+    """Comma-separated latency metrics to report."""
     metric_percentiles: tuple[float, ...] = field(
         default=(50.0, 90.0, 99.0), metadata={"separator": ","}
     )
-    """Percentiles of each latency that are reported."""
+    """Comma-separated percentiles to report for each metric."""
     goodput: Mapping[str, float] | None = field(default=None, metadata={"flag": None})
-    """Limits in milliseconds by metric (ttft, tpot, e2el), all of which a good request keeps."""
+    """Limits in ms by metric (ttft, tpot, e2el) that a request must meet to count for goodput."""
 
     def __post_init__(self) -> None:
         for name in self.percentile_metrics:
             if name not in METRICS:
-                raise ValueError(f"--percentile-metrics: {name} is none of {', '.join(METRICS)}")
+                raise ValueError(
+                    f"--percentile-metrics: unknown {name}, choose from {', '.join(METRICS)}"
+                )
         for name in self.goodput or {}:
             if name not in GOODPUT_METRICS:
-                raise ValueError(f"--goodput: {name} is none of {', '.join(GOODPUT_METRICS)}")
+                raise ValueError(
+                    f"--goodput: unknown {name}, choose from {', '.join(GOODPUT_METRICS)}"
+                )
 
 
 def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -> Result:
-    """Metrics of a load as a result; with `fixed_output` requests of less than their full length
-    fail a check."""
+    """Metrics of a load as a result; with `fixed_output`, a check fails if outputs are shorter than
+    requested."""
     done = [record for record in load.records if not record.error]
     num_input = sum(record.prompt_len for record in done)
     num_output = sum(record.output_len for record in done)
@@ -77,7 +80,7 @@ def summarize(load: LoadResult, options: MetricOptions, *, fixed_output: bool) -
 
 
 def detailed(records: Sequence[Record]) -> Result:
-    """Seconds and tokens of each completed request, by the names of vLLM's detailed results."""
+    """Seconds and tokens of each completed request, with the names of vLLM's detailed results."""
     done = [record for record in records if not record.error]
     return {
         "ttfts": [record.ttft for record in done],
@@ -88,7 +91,7 @@ def detailed(records: Sequence[Record]) -> Result:
 
 
 def samples_ms(records: Sequence[Record], metric: str) -> list[float]:
-    """All measurements of a metric, in milliseconds; itl has many per request."""
+    """All values of a metric in ms; itl has many per request."""
     if metric == "itl":
         return [gap * 1000.0 for record in records for gap in record.itl]
     values = (_value_ms(record, metric) for record in records)
@@ -119,7 +122,7 @@ def _latencies(done: Sequence[Record], options: MetricOptions) -> Result:
 
 def _grouped(errors: Counter[str]) -> dict[str, int]:
     """The most frequent errors, and the number of all others."""
-    found = dict(errors.most_common(_MOST_ERRORS))
+    found = dict(errors.most_common(_MAX_ERRORS))
     others = errors.total() - sum(found.values())
     return {**found, _OTHERS: others} if others else found
 

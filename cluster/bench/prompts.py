@@ -1,4 +1,4 @@
-"""Token ids that prompts may use, and prompts as text for endpoints that take no ids."""
+"""Token IDs for prompts, and conversion to text for endpoints without token ID prompts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tokenizers import Tokenizer
 from cluster.bench.datasets import Ids
 
 UNKNOWN_VOCABULARY = range(100, 1000)
-"""Token ids for prompts without a known tokenizer: vocabularies have them, and few are special."""
+"""Token IDs for prompts without a known tokenizer: part of all vocabularies, and rarely special."""
 _FIT_ROUNDS = 8
-"""Most attempts to fit the length of a text."""
+"""Maximum number of attempts to fit the length of a text."""
 
 
 class PromptSpace:
-    """Vocabulary of prompts: ids of ordinary tokens, and text for token ids."""
+    """Vocabulary of prompts: IDs of ordinary tokens, and conversion to text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -25,7 +25,7 @@ class PromptSpace:
     def load(cls, folder: str | None) -> PromptSpace:
         """Reads `tokenizer.json` from a checkpoint's folder; None for no tokenizer.
 
-        Raises ValueError where the folder has no such file.
+        Raises ValueError if the folder has no such file.
         """
         if folder is None:
             return cls(None)
@@ -36,7 +36,7 @@ class PromptSpace:
 
     @property
     def vocabulary(self) -> Ids:
-        """Ids of ordinary tokens, ascending."""
+        """IDs of ordinary tokens, ascending."""
         if self._tokenizer is None:
             return np.array(UNKNOWN_VOCABULARY, dtype=np.int64)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -44,20 +44,20 @@ class PromptSpace:
         return np.array([i for i in range(size) if i not in added], dtype=np.int64)
 
     def as_text(self, token_ids: list[int]) -> str:
-        """Text that tokenizes to as many tokens as `token_ids` has, or nearly so.
+        """Text with as many tokens as `token_ids`, or nearly as many.
 
-        Random ids that are decoded and encoded again give other ids, often fewer or more: the text
-        is cut or extended until its length fits. Results use the server's own count.
+        Decoding and encoding random IDs changes their number, so the text is cut or extended until
+        its length fits. Results use the server's count.
         """
         if self._tokenizer is None:
-            raise ValueError("prompts as text need --tokenizer FOLDER")
-        wanted = len(token_ids)
+            raise ValueError("text prompts need --tokenizer FOLDER")
+        length = len(token_ids)
         ids = token_ids
         for _ in range(_FIT_ROUNDS):
             text: str = self._tokenizer.decode(ids)
-            again = self._tokenizer.encode(text, add_special_tokens=False).ids
-            if len(again) == wanted:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False).ids
+            missing = length - len(encoded)
+            if not missing:
                 break
-            missing = wanted - len(again)
-            ids = again[:wanted] if missing < 0 else again + token_ids[:missing]
+            ids = encoded[:length] if missing < 0 else encoded + token_ids[:missing]
         return text

@@ -1,4 +1,4 @@
-"""Reports of benchmarks: results as one JSON object or as tables, and checks of their goals."""
+"""Reports of benchmarks: results as a JSON object or tables, and checks of goals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _PIPE_WIDTH = 200
-"""Columns of tables where the output is no terminal: enough to leave names whole."""
+"""Width of tables if the output is not a terminal, enough for full names."""
 Result = dict[str, Any]
-"""The result of a benchmark: JSON-ready, with a list `checks`."""
+"""Result of a benchmark: JSON-ready, with a list `checks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """Comparison of one measured value with its goal."""
+    """Comparison of a measured value with its goal."""
 
     name: str
     value: float
@@ -38,23 +38,25 @@ def at_least(name: str, value: float, unit: str, limit: float) -> Check:
     return Check(name=name, value=value, unit=unit, goal=f">= {limit:g}", holds=value >= limit)
 
 
-def exactly(name: str, value: float, unit: str, wanted: float) -> Check:
-    """Check that holds if value == wanted; for counts."""
-    return Check(name=name, value=value, unit=unit, goal=f"== {wanted:g}", holds=value == wanted)
+def exactly(name: str, value: float, unit: str, expected: float) -> Check:
+    """Check that holds if value == expected; for counts."""
+    return Check(
+        name=name, value=value, unit=unit, goal=f"== {expected:g}", holds=value == expected
+    )
 
 
 def checks_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """List of checks in the form of a result's `checks`."""
+    """List of checks in the format of a result's `checks`."""
     return [asdict(check) for check in checks]
 
 
 def emit(result: Result, *, as_json: bool, title: str) -> None:
-    """Prints a result to standard output: one JSON object, or tables for people."""
+    """Prints a result to standard output, as one JSON object or as tables."""
     if as_json:
         json.dump(json_ready({"checks": [], **result}), sys.stdout, allow_nan=False)
         sys.stdout.write("\n")
         return
-    # Imported here: parsing flags needs no tables.
+    # Imported here, as parsing flags does not need tables.
     from rich.console import Console
 
     from cluster.bench.console import print_result
@@ -72,7 +74,7 @@ def json_ready(value: Any) -> Any:
 
 
 def count_errors(results: Iterable[Result]) -> dict[str, int]:
-    """Number of failed requests of several results by reason, the most frequent first."""
+    """Number of failed requests of several results by reason, most frequent first."""
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.get("errors", {}))
@@ -87,10 +89,10 @@ def describe_failures(errors: Mapping[str, int]) -> str:
     """
     reason, count = next(iter(errors.items()))
     failed = sum(errors.values())
-    often = "each" if count == failed else f"{count} of them"
-    return f"{failed} requests failed, {often} with: {reason}"
+    part = "all" if count == failed else f"{count} of them"
+    return f"{failed} requests failed, {part} with: {reason}"
 
 
 def note(text: str) -> None:
-    """Prints a line of progress to standard error; standard output has the result alone."""
+    """Prints a progress line to standard error, as standard output is for the result."""
     print(text, file=sys.stderr, flush=True)

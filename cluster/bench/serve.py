@@ -1,4 +1,4 @@
-"""`rayfleet bench serve`: load on any OpenAI endpoint."""
+"""`rayfleet bench serve`: benchmarks any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from cluster.bench.report import Result, note
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-_TAKE_IDS = ("rayfleet", "vllm", "sglang")
-"""Values of a model's `owned_by` by which servers are known to take prompts as token ids."""
+_TOKEN_ID_SERVERS = ("rayfleet", "vllm", "sglang")
+"""Values of a model's `owned_by` for servers that support token ID prompts."""
 _WARMUP_SEED = 1_000_003
-"""Difference of the seed of warm-up prompts, which must not be in the prefix cache later."""
+"""Offset of the seed of warm-up prompts, which must differ from the measured ones."""
 
 _VERSION_S = 5.0
 _NO_FLAG: Mapping[str, Any] = {"flag": None}
@@ -33,61 +33,63 @@ _HEADERS: Mapping[str, Any] = {"flag": "--header", "argparse": {"metavar": "KEY=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions:
-    """Options of one load on one endpoint. Field names are the flags."""
+    """Options of a load on an endpoint. Field names are the flags."""
 
     base_url: str = "http://127.0.0.1:8000"
-    """URL of the endpoint."""
+    """Base URL of the server."""
     endpoint: str = COMPLETIONS
-    """API to load: completions, chat, or the path of either."""
+    """API to benchmark: completions, chat, or the path of either."""
     model: str | None = None
-    """Model name; default: the first that the server lists."""
+    """Name of the model; the first one listed by the server if unset."""
     tokenizer: str | None = None
-    """Folder with tokenizer.json; default: the model's, where the server names a local folder."""
+    """Folder with tokenizer.json. If unset, the model's, if the server reports a local folder."""
     prompt_format: Literal["token-ids", "text"] = "token-ids"
-    """Form of prompts: token ids, of exact length, or text, which chat always takes."""
+    """Format of prompts: token IDs, with exact lengths, or text, which is always used for chat."""
     api_key: str | None = None
-    """API key; default: OPENAI_API_KEY of the environment, which no list of processes shows."""
+    """API key; OPENAI_API_KEY of the environment, which is not visible in the process list, if
+    unset."""
     headers: tuple[str, ...] = field(default=(), metadata=_HEADERS)
-    """Header of each request; may be given several times."""
+    """Additional header for each request; may be repeated."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata=_NO_FLAG)
-    """Kind of prompts, and lengths of prompts and completions."""
+    """Type of prompts, and lengths of prompts and completions."""
     metrics: MetricOptions = field(default_factory=MetricOptions, metadata=_NO_FLAG)
-    """Options of the report."""
+    """Metrics to report."""
     num_prompts: int = 100
     """Number of requests."""
     num_warmups: int = 0
-    """Number of unmeasured requests before."""
+    """Number of warm-up requests, which are not measured."""
     max_concurrency: int | None = None
-    """Most concurrent requests."""
+    """Maximum number of concurrent requests; unlimited if unset."""
     request_rate: float = math.inf
-    """Requests per second; inf sends all at once."""
+    """Requests per second; inf sends all requests at once."""
     burstiness: float = 1.0
-    """Shape of the gamma distributed gaps between requests; 1 is Poisson, less is burstier."""
+    """Burstiness of arrivals, the shape of the gamma distribution of intervals: 1 is a Poisson
+    process, less is burstier."""
     num_processes: int = 0
-    """Number of client processes; 0 takes as many as the load needs."""
+    """Number of client processes; 0 selects it by the load."""
     ignore_eos: bool = False
-    """Generate the full length of each completion, past end tokens."""
+    """Ignore end-of-sequence tokens, so that all completions have their full length."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     extra_body: str | None = field(default=None, metadata={"argparse": {"metavar": "JSON"}})
-    """JSON object that is merged into every request."""
+    """JSON object to merge into each request."""
     seed: int = 0
     """Seed of prompts and arrivals."""
     save_detailed: bool = False
-    """Add the times of every request to the result, which `bench compare` needs."""
+    """Include the times of every request in the result, as required by `bench compare`."""
 
     def __post_init__(self) -> None:
         if self.endpoint not in (COMPLETIONS, CHAT):
-            raise ValueError(f"--endpoint must be {COMPLETIONS} or {CHAT}")
+            raise ValueError(f"--endpoint must be {COMPLETIONS} or {CHAT}, got {self.endpoint}")
         if self.num_prompts < 1:
-            raise ValueError("--num-prompts must be at least 1")
+            raise ValueError(f"--num-prompts must be at least 1, got {self.num_prompts}")
         if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise ValueError("--max-concurrency must be at least 1")
+            raise ValueError(f"--max-concurrency must be at least 1, got {self.max_concurrency}")
         if self.num_warmups < 0 or self.num_processes < 0:
             raise ValueError("--num-warmups and --num-processes must not be negative")
         for text in self.headers:
             if "=" not in text:
-                raise ValueError(f"--header needs KEY=VALUE, got {text!r}")
+                raise ValueError(f"--header must be KEY=VALUE, got {text!r}")
 
     @property
     def sends_text(self) -> bool:
@@ -96,10 +98,10 @@ class ServeOptions:
 
 
 def run_serve(options: ServeOptions) -> Result:
-    """Sends warm-up requests, then the load; returns its metrics and settings.
+    """Sends warm-up requests, then the load; returns metrics and settings.
 
     Raises:
-        ValueError: no model or tokenizer can be found, or the server cannot be reached.
+        ValueError: no model or tokenizer is found, or the server is not reachable.
     """
     options, space = resolve(options)
     body = BodyMaker(options, space)
@@ -109,7 +111,7 @@ def run_serve(options: ServeOptions) -> Result:
         )
         warm = run_load(load_of(options, [body.request(i, s) for i, s in enumerate(samples)]), 1)
         if all(record.error for record in warm.records):
-            raise ValueError(f"every warm-up request failed: {warm.records[0].error}")
+            raise ValueError(f"all warm-up requests failed: {warm.records[0].error}")
     samples = make_samples(options.dataset, options.num_prompts, space.vocabulary, options.seed)
     times = arrival_times(len(samples), options.request_rate, options.burstiness, options.seed)
     requests = [
@@ -127,12 +129,12 @@ def run_serve(options: ServeOptions) -> Result:
 
 
 def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
-    """Options with model and tokenizer filled in from the server's list of models, and the loaded
-    tokenizer. Raises ValueError where there is no model, or no way to make prompts."""
+    """Options with model and tokenizer from the server's list of models, and the loaded tokenizer.
+    Raises ValueError without a model, or if prompts cannot be generated."""
     card = _first_model(options)
     model = options.model or card.get("id")
     if model is None:
-        raise ValueError(f"{options.base_url} lists no model; name one with --model")
+        raise ValueError(f"{options.base_url} lists no model: set --model")
     tokenizer = options.tokenizer
     if tokenizer is None:
         for folder in (model, card.get("root")):
@@ -140,58 +142,57 @@ def resolve(options: ServeOptions) -> tuple[ServeOptions, PromptSpace]:
                 tokenizer = folder
                 break
     if tokenizer is None and not options.sends_text:
-        _allow_ids(options, card)
+        _check_token_ids(options, card)
     return replace(options, model=model, tokenizer=tokenizer), PromptSpace.load(tokenizer)
 
 
-def _allow_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
-    """Notes which token ids are sent without a tokenizer.
+def _check_token_ids(options: ServeOptions, card: Mapping[str, Any]) -> None:
+    """Reports the token IDs that are used without a tokenizer.
 
     Raises:
-        ValueError: the server is not known to take token ids.
+        ValueError: the server is not known to support token ID prompts.
     """
     owner = str(card.get("owned_by", "")).lower()
-    if owner not in _TAKE_IDS:
+    if owner not in _TOKEN_ID_SERVERS:
         raise ValueError(
-            f"{options.base_url} is none of {', '.join(_TAKE_IDS)} (its models are owned by "
-            f"{owner or 'nobody'}), so what it makes of token ids is not known: give the folder of "
-            "the model's tokenizer.json with --tokenizer, and --prompt-format text unless it takes "
-            "ids"
+            f"{options.base_url} (owned_by: {owner or 'none'}) is not known to support token ID "
+            f"prompts, unlike {', '.join(_TOKEN_ID_SERVERS)}: set --tokenizer to a folder with the "
+            "model's tokenizer.json, and --prompt-format text unless it supports token IDs"
         )
     note(
-        f"prompts are token ids from {UNKNOWN_VOCABULARY.start} to {UNKNOWN_VOCABULARY.stop - 1}: "
-        "the model's tokenizer is not here; --tokenizer FOLDER uses its whole vocabulary"
+        f"no tokenizer found: using token IDs {UNKNOWN_VOCABULARY.start} to "
+        f"{UNKNOWN_VOCABULARY.stop - 1} for prompts; set --tokenizer to use the whole vocabulary"
     )
 
 
 class BodyMaker:
-    """Encoder of samples as requests, before the clock of the load starts.
+    """Encoder of samples as requests, used before the load starts.
 
     Args:
-        options: options as `resolve` returns them.
-        space: tokenizer that makes text of token ids.
+        options: options returned by `resolve`.
+        space: tokenizer for text prompts.
     """
 
     def __init__(self, options: ServeOptions, space: PromptSpace) -> None:
         self._chat = options.endpoint == CHAT
         self._as_text = options.sends_text
         self._space = space
-        self._fixed: dict[str, Any] = {
+        self._fields: dict[str, Any] = {
             "model": options.model,
             "temperature": options.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if options.ignore_eos:
-            self._fixed["ignore_eos"] = True
+            self._fields["ignore_eos"] = True
         if options.extra_body:
-            self._fixed.update(json.loads(options.extra_body))
+            self._fields.update(json.loads(options.extra_body))
 
     def request(
         self, index: int, sample: Sample, extra: Mapping[str, Any] | None = None
     ) -> Request:
-        """The request for a sample, with `extra` fields in its body."""
-        body = {**self._fixed, "max_tokens": sample.output_len, **(extra or {})}
+        """Request for a sample, with `extra` fields in its body."""
+        body = {**self._fields, "max_tokens": sample.output_len, **(extra or {})}
         ids = sample.prompt_token_ids
         prompt = self._space.as_text(ids) if self._as_text else ids
         if self._chat:
@@ -207,7 +208,7 @@ class BodyMaker:
 
 
 def load_of(options: ServeOptions, requests: Sequence[Request]) -> Load:
-    """Load of these requests on the endpoint of the options."""
+    """Load with these requests on the endpoint of the options."""
     return Load(
         url=options.base_url.rstrip("/") + options.endpoint,
         headers=_headers(options),
@@ -224,7 +225,7 @@ def _headers(options: ServeOptions) -> dict[str, str]:
 
 
 def server_version(options: ServeOptions) -> str | None:
-    """Version of the server by GET /version, which vLLM and rayfleet have; None without it."""
+    """Server version from GET /version, supported by vLLM and rayfleet; None without it."""
     request = urllib.request.Request(
         options.base_url.rstrip("/") + "/version", headers=_headers(options)
     )
@@ -244,11 +245,11 @@ def _first_model(options: ServeOptions) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         if options.model is not None and error.code == 404:
             return {}
-        raise ValueError(f"{url} answered HTTP {error.code}; is --api-key right?") from error
+        raise ValueError(f"{url} returned HTTP {error.code}: check --api-key") from error
     except OSError as error:
-        raise ValueError(f"no server answers at {options.base_url}: {error}") from error
-    named = [card for card in cards if card.get("id") == options.model]
-    return dict((named or cards or [{}])[0])
+        raise ValueError(f"cannot connect to {options.base_url}: {error}") from error
+    matching = [card for card in cards if card.get("id") == options.model]
+    return dict((matching or cards or [{}])[0])
 
 
 def load_setting(options: ServeOptions) -> Result:
@@ -271,7 +272,7 @@ def load_setting(options: ServeOptions) -> Result:
 
 
 def _dataset(options: DatasetOptions) -> Result:
-    """Options of the chosen dataset alone."""
+    """Options of the selected dataset."""
     return {
         name: value
         for name, value in asdict(options).items()
@@ -280,5 +281,5 @@ def _dataset(options: DatasetOptions) -> Result:
 
 
 def _json_number(value: float) -> float | str:
-    """The number, or "inf", as JSON has no infinity."""
+    """The number, or "inf", since JSON has no infinity."""
     return value if math.isfinite(value) else "inf"

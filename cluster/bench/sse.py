@@ -1,4 +1,5 @@
-"""Scanner of server-sent events for the load client: tests chunks without decoding their JSON."""
+"""Scanner of server-sent events for the load client, which inspects chunks without JSON
+decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class EventScanner:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of the events completed by `chunk`; comments and other fields are dropped."""
+        """Data of the events completed by `chunk`, without comments and other fields."""
         *events, self._rest = _BREAK.split(self._rest + chunk)
         return [data for event in events if (data := _data(event))]
 
@@ -31,12 +32,12 @@ def has_text(data: bytes) -> bool:
 
 
 def has_choices(data: bytes) -> bool:
-    """Whether a streamed chunk has choices; the one with usage alone has none."""
+    """Whether a streamed chunk has choices, unlike the one with only usage."""
     return _CHOICES.search(data) is not None
 
 
 def opens_chat(data: bytes) -> bool:
-    """Whether a streamed chunk has a role and no text, as servers send before the first token."""
+    """Whether a streamed chunk has a role and no text, like the first one of a chat."""
     return _ROLE.search(data) is not None and not has_text(data)
 
 

@@ -1,6 +1,6 @@
-"""Statistics of measurements: percentiles, means with their intervals, paired ratios.
+"""Statistics of measurements: percentiles, means with confidence intervals, paired ratios.
 
-A statistic of no values is NaN: checks of it fail, tables show "–", and JSON has null.
+Statistics without values are NaN: checks fail, tables show "–", and JSON has null.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from scipy.special import stdtr, stdtrit
 Values = Sequence[float] | NDArray[np.float64]
 
 LEVEL = 0.95
-"""Confidence level of intervals."""
+"""Level of confidence intervals."""
 _RESAMPLES = 2000
-"""Bootstrap samples."""
+"""Number of bootstrap samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Estimate of a mean, or of a difference of means, with its error by Student's t."""
+    """Estimate of a mean, or of a difference of means, with an error by Student's t."""
 
     value: float
     error: float
@@ -55,8 +55,8 @@ class Spread:
     high: float
     """Largest value."""
     interval_low: float
-    """Lower end of the 95 % interval of the mean, or for ratios of the geometric mean, by Student's
-    t; NaN for a single value."""
+    """Lower end of the 95 % confidence interval of the mean (for ratios: the geometric mean), by
+    Student's t; NaN for a single value."""
     interval_high: float
     """Upper end of that interval."""
     count: int
@@ -66,22 +66,22 @@ class Spread:
 def percentile(values: Values, q: float) -> float:
     """The q-th percentile (0 to 100), interpolated linearly (numpy's default; type 7)."""
     if not 0.0 <= q <= 100.0:
-        raise ValueError(f"a percentile lies between 0 and 100, got {q}")
+        raise ValueError(f"percentiles must be in [0, 100], got {q}")
     return float(np.percentile(values, q)) if len(values) else math.nan
 
 
 def mean(values: Values) -> float:
-    """Arithmetic mean; NaN of nothing."""
+    """Arithmetic mean; NaN without values."""
     return float(np.mean(values)) if len(values) else math.nan
 
 
 def std(values: Values) -> float:
-    """Population standard deviation; NaN of nothing."""
+    """Population standard deviation; NaN without values."""
     return float(np.std(values)) if len(values) else math.nan
 
 
 def share(part: float, whole: float) -> float:
-    """Quotient of part and whole; NaN for a whole of 0."""
+    """Quotient of part and whole; NaN if the whole is 0."""
     return part / whole if whole else math.nan
 
 
@@ -94,28 +94,29 @@ def estimate(values: Values) -> Estimate:
 
 def difference(a: Values, b: Values) -> Estimate:
     """Estimate of mean(b) - mean(a) for unpaired samples of unequal variance (Welch's t)."""
-    ours, other = estimate(b), estimate(a)
-    error = math.hypot(ours.error, other.error)
-    freedom = ours.freedom + other.freedom
+    means = estimate(a), estimate(b)
+    error = math.hypot(*(sample.error for sample in means))
+    freedom = sum(sample.freedom for sample in means)
     if error:
-        terms = [(one.error / error) ** 4 / one.freedom for one in (ours, other)]
-        freedom = 1.0 / sum(terms)
-    return Estimate(value=ours.value - other.value, error=error, freedom=freedom)
+        freedom = 1.0 / sum((sample.error / error) ** 4 / sample.freedom for sample in means)
+    return Estimate(value=means[1].value - means[0].value, error=error, freedom=freedom)
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Pairwise quotients. Raises ValueError for unequal lengths, NaN or a zero denominator."""
     if len(numerators) != len(denominators):
-        raise ValueError(f"pairs needed: {len(numerators)} values against {len(denominators)}")
+        raise ValueError(
+            f"ratios need pairs of values, got {len(numerators)} and {len(denominators)} values"
+        )
     if any(math.isnan(value) for value in (*numerators, *denominators)):
-        raise ValueError("a round has no measurement: all of its requests failed")
+        raise ValueError("a round has no measurement, since all of its requests failed")
     if any(value == 0 for value in denominators):
-        raise ValueError("a measurement of 0 cannot be a denominator; look at the failed requests")
+        raise ValueError("cannot divide by a measurement of 0: check the failed requests")
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, range, and interval of the mean, of at least one value."""
+    """Median, range, and confidence interval of the mean, for at least one value."""
     found = estimate(values)
     return Spread(
         median=percentile(values, 50.0),
@@ -128,7 +129,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spread_of_ratios(values: Sequence[float]) -> Spread:
-    """Median and range of ratios, and interval of their geometric mean (NaN with a ratio of 0)."""
+    """Median, range, and confidence interval of the geometric mean (NaN with a ratio of 0)."""
     found = spread(values)
     if found.low <= 0.0:
         return replace(found, interval_low=math.nan, interval_high=math.nan)
@@ -145,11 +146,11 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a statistic over rounds.
 
-    For a statistic that is no mean of the rounds' values, such as the p99 of all their requests.
-    With few rounds the interval is too narrow.
+    Used for statistics that are not a mean of the rounds' values, such as the p99 of all their
+    requests. With few rounds the interval is too narrow.
 
     Args:
-        statistic: function of the numbers of the drawn rounds, from 0, with repetitions.
+        statistic: function of the sampled rounds' indices, with repetitions.
         count: number of rounds.
 
     Returns:
@@ -157,7 +158,7 @@ def bootstrap_interval(
     """
     if count < 2:
         return math.nan, math.nan
-    picks = np.random.default_rng(0).integers(0, count, size=(_RESAMPLES, count))
+    samples = np.random.default_rng(0).integers(0, count, size=(_RESAMPLES, count))
     tail = 50.0 * (1.0 - LEVEL)
-    low, high = np.nanpercentile([statistic(pick) for pick in picks], (tail, 100.0 - tail))
+    low, high = np.nanpercentile([statistic(sample) for sample in samples], (tail, 100.0 - tail))
     return float(low), float(high)

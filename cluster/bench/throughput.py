@@ -1,4 +1,4 @@
-"""`rayfleet bench throughput`: the engine offline, through `LLM`, without HTTP and without Ray."""
+"""`rayfleet bench throughput`: benchmarks the engine offline by `LLM`, without HTTP and Ray."""
 
 from __future__ import annotations
 
@@ -18,46 +18,48 @@ if TYPE_CHECKING:
     from worker.llm import LLM, RequestOutput
 
 _WARMUP_SEED = 1_000_003
-_LEAST_PAIRS = 5
+_MIN_PAIRS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputOptions:
-    """Options of an offline benchmark. At most the engine's `max_num_seqs` requests run at once."""
+    """Options of an offline benchmark. Up to the engine's `max_num_seqs` requests run at a time."""
 
     engine: EngineConfig = field(metadata={"flag": None})
     """Configuration of the engine."""
     tokenizer: str | None = None
-    """Folder with tokenizer.json; default: the model's own."""
+    """Folder with tokenizer.json; the model's if unset."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions, metadata={"flag": None})
-    """Kind of prompts, and lengths of prompts and completions."""
+    """Type of prompts, and lengths of prompts and completions."""
     num_prompts: int = 100
     """Number of requests."""
     num_warmups: int = 8
-    """Number of unmeasured requests before."""
+    """Number of warm-up requests, which are not measured."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     disable_detokenize: bool = False
-    """Return token ids without text."""
+    """Return token IDs without text."""
     seed: int = 0
     """Seed of prompts and sampling."""
     rounds: int | None = None
-    """Measured rounds, each with other prompts; the median one is reported. Default: 1, or 5 with
-    --batch-invariant-cost."""
+    """Number of measured rounds, each with new prompts; the median is reported. 1 if unset, or 5
+    with --batch-invariant-cost."""
     batch_invariant_cost: bool = False
-    """Measure the batch-invariant mode and the normal one in turn, and report their ratio."""
+    """Measure batch-invariant and normal mode in turn, and report their ratio."""
 
     def __post_init__(self) -> None:
         if self.num_prompts < 1 or self.num_warmups < 0 or self.num_rounds < 1:
-            raise ValueError("--num-prompts and --rounds must be at least 1, --num-warmups 0")
-        if self.batch_invariant_cost and self.num_rounds < _LEAST_PAIRS:
-            raise ValueError(f"--batch-invariant-cost needs --rounds {_LEAST_PAIRS} or more")
+            raise ValueError(
+                "--num-prompts and --rounds must be at least 1, --num-warmups at least 0"
+            )
+        if self.batch_invariant_cost and self.num_rounds < _MIN_PAIRS:
+            raise ValueError(f"--batch-invariant-cost needs --rounds of at least {_MIN_PAIRS}")
 
     @property
     def num_rounds(self) -> int:
         """Number of measured rounds."""
-        least = _LEAST_PAIRS if self.batch_invariant_cost else 1
-        return least if self.rounds is None else self.rounds
+        minimum = _MIN_PAIRS if self.batch_invariant_cost else 1
+        return minimum if self.rounds is None else self.rounds
 
 
 def run_throughput(options: ThroughputOptions) -> Result:
@@ -79,7 +81,7 @@ def _batch_invariant_cost(options: ThroughputOptions) -> Result:
         for name, invariant in (("normal", False), ("batch_invariant", True))
     }
     turns = take_turns(variants, options.num_rounds)
-    # The cost has no goal; the check is that both modes processed as many tokens.
+    # The cost has no goal; the check is that both modes processed the same number of tokens.
     lengths = {run["total_num_tokens"] for name in variants for run in turns[name]}
     return {
         **_setting(options),
@@ -95,7 +97,7 @@ def _speed(run: Result) -> float:
 
 
 def _measure_alone(options: ThroughputOptions, name: str, number: int) -> Result:
-    # One engine at a time: an idle engine of the other mode would hold memory.
+    # One engine at a time, since an idle engine of the other mode would use memory.
     with _open(options) as llm:
         run = _measure(llm, options, number)
     note(f"{name}, round {number}: {run['tokens_per_second']:.1f} tokens/s")
@@ -103,7 +105,7 @@ def _measure_alone(options: ThroughputOptions, name: str, number: int) -> Result
 
 
 def _open(options: ThroughputOptions) -> LLM:
-    # Imported here: it imports torch, which takes seconds.
+    # Imported here, since importing torch takes seconds.
     from worker.llm import LLM
 
     return LLM(**{**asdict(options.engine), "tokenizer": options.tokenizer})
@@ -121,7 +123,7 @@ def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:
     elapsed = time.perf_counter() - start
     num_output = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_input = sum(len(sample.prompt_token_ids) for sample in samples)
-    wanted = sum(sample.output_len for sample in samples)
+    num_requested = sum(sample.output_len for sample in samples)
     return {
         "max_num_seqs": llm.config.max_num_seqs,
         "elapsed_time": elapsed,
@@ -132,7 +134,7 @@ def _measure(llm: LLM, options: ThroughputOptions, number: int) -> Result:
         "requests_per_second": len(outputs) / elapsed,
         "tokens_per_second": (num_input + num_output) / elapsed,
         "output_tokens_per_second": num_output / elapsed,
-        "missing_tokens": wanted - num_output,
+        "missing_tokens": num_requested - num_output,
     }
 
 
@@ -158,12 +160,12 @@ def _tokenizer_folder(options: ThroughputOptions) -> str | None:
 
 
 def _summary(options: ThroughputOptions, runs: list[Result]) -> Result:
-    middle = sorted(runs, key=_speed)[(len(runs) - 1) // 2]
+    median = sorted(runs, key=_speed)[(len(runs) - 1) // 2]
     missing = sum(run["missing_tokens"] for run in runs)
     result = {
         **_setting(options),
         "batch_invariant": options.engine.batch_invariant,
-        **middle,
+        **median,
     }
     if len(runs) > 1:
         result["tokens_per_second_rounds"] = list(map(_speed, runs))

@@ -22,19 +22,19 @@ class TraceLine(msgspec.Struct):
     timestamp: float
     """Arrival time in milliseconds."""
     input_length: int
-    """Tokens of the prompt."""
+    """Number of prompt tokens."""
     output_length: int
-    """Tokens of the completion."""
+    """Number of output tokens."""
     hash_ids: list[int]
-    """Ids of the prompt's blocks of TRACE_BLOCK tokens: equal blocks have equal ids."""
+    """IDs of the prompt's blocks of TRACE_BLOCK tokens; equal blocks have equal IDs."""
 
     def tokens(self, number: int, scale: float = 1.0) -> Ids:
-        """Token ids of the prompt: equal for equal block ids, but for the last, incomplete block,
-        which differs between requests.
+        """Token IDs of the prompt, equal for equal block IDs except for the last, incomplete block,
+        which is unique per request.
 
         Args:
-            number: number of the request.
-            scale: factor of the lengths of prompt and blocks.
+            number: index of the request.
+            scale: factor for the lengths of prompt and blocks.
         """
         block = max(round(TRACE_BLOCK * scale), 1)
         ids = np.array(self.hash_ids, np.int64)[:, None]
@@ -60,20 +60,20 @@ class TraceFile(NamedTuple):
     path: str
 
     def lines(self) -> list[TraceLine]:
-        """All requests of the trace. Raises ValueError where the file cannot be read."""
+        """All requests of the trace. Raises ValueError if the file cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 decoder = msgspec.json.Decoder(TraceLine)
                 return [decoder.decode(line) for line in file if line.strip()]
         except (OSError, msgspec.DecodeError) as error:
             raise ValueError(
-                f"no trace at {self.path} ({error}): fetch FAST25-release/traces of "
-                "kvcache-ai/Mooncake, and name the folder with --traces"
+                f"cannot read trace {self.path} ({error}): download FAST25-release/traces of "
+                "kvcache-ai/Mooncake"
             ) from error
 
 
 def find_traces(folder: str) -> str | None:
-    """The folder if the traces are in it; None otherwise."""
+    """The folder if it contains the traces; None otherwise."""
     return folder if os.path.exists(f"{folder}/conversation_trace.jsonl") else None
 
 
@@ -84,10 +84,10 @@ def trace_requests(
 
     Args:
         trace: the trace.
-        speed: factor by which the replay is faster than the trace.
-        duration: seconds of the replay.
-        length_scale: factor of the lengths of prompts, blocks and completions; prompts keep the
-            part that they share.
+        speed: replay speed relative to the trace.
+        duration: duration of the replay in seconds.
+        length_scale: factor for the lengths of prompts, blocks and completions, which keeps the
+            shared fraction of prompts.
     """
     lines = trace.lines()
     began = lines[0].timestamp

@@ -1,4 +1,4 @@
-"""Variants measured in turn, so that a drift of the machine affects all of them alike."""
+"""Measurement of variants in turn, so that a drift of the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """Results of each variant's turns; the turns of one round form a pair.
+    """Results of each variant's turns, which are paired by round.
 
     Args:
         by_variant: results by variant, one per round in the order of the rounds.
@@ -25,7 +25,7 @@ class Turns(Generic[T]):
         return self.by_variant[variant]
 
     def pairs(self, variant: str, other: str) -> list[tuple[T, T]]:
-        """Turns of a variant and of another one, paired by round."""
+        """Turns of a variant and another one, paired by round."""
         return list(zip(self[variant], self[other], strict=True))
 
     def values(self, variant: str, figure: Callable[[T], float]) -> list[float]:
@@ -41,14 +41,14 @@ class Turns(Generic[T]):
         return ratios(self.values(variant, figure), self.values(baseline, figure))
 
     def ratio(self, variant: str, baseline: str, figure: Callable[[T], float]) -> Spread:
-        """Median and interval of the ratios of `ratios`."""
+        """Median and confidence interval of `ratios`."""
         return spread_of_ratios(self.ratios(variant, baseline, figure))
 
     def comparison(
         self, variant: str, baseline: str, figure: Callable[[T], float]
     ) -> dict[str, Any]:
-        """Ratios in the form of results; `losing_rounds` are the rounds, from 0, with a ratio below
-        1."""
+        """Ratios in the format of results; `losing_rounds` are the rounds, from 0, with a ratio
+        below 1."""
         found = self.ratios(variant, baseline, figure)
         return {
             "arm": variant,
@@ -62,17 +62,17 @@ class Turns(Generic[T]):
 def take_turns(
     variants: Mapping[str, Callable[[int], T]], rounds: int, *, warmups: int = 0
 ) -> Turns[T]:
-    """Calls each variant once per round with the round's number; results of warm-ups are dropped.
+    """Calls each variant once per round with the round's number; drops the results of warm-ups.
 
     The order of the variants is reversed in every second round (A B, B A, ...), so that a trend
-    cancels out of the ratios. Warm-up rounds come first, with numbers from `rounds` on: prompts
-    that are drawn from the number are new in the measured rounds.
+    cancels out in the ratios. Warm-up rounds come first, with numbers from `rounds` on, so that
+    prompts sampled with the number as seed are new in the measured rounds.
 
     Raises:
-        ValueError: there is no round.
+        ValueError: `rounds` is less than 1.
     """
     if rounds < 1:
-        raise ValueError("at least one round is needed")
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
     turns: dict[str, list[T]] = {name: [] for name in variants}
     for number in (*range(rounds, rounds + warmups), *range(rounds)):
         names = list(variants)

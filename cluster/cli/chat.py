@@ -1,4 +1,4 @@
-"""`rayfleet chat` and `rayfleet complete`: talk to an endpoint from a terminal."""
+"""`rayfleet chat` and `rayfleet complete`: generate text with an endpoint from a terminal."""
 
 from __future__ import annotations
 
@@ -14,72 +14,74 @@ from cluster.cli.endpoint import Endpoint, EndpointOptions
 from cluster.cli.options import add_options, given_options
 
 COMMANDS = {
-    "/help": "list these commands",
-    "/reset": "begin a new chat",
-    "/quit": "end, as Ctrl-D does",
+    "/help": "list commands",
+    "/reset": "start a new chat",
+    "/quit": "end the chat (also Ctrl-D)",
+    "/exit": "end the chat (same as /quit)",
 }
-"""Lines that are commands in a chat, and what they do."""
+"""Commands of a chat, with their help."""
 _COMMAND = re.compile(r"/\w+")
-"""Lines that are taken for commands: a path or a text behind a slash is a message."""
+"""Pattern of commands; a path or other text that starts with a slash is a message."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 """Escape sequences before and after reasoning in a terminal."""
 _C1 = range(0x7F, 0xA0)
-"""DEL and the C1 control characters; those of C0 are below the space."""
+"""DEL and the C1 control characters; those of C0 precede the space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AskOptions(EndpointOptions):
+class GenerationOptions(EndpointOptions):
     """Options of `chat` and `complete`: model and sampling parameters."""
 
     model: str = ""
-    """Model to ask; the first one that the endpoint has unless given."""
+    """Name of the model; the first one served by the endpoint if unset."""
     max_tokens: int | None = None
-    """Most tokens of an answer."""
+    """Maximum number of tokens to generate per response."""
     temperature: float | None = None
-    """Sampling temperature; the one that the model's checkpoint recommends unless given. 0 always
-    takes the likeliest token."""
+    """Sampling temperature; 0 is greedy. If unset, the server uses the default of the model's
+    generation_config.json."""
     top_p: float | None = None
-    """Nucleus sampling: from the likeliest tokens whose probabilities sum up to this."""
+    """Nucleus sampling: sample from the smallest set of most likely tokens whose cumulative
+    probability reaches this value."""
     seed: int | None = None
-    """Seed of sampling: the same one gives the same answer to the same prompt."""
+    """Random seed; the same seed and prompt give the same response."""
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Sampling parameters that were given, as fields of a request."""
-        named = {
+        """Sampling parameters that are set, as fields of a request."""
+        parameters = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "seed": self.seed,
         }
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in parameters.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChatOptions(AskOptions):
+class ChatOptions(GenerationOptions):
     """Options of `chat`."""
 
     system: str = ""
-    """System message that the chat begins with."""
+    """System message of the chat."""
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet chat`."""
-    commands = ", ".join(f"{name}: {what}" for name, what in COMMANDS.items())
+    commands = ", ".join(f"{name}: {text}" for name, text in COMMANDS.items())
     parser.description = (
-        "Chats with a model. Each line is a message; answers are streamed, and the chat is "
-        f"remembered. Commands are {commands}. Ctrl-C stops an answer, Ctrl-D ends."
+        "Interactive chat with a model. Each line is a message; responses are streamed, and "
+        f"previous messages are sent along. Commands: {commands}. Ctrl-C stops a response."
     )
-    parser.add_argument("message", nargs="?", help="asked alone, without a chat that follows")
+    parser.add_argument("message", nargs="?", help="send this message only, then exit")
     add_options(parser, ChatOptions)
     parser.set_defaults(run=run_chat)
 
 
 def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet complete`."""
-    parser.description = "Continues a text; without one, each line of the input is a text."
-    parser.add_argument("prompt", nargs="?", help="the text")
-    add_options(parser, AskOptions)
+    parser.description = "Completes a prompt, or each line of standard input without one."
+    parser.add_argument("prompt", nargs="?", help="the prompt")
+    add_options(parser, GenerationOptions)
     parser.set_defaults(run=run_complete)
 
 
@@ -88,14 +90,14 @@ def run_chat(arguments: argparse.Namespace) -> int:
     options = ChatOptions(**given_options(arguments, ChatOptions))
     chat = Chat(Endpoint(options.url, options.key), options)
     if arguments.message is not None:
-        chat.ask(arguments.message)
+        chat.send(arguments.message)
         return 0
-    return _converse(chat.model, chat.take_line, f"{', '.join(COMMANDS)}; Ctrl-D ends")
+    return _converse(chat.model, chat.handle_line, f"{', '.join(COMMANDS)}; Ctrl-D ends")
 
 
 def run_complete(arguments: argparse.Namespace) -> int:
     """Completes one text, or each line of the input; returns the exit code."""
-    options = AskOptions(**given_options(arguments, AskOptions))
+    options = GenerationOptions(**given_options(arguments, GenerationOptions))
     endpoint = Endpoint(options.url, options.key)
     model = _model_of(endpoint, options)
 
@@ -110,14 +112,14 @@ def run_complete(arguments: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A conversation with one model, whose messages are kept and sent with each question.
+    """A conversation with one model, all of which is sent with each new message.
 
     Args:
         endpoint: endpoint that serves the model.
         options: model, sampling parameters and system message.
 
     Raises:
-        ValueError: the endpoint does not answer, or has no model for this key.
+        ValueError: the endpoint is unreachable, or serves no model to this key.
     """
 
     def __init__(self, endpoint: Endpoint, options: ChatOptions) -> None:
@@ -126,16 +128,16 @@ class Chat:
         self.model = _model_of(endpoint, options)
         self.messages: list[dict[str, str]] = []
         """The messages so far, the system message first."""
-        self._forget()
+        self._reset()
 
-    def ask(self, text: str) -> None:
-        """Sends a message and shows the answer; both are kept.
+    def send(self, text: str) -> None:
+        """Sends a message and prints the response; both are added to the conversation.
 
-        Of an answer that Ctrl-C stops, the part that was shown is kept; one that fails is dropped,
-        and so is its question.
+        If Ctrl-C stops the response, the part that was printed is kept. If it fails, both are
+        dropped.
 
         Raises:
-            ValueError: the endpoint refuses the request, or fails.
+            ValueError: the endpoint rejects the request, or fails.
         """
         self.messages.append({"role": "user", "content": text})
         body = {"model": self.model, "messages": self.messages, **self._options.sampling}
@@ -147,54 +149,56 @@ class Chat:
             raise
         self.messages.append({"role": "assistant", "content": answer})
 
-    def take_line(self, line: str) -> None:
-        """Runs a typed line if it is a command; sends any other line as a message.
+    def handle_line(self, line: str) -> None:
+        """Runs a line as a command, or sends it as a message.
 
         Raises:
-            ValueError: the line begins as a command does, and is none; or as `ask` raises it.
+            ValueError: an unknown command, or an error of `send`.
             EOFError: the command ends the chat.
         """
         match line:
             case "/help":
-                _write("".join(f"{name:8} {what}\n" for name, what in COMMANDS.items()))
+                _write("".join(f"{name:8} {text}\n" for name, text in COMMANDS.items()))
             case "/reset":
-                self._forget()
-            case "/quit":
+                self._reset()
+            case "/quit" | "/exit":
                 raise EOFError
             case _ if _COMMAND.fullmatch(line):
                 raise ValueError(f"unknown command {line}: {_suggestion(line)}")
             case _:
-                self.ask(line)
+                self.send(line)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         system = self._options.system
         self.messages = [{"role": "system", "content": system}] if system else []
 
 
 def _suggestion(line: str) -> str:
-    meant = difflib.get_close_matches(line, COMMANDS, 1)
-    return f"did you mean {meant[0]}?" if meant else f"commands are {', '.join(COMMANDS)}"
+    matches = difflib.get_close_matches(line, COMMANDS, 1)
+    return f"did you mean {matches[0]}?" if matches else f"commands are {', '.join(COMMANDS)}"
 
 
-def _model_of(endpoint: Endpoint, options: AskOptions) -> str:
+def _model_of(endpoint: Endpoint, options: GenerationOptions) -> str:
     names = endpoint.models()
     if options.model and options.model not in names:
-        raise ValueError(f"no model {options.model} at {endpoint.base}: {', '.join(names)}")
+        raise ValueError(
+            f"no model {options.model} at {endpoint.base}, choose from {', '.join(names)}"
+        )
     if not names:
-        raise ValueError(f"this key may use no model at {endpoint.base}")
+        raise ValueError(f"no model at {endpoint.base} is available to this API key")
     return options.model or names[0]
 
 
-def _converse(model: str, take: Callable[[str], None], hint: str = "Ctrl-D ends") -> int:
-    """Calls `take` with each line of the input until it ends, and prints errors of lines.
+def _converse(model: str, handle: Callable[[str], None], hint: str = "Ctrl-D ends") -> int:
+    """Calls `handle` with each line of standard input, and prints its errors.
 
-    Returns the exit code: 1 if one failed and the input is no terminal.
+    Returns the exit code: 1 if a line failed and the input is not a terminal.
     """
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  # arrows and history in `input`
 
-        print(f"{model} answers; {hint}", file=sys.stderr)
+        print(f"model {model}; {hint}", file=sys.stderr)
     code = 0
     while True:
         try:
@@ -203,7 +207,7 @@ def _converse(model: str, take: Callable[[str], None], hint: str = "Ctrl-D ends"
             return code
         try:
             if line:
-                take(line)
+                handle(line)
         except EOFError:
             return code
         except ValueError as error:
@@ -219,28 +223,29 @@ def _choices(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _show(pieces: Iterable[dict[str, Any]]) -> str:
-    """Writes an answer as it is streamed, until its end or Ctrl-C; returns it without reasoning.
+    """Prints a response as it is streamed, until it ends or Ctrl-C is pressed; returns its text
+    without reasoning.
 
-    Reasoning is shown in a terminal alone.
+    Reasoning is printed only to a terminal.
     """
-    answer, thinks = [], False
+    answer, in_reasoning = [], False
     try:
         for piece in pieces:
-            if (thought := piece.get("reasoning")) and sys.stdout.isatty():
-                _write(f"{'' if thinks else _DIM}{printable(thought)}")
-                thinks = True
+            if (reasoning := piece.get("reasoning")) and sys.stdout.isatty():
+                _write(f"{'' if in_reasoning else _DIM}{printable(reasoning)}")
+                in_reasoning = True
             if text := piece.get("content") or piece.get("text"):
-                _write(f"{_PLAIN + chr(10) if thinks else ''}{printable(text)}")
-                thinks = False
+                _write(f"{_PLAIN + chr(10) if in_reasoning else ''}{printable(text)}")
+                in_reasoning = False
                 answer.append(text)
     except KeyboardInterrupt:
         _write(" (stopped)")
-    _write(f"{_PLAIN if thinks else ''}\n")
+    _write(f"{_PLAIN if in_reasoning else ''}\n")
     return "".join(answer)
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: a model's escape sequences would steer the terminal."""
+    """`text` without control characters: escape sequences in it would control the terminal."""
     return "".join(c for c in text if c in "\n\t" or (c >= " " and ord(c) not in _C1))
 
 

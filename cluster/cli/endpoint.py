@@ -1,4 +1,4 @@
-"""A client of one OpenAI endpoint, for commands: errors are told to the user in one line."""
+"""Client of an OpenAI endpoint for the CLI, with one-line error messages."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from cluster.config import API_KEY
 from cluster.ports import is_loopback
 
 TIMEOUT_S = 600.0
-"""Seconds to wait for the next byte: a request may be queued for long before its first token."""
+"""Timeout in seconds for the next byte: a request may be queued for long before its first token."""
 DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointOptions:
-    """Options of commands that ask an endpoint: its URL and a key."""
+    """Options of commands that connect to an endpoint: URL and API key."""
 
     url: str = "http://127.0.0.1:8000"
     """URL of the endpoint, with or without /v1."""
     api_key: str = field(default="", repr=False)
-    """Key to present. A key given by this flag is visible in the list of processes; rather set
-    RAYFLEET_API_KEY, whose first key is taken."""
+    """API key. The flag is visible in the process list: prefer the environment variable
+    RAYFLEET_API_KEY, whose first key is used."""
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"--url must be as http://127.0.0.1:8000, got {self.url}")
+            raise ValueError(f"--url must be a URL such as http://127.0.0.1:8000, got {self.url}")
 
     @property
     def key(self) -> str:
-        """The key to present; empty for none."""
+        """API key to send; empty for none."""
         return self.api_key or os.environ.get(API_KEY, "").partition(",")[0].strip()
 
 
 class Endpoint:
-    """Client of one endpoint. All errors are ValueErrors whose text is for the user.
+    """Client of one endpoint. All errors are ValueErrors with messages for the user.
 
     Args:
         url: URL of the endpoint, with or without /v1.
-        key: API key to present; empty for none.
-        timeout_s: seconds to wait for the next byte of an answer.
+        key: API key to send; empty for none.
+        timeout_s: timeout in seconds for the next byte of a response.
     """
 
     def __init__(self, url: str, key: str = "", timeout_s: float = TIMEOUT_S) -> None:
@@ -61,22 +61,22 @@ class Endpoint:
         self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> Any:
-        """The JSON answer to GET at a path."""
+        """JSON response to GET of a path."""
         return json.loads(self.text(path))
 
     def text(self, path: str) -> str:
-        """The text answer to GET at a path."""
-        with self._open(path) as answer, _lost_connections():
-            return answer.read().decode()
+        """Text response to GET of a path."""
+        with self._open(path) as response, _lost_connections():
+            return response.read().decode()
 
     def models(self) -> list[str]:
-        """Names of the models that the key may use."""
+        """Names of the models available to the API key."""
         return [str(card["id"]) for card in self.get("/v1/models")["data"]]
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Sends `body` by POST and yields the events of the streamed answer."""
-        with self._open(path, {**body, "stream": True}) as answer:
-            for line in _lines(answer):
+        """Sends `body` by POST and yields the events of the streamed response."""
+        with self._open(path, {**body, "stream": True}) as response:
+            for line in _lines(response):
                 if not line.startswith(b"data:"):
                     continue
                 data = line.removeprefix(b"data:").strip()
@@ -86,7 +86,7 @@ class Endpoint:
                 if "error" in event:
                     raise ValueError(_message_of(event))
                 yield event
-        raise ValueError("the connection was closed before the answer's end")
+        raise ValueError("connection closed before the end of the response")
 
     def _open(self, path: str, body: Mapping[str, Any] | None = None) -> IO[bytes]:
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
@@ -96,56 +96,56 @@ class Endpoint:
             data = json.dumps(body).encode()
         request = urllib.request.Request(self.base + path, data=data, headers=headers)
         try:
-            answer: IO[bytes] = self._opener.open(request, timeout=self._timeout_s)
+            response: IO[bytes] = self._opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
             with error:
-                raise ValueError(self._refusal(path, error)) from error
+                raise ValueError(self._error_message(path, error)) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise ValueError(
-                f"nothing answers at {self.base} ({reason}): start it with `rayfleet serve`, or "
-                "name another --url"
+                f"cannot connect to {self.base} ({reason}): start a server with `rayfleet serve`, "
+                "or set --url"
             ) from error
-        return answer
+        return response
 
-    def _refusal(self, path: str, error: urllib.error.HTTPError) -> str:
+    def _error_message(self, path: str, error: urllib.error.HTTPError) -> str:
         try:
             message = _message_of(json.loads(error.read()))
         except ValueError:
-            message = f"{self.base}{path} answers {error.code} {error.reason}"
+            message = f"{self.base}{path} returned HTTP {error.code} {error.reason}"
         if error.code == http.HTTPStatus.UNAUTHORIZED:
-            return f"{message}; here: set {API_KEY}, or give --api-key"
+            return f"{message} (set {API_KEY} or --api-key)"
         return message
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Handler that follows no redirect.
+    """Handler that does not follow redirects.
 
-    HAZARD: urllib would send the key to whatever host the redirect names.
+    HAZARD: urllib would send the API key to the host of the redirect.
     """
 
     def redirect_request(self, *_: Any) -> None:
-        """Returns no request to follow: urllib then raises HTTPError."""
+        """Returns None, so that urllib raises HTTPError."""
         return None
 
 
-def _lines(answer: IO[bytes]) -> Iterator[bytes]:
+def _lines(response: IO[bytes]) -> Iterator[bytes]:
     with _lost_connections():
-        yield from answer
+        yield from response
 
 
 @contextmanager
 def _lost_connections() -> Iterator[None]:
-    """Context that turns errors of reading an answer into ValueErrors."""
+    """Context that converts errors while reading a response to ValueErrors."""
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
-        raise ValueError(f"the connection was lost ({error})") from error
+        raise ValueError(f"connection lost ({error})") from error
 
 
 def _message_of(body: Any) -> str:
-    """The message in the body of an OpenAI error. Raises ValueError for a body of another form."""
+    """Message of an OpenAI error body. Raises ValueError for other bodies."""
     try:
         return str(body["error"]["message"])
     except (TypeError, KeyError) as error:
-        raise ValueError(f"an answer of another form: {body}") from error
+        raise ValueError(f"unexpected response: {body}") from error

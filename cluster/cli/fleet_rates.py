@@ -16,62 +16,63 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerRow:
-    """One worker: its state at a scrape, and its rates since the scrape before."""
+    """State of a worker at a scrape, and its rates since the previous scrape."""
 
     model: str
-    """Name of the model that it serves."""
+    """Name of its model."""
     worker: str
-    """Id of the worker."""
+    """ID of the worker."""
     ready: bool
-    """Whether it takes requests."""
+    """Whether it is ready for requests."""
     running: int
-    """Requests in its batch."""
+    """Running requests."""
     waiting: int
-    """Requests in its queue."""
+    """Waiting requests."""
     kv_usage: float
-    """Part of its KV pages that is in use, 0 to 1."""
+    """KV cache usage, 0 to 1."""
     host_usage: float | None
-    """Part of its host-memory tier that is in use, 0 to 1; None without that tier."""
+    """Usage of offloaded KV memory on the host, 0 to 1; None without offloading."""
     hit_rate: float | None
-    """Part of the prompt tokens that were cached, 0 to 1; None without prompts."""
+    """Prefix cache hit rate of prompt tokens, 0 to 1; None without prompts."""
     tokens_per_s: float
     """Tokens generated per second."""
     ttft_ms: float | None
-    """Median milliseconds from arrival at the worker to the first token; None without tokens."""
+    """Median time from arrival at the worker to the first token in ms; None without tokens."""
     preemptions: int
-    """Requests preempted since the scrape before."""
+    """Preemptions since the previous scrape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRow:
-    """One model as its gateways see it: state at a scrape, and rates since the scrape before."""
+    """State of a model at a scrape, by its gateways' metrics, and rates since the previous
+    scrape."""
 
     model: str
     """Name of the model."""
     workers_ready: int
-    """Workers that take requests."""
+    """Workers that are ready for requests."""
     workers_wanted: int
     """Target number of workers."""
     pending: int
-    """Requests at gateways that no worker has taken yet."""
+    """Requests at gateways that are not assigned to a worker yet."""
     requests_per_s: float
-    """Requests per second that ended."""
+    """Finished requests per second."""
     tokens_per_s: float
-    """Tokens generated per second, those of unfinished requests included."""
+    """Tokens generated per second, including those of unfinished requests."""
     ttft_p50_ms: float | None
-    """Median milliseconds from arrival at the gateway to the first token; None without tokens."""
+    """Median time from arrival at the gateway to the first token in ms; None without tokens."""
     ttft_p95_ms: float | None
-    """95th percentile of these milliseconds; None without tokens."""
+    """95th percentile of that time in ms; None without tokens."""
     slo_attainment: float | None
-    """Part of the requests with an SLO that met it, 0 to 1; None if none ended."""
+    """Fraction of requests with an SLO that met it, 0 to 1; None without such requests."""
 
 
 class Scrape:
-    """Metric samples of one moment, from one node or several.
+    """Metric samples of one point in time, from one or more nodes.
 
     Args:
-        at: time in seconds of a monotonic clock.
-        texts: bodies of /metrics of the nodes; a series in several of them counts once.
+        at: monotonic time in seconds.
+        texts: /metrics responses of the nodes; a series in several of them counts once.
     """
 
     def __init__(self, at: float, texts: Iterable[str]) -> None:
@@ -86,25 +87,25 @@ class Scrape:
                     self._processes.add(_process_of(key))
 
     def beginning(self) -> Scrape:
-        """A scrape of the same processes before they counted anything."""
+        """A scrape of the same processes with all counters at zero."""
         empty = Scrape(self.at, ())
         empty._processes = self._processes
         return empty
 
     def items(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
-        """Labels and values of the series with this name and, among others, these labels."""
-        wanted = labels.items()
+        """Labels and values of the series with this name and at least these labels."""
+        required = labels.items()
         for key, value in self._samples.get(name, {}).items():
-            if wanted <= set(key):
+            if required <= set(key):
                 yield dict(key), value
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of the series that `items` yields; 0 without any."""
+        """Sum of the values of `items`; 0 without any."""
         return sum(value for _, value in self.items(name, **labels))
 
     def since(self, before: Scrape | None, name: str, **labels: str) -> float:
-        """Growth of the sum of these counters since the scrape `before`; one that was reset counts
-        from 0. 0 where `before` is None."""
+        """Increase of these counters since the scrape `before`, with resets handled as in
+        Prometheus; 0 if `before` is None."""
         return sum(grown for _, grown in self._growths(before, name, labels))
 
     def quantile(self, before: Scrape | None, name: str, q: float, **labels: str) -> float | None:
@@ -118,22 +119,22 @@ class Scrape:
     def _growths(
         self, before: Scrape | None, name: str, labels: Mapping[str, str]
     ) -> Iterator[tuple[Labels, float]]:
-        """Growth of each of these counters, of processes that the scrape `before` has, too.
+        """Increase of each of these counters, for processes that are also in the scrape `before`.
 
-        The totals of another process would count as growth, as where the scrape before missed its
-        node.
+        Otherwise the totals of a process whose node was missing from that scrape would count as an
+        increase.
         """
         if before is None:
             return
-        old, wanted = before._samples.get(name, {}), labels.items()
+        old, required = before._samples.get(name, {}), labels.items()
         for key, value in self._samples.get(name, {}).items():
-            if wanted <= set(key) and _process_of(key) in before._processes:
-                former = old.get(key, 0.0)  # a series may begin with its first observation
+            if required <= set(key) and _process_of(key) in before._processes:
+                former = old.get(key, 0.0)  # a series may start with its first observation
                 yield key, value - former if value >= former else value
 
 
 def _process_of(key: Labels) -> str:
-    """Id of the gateway or worker that exports a series; empty where it has neither label."""
+    """ID of the gateway or worker that exports a series; empty without either label."""
     labels = dict(key)
     return labels.get("gateway_id") or labels.get("worker_id", "")
 
@@ -168,7 +169,7 @@ def model_rows(before: Scrape | None, now: Scrape) -> list[ModelRow]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, relative to the largest one; the lowest bars if none is above 0."""
+    """A bar per value, relative to the maximum; the lowest bars if none is above 0."""
     top = max(values, default=0.0)
     if top <= 0.0:
         return BARS[0] * len(values)
@@ -177,8 +178,8 @@ def sparkline(values: Sequence[float]) -> str:
 
 def _worker_row(before: Scrape | None, now: Scrape, labels: Mapping[str, str]) -> WorkerRow:
     key = {"model_name": labels["model_name"], "worker_id": labels["worker_id"]}
-    asked = now.since(before, "rayfleet_prefix_cache_queries_total", **key)
-    found = now.since(before, "rayfleet_prefix_cache_hits_total", **key)
+    queries = now.since(before, "rayfleet_prefix_cache_queries_total", **key)
+    hits = now.since(before, "rayfleet_prefix_cache_hits_total", **key)
     tokens = now.since(before, "rayfleet_worker_generation_tokens_total", **key)
     cache = [label for label, _ in now.items("rayfleet_cache_config_info", **key)]
     has_host = any(label.get("num_cpu_blocks", "0") != "0" for label in cache)
@@ -191,7 +192,7 @@ def _worker_row(before: Scrape | None, now: Scrape, labels: Mapping[str, str]) -
         waiting=int(now.total("rayfleet_num_requests_waiting", **key)),
         kv_usage=now.total("rayfleet_kv_cache_usage_perc", **key),
         host_usage=now.total("rayfleet_cpu_cache_usage_perc", **key) if has_host else None,
-        hit_rate=min(found / asked, 1.0) if asked else None,
+        hit_rate=min(hits / queries, 1.0) if queries else None,
         tokens_per_s=_rate(tokens, before, now),
         ttft_ms=_ms(first),
         preemptions=int(now.since(before, "rayfleet_num_preemptions_total", **key)),

@@ -1,4 +1,4 @@
-"""`rayfleet keys`: makes and checks API keys."""
+"""`rayfleet keys`: generates and checks API keys."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from router.keys import KeyFile, digest_of
 from router.keys.entry import PREFIX, named
 
 KEY_BYTES = 32
-"""Random bytes of a new key: too many for anyone to find it from its digest."""
+"""Random bytes of a new key, too many to recover it from its digest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet keys`."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    new = actions.add_parser("new", help="print a new key, and what to put into --api-key-file")
-    new.add_argument("name", help="who it is for; metrics and the audit log show it")
+    new = actions.add_parser("new", help="generate an API key and its entry for --api-key-file")
+    new.add_argument("name", help="name of the key, shown in metrics and the audit log")
     new.add_argument(
         "--monitoring",
         action="store_true",
-        help="let the key see the metrics of all keys and models at /metrics, not just its own",
+        help="allow the key to read the metrics of all keys and models, not only its own",
     )
     new.set_defaults(run=run_new)
-    check = actions.add_parser("check", help="read an --api-key-file as gateways do")
-    check.add_argument("path", help="the file, or folder of files")
+    check = actions.add_parser("check", help="validate an --api-key-file")
+    check.add_argument("path", help="file, or folder of files")
     check.set_defaults(run=run_check)
 
 
 def run_new(arguments: argparse.Namespace) -> int:
-    """Prints a new key on stderr and its table for --api-key-file, which has the key's digest
-    alone, on stdout; returns the exit code."""
+    """Prints a new key to stderr, and its entry for --api-key-file, which has only the key's
+    digest, to stdout; returns the exit code."""
     key = f"rf-{secrets.token_urlsafe(KEY_BYTES)}"
     table = {"key": PREFIX + digest_of(key.encode()).hex()}
     named(arguments.name, table)
-    print(f"the key of {arguments.name}, which is kept nowhere: {key}", file=sys.stderr)
+    print(f"API key of {arguments.name}, which is not stored anywhere: {key}", file=sys.stderr)
     print(f'[{_quoted(arguments.name)}]\nkey = "{table["key"]}"')
     if arguments.monitoring:
         print("monitoring = true")
@@ -49,17 +49,17 @@ def run_check(arguments: argparse.Namespace) -> int:
         limits = {
             "requests per minute": entry.requests_per_minute,
             "tokens per minute": entry.tokens_per_minute,
-            "open at a time": entry.max_concurrent_requests,
+            "concurrent requests": entry.max_concurrent_requests,
         }
-        told = [f"{limit:.0f} {what}" for what, limit in limits.items() if limit]
-        told.append(f"priority up to {entry.max_priority}")
-        told += [] if entry.slo else ["no SLO"]
-        told += [f"models {', '.join(sorted(entry.models))}"] if entry.models else []
-        told += ["monitoring"] if entry.monitoring else []
+        properties = [f"{limit:.0f} {name}" for name, limit in limits.items() if limit]
+        properties.append(f"priority up to {entry.max_priority}")
+        properties += [] if entry.slo else ["no SLO"]
+        properties += [f"models {', '.join(sorted(entry.models))}"] if entry.models else []
+        properties += ["monitoring"] if entry.monitoring else []
         if entry.expires < float("inf"):
             until = datetime.fromtimestamp(entry.expires, UTC)
-            told.append(f"until {until:%Y-%m-%d %H:%M} UTC")
-        print(f"{entry.name}: {'; '.join(told)}")
+            properties.append(f"until {until:%Y-%m-%d %H:%M} UTC")
+        print(f"{entry.name}: {'; '.join(properties)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Entry of the `rayfleet` command. The module of a subcommand is imported when it is called."""
+"""Entry point of `rayfleet`. The module of a subcommand is imported only when it is run."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from importlib.metadata import version
 from cluster.cli.parser import CommandParser
 
 COMMANDS = {
-    "serve": ("cluster.cli.serve", "serve models behind an OpenAI endpoint"),
-    "chat": ("cluster.cli.chat:add_chat_arguments", "chat with a model"),
-    "complete": ("cluster.cli.chat:add_complete_arguments", "continue a text"),
-    "top": ("cluster.cli.top", "models and workers of a fleet, live"),
-    "bench": ("cluster.bench.cli", "measure an endpoint, the engine, or the gateway"),
-    "doctor": ("cluster.cli.doctor", "check this machine and environment"),
-    "keys": ("cluster.cli.keys", "make and check API keys"),
-    "models": ("cluster.cli.models", "families of models, and what was checked of each"),
+    "serve": ("cluster.cli.serve", "start an OpenAI-compatible server"),
+    "chat": ("cluster.cli.chat:add_chat_arguments", "chat with a model in the terminal"),
+    "complete": ("cluster.cli.chat:add_complete_arguments", "complete a prompt"),
+    "top": ("cluster.cli.top", "monitor models and workers live"),
+    "bench": ("cluster.bench.cli", "benchmark an endpoint or the engine"),
+    "doctor": ("cluster.cli.doctor", "check whether this machine and environment can serve"),
+    "keys": ("cluster.cli.keys", "generate and check API keys"),
+    "models": ("cluster.cli.models", "list supported model families and how they are tested"),
 }
-"""Subcommands: a module with the function that fills the parser (`add_arguments` unless named), and
-a summary for --help."""
+"""Subcommands: module with the function that adds the arguments (`add_arguments` unless given), and
+help text."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command and exits; with status 2 and one line for an error that users can mend."""
+    """Runs a command and exits; user errors give one line and status 2."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:
@@ -35,11 +35,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser with all subcommands. `run` of the parsed namespace is the function that takes the
+    """Parser with all subcommands. `run` of the parsed namespace is a function that takes the
     namespace, runs the subcommand and returns the exit code."""
     parser: argparse.ArgumentParser = CommandParser(
         prog="rayfleet",
-        description="Serve language models on a fleet of worker groups under Ray.",
+        description="Serve large language models on a fleet of workers, on top of Ray Serve.",
     )
     parser.add_argument("--version", action="version", version=f"rayfleet {version('rayfleet')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -1,4 +1,4 @@
-"""`rayfleet models`: families of models that are served, and what tests check of each."""
+"""`rayfleet models`: lists supported model families, and what tests check for each."""
 
 from __future__ import annotations
 
@@ -9,80 +9,82 @@ from collections.abc import Sequence
 
 from worker.models.config.checked import CHECKS, CheckedFamily, checked_families, checked_formats
 
-_TOLD_IN_FULL = 3
-"""Most families that are described in full; more are listed in a table."""
+_MAX_DETAILED = 3
+"""Maximum number of families that are described in detail; more are listed in a table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet models`."""
     parser.description = (
-        "Families by `architectures` of config.json; fine-tunes of all of them are served."
+        "Lists supported model families, by `architectures` in config.json, and how they are "
+        "tested; fine-tuned models of a family are supported as well. For the models that an "
+        "endpoint serves, use GET /v1/models or `rayfleet top`."
     )
     parser.add_argument(
-        "name", nargs="?", default="", help="a part of the name of a family, or of a released model"
+        "name", nargs="?", default="", help="part of the name of a family or a released model"
     )
-    parser.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all details as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the families that fit the name; returns the exit code, 1 where none does."""
+    """Prints the families that match the name; returns the exit code, 1 if there is none."""
     word = arguments.name.lower()
     families = [family for family in checked_families() if family.fits(word)]
     if arguments.json:
-        said = {
+        details = {
             "families": [dataclasses.asdict(family) for family in families],
-            "formats": [dataclasses.asdict(one) for one in checked_formats()],
+            "formats": [dataclasses.asdict(weights) for weights in checked_formats()],
         }
-        print(json.dumps(said, indent=2))
+        print(json.dumps(details, indent=2))
     elif not families:
-        print(f"no family and no known model is called {arguments.name}")
-    elif len(families) <= _TOLD_IN_FULL:
-        print("\n\n".join(_in_full(family, word) for family in families))
+        print(f"no model family or known model matches {arguments.name}")
+    elif len(families) <= _MAX_DETAILED:
+        print("\n\n".join(_details(family, word) for family in families))
     else:
         print(_table(families))
     return 0 if families else 1
 
 
 def _table(families: Sequence[CheckedFamily]) -> str:
-    """Text with a row per family, then the meaning of the columns, then formats of weights."""
+    """Text with a row per family, the meaning of the columns, and the weight formats."""
     formats: dict[tuple[str, ...], list[str]] = {}
-    for one in checked_formats():
-        formats.setdefault(one.against, []).append(one.name)
-    names = [one.architecture + (" (text)" if one.text_of else "") for one in families]
+    for weights in checked_formats():
+        formats.setdefault(weights.against, []).append(weights.name)
+    names = [family.architecture + (" (text)" if family.text_of else "") for family in families]
     width = max(map(len, names))
     lines = [" ".join([" " * width, *CHECKS])]
     for name, family in zip(names, families, strict=True):
         cells = (("x" if c in family.checks else "-").center(len(c)) for c in CHECKS)
         lines.append(" ".join([name.ljust(width), *cells]).rstrip())
-    lines += ["", "What tests check, and against what:"]
+    lines += ["", "Tests, and the references that results are compared with:"]
     for check, meaning in CHECKS.items():
-        against = {what for family in families for what in family.checks.get(check, ())}
+        against = {name for family in families for name in family.checks.get(check, ())}
         lines.append(f"  {check}: {meaning}" + _against(sorted(against)))
     lines += [
         "",
-        "Weights are safetensors in bf16, fp16, fp32, or quantized, in formats of the tests:",
+        "Weights: safetensors in bf16, fp16 or fp32, or quantized in one of these tested formats:",
         *(f"  {', '.join(names)}{_against(against)}" for against, names in formats.items()),
         "",
-        "`rayfleet models NAME` tells all of a family, or which one a released model is of.",
+        "`rayfleet models NAME` prints the details of a family, or the family of a released model.",
     ]
     return "\n".join(lines)
 
 
-def _in_full(family: CheckedFamily, word: str) -> str:
+def _details(family: CheckedFamily, word: str) -> str:
     lines = [family.architecture, f"  model_type: {', '.join(family.model_types)}"]
     if family.text_of:
-        lines.append(f"  its text alone is served, by {' or '.join(family.text_of)}")
+        lines.append(f"  text only, served as {' or '.join(family.text_of)}")
     for check, meaning in CHECKS.items():
         if check in family.checks:
             lines.append(f"  {check}: {meaning}{_against(family.checks[check])}")
     if missing := [check for check in CHECKS if check not in family.checks]:
-        lines.append(f"  not checked: {', '.join(missing)}")
-    named = [name for name in family.released if word in name.lower()] or family.released
-    if named:
-        lines.append(f"  released models that are accepted: {', '.join(named)}")
+        lines.append(f"  not tested: {', '.join(missing)}")
+    matching = [name for name in family.released if word in name.lower()] or family.released
+    if matching:
+        lines.append(f"  released models known to be supported: {', '.join(matching)}")
     return "\n".join(lines)
 
 
-def _against(what: Sequence[str]) -> str:
-    return f"; against {', or '.join(what)}" if what else ""
+def _against(references: Sequence[str]) -> str:
+    return f"; against {', or '.join(references)}" if references else ""

@@ -1,4 +1,4 @@
-"""Command-line flags derived from configuration dataclasses: names, types, defaults, docstrings."""
+"""Command-line flags generated from configuration dataclasses and their field docstrings."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def add_options(
     cls: type,
     exclude: Collection[str] = (),
 ) -> None:
-    """Adds a flag for each field of the dataclass `cls`, its own before inherited ones.
+    """Adds a flag for each field of the dataclass `cls`; inherited fields come last.
 
     A flag that is not given sets no attribute of the namespace.
 
     Metadata of a field may have:
-        flag: name of the flag, where it is not the field's; None for no flag.
-        aliases: further names of the flag.
-        within: flag with a JSON object that has this field as a key; for options that few set.
-        separator: text between the values of a tuple, which are then given in one argument.
-        argparse: further keyword arguments of `add_argument`.
+        flag: name of the flag if it differs from the field's; None for no flag.
+        aliases: additional names of the flag.
+        within: flag with a JSON object that has this field as a key; for rarely used options.
+        separator: separator of the values of a tuple, which are then given in one argument.
+        argparse: additional keyword arguments of `add_argument`.
     """
     hints = typing.get_type_hints(cls)
     docs = field_docstrings(cls)
@@ -60,7 +60,7 @@ def add_options(
             default=argparse.SUPPRESS,
             metavar="JSON",
             type=ObjectOption({f.name: hints[f.name] for f in members}),
-            help=f"JSON object with any of these, named as in config files. {lines}",
+            help=f"JSON object with any of these keys, as in config files. {lines}",
         )
 
 
@@ -75,8 +75,8 @@ class ObjectOption:
         self.hints = hints
 
     def __call__(self, text: str) -> dict[str, Any]:
-        """The object's values, converted. Raises argparse.ArgumentTypeError for text that is no
-        JSON object, an unknown key or a value of the wrong type."""
+        """The object's values, converted. Raises argparse.ArgumentTypeError if the text is not a
+        JSON object, or has an unknown key or a value of the wrong type."""
         try:
             given = json.loads(text)
         except ValueError as error:
@@ -87,9 +87,9 @@ class ObjectOption:
 
     def _converted(self, key: str, value: object) -> Any:
         if key not in self.hints:
-            meant = difflib.get_close_matches(key, self.hints, 1)
-            also = f"did you mean {meant[0]}?" if meant else f"known: {', '.join(self.hints)}"
-            raise argparse.ArgumentTypeError(f"unknown key {key} ({also})")
+            match = difflib.get_close_matches(key, self.hints, 1)
+            hint = f"did you mean {match[0]}?" if match else f"supported: {', '.join(self.hints)}"
+            raise argparse.ArgumentTypeError(f"unknown key {key} ({hint})")
         try:
             return msgspec.convert(value, self.hints[key])
         except msgspec.ValidationError as error:
@@ -97,7 +97,7 @@ class ObjectOption:
 
 
 def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """Values of the fields of `cls` that were given as flags, by field name; lists as tuples."""
+    """Values of the fields of `cls` that were set by flags, by field name; lists as tuples."""
     given = {f.name: getattr(namespace, f.name) for f in fields(cls) if hasattr(namespace, f.name)}
     for flag in _object_flags(fields(cls)):
         given |= getattr(namespace, _destination(flag), {})
@@ -105,7 +105,7 @@ def given_options(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 
 def flag_name(field: Field[Any]) -> str:
-    """Name of a field's flag: the field's own with dashes, unless its metadata names another."""
+    """Name of a field's flag: the field's name with dashes, unless its metadata sets another."""
     name = (
         field.metadata.get("within")
         or field.metadata.get("flag")
@@ -115,9 +115,9 @@ def flag_name(field: Field[Any]) -> str:
     return name
 
 
-def _object_flags(some: Iterable[Field[Any]]) -> list[str]:
-    """The flags of JSON objects that hold some of these fields, in the order of the fields."""
-    return list(dict.fromkeys(f.metadata["within"] for f in some if "within" in f.metadata))
+def _object_flags(options: Iterable[Field[Any]]) -> list[str]:
+    """Flags of the JSON objects that contain some of these fields, in the order of the fields."""
+    return list(dict.fromkeys(f.metadata["within"] for f in options if "within" in f.metadata))
 
 
 def _destination(flag: str) -> str:
@@ -125,19 +125,19 @@ def _destination(flag: str) -> str:
 
 
 def field_docstrings(cls: type) -> Mapping[str, str]:
-    """Docstrings of all fields of a dataclass, each as one line, by field name."""
+    """Docstrings of all fields of a dataclass, as single lines by field name."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_dataclass(base):
-            docs |= _own_docstrings(base)
+            docs |= _declared_docstrings(base)
     missing = [field.name for field in fields(cls) if field.name not in docs]
     assert not missing, f"{cls.__name__} has fields without a docstring: {', '.join(missing)}"
     return docs
 
 
-@cache  # reading a class takes several milliseconds, and several may have the same base
-def _own_docstrings(cls: type) -> Mapping[str, str]:
-    """Docstrings of the fields that the class itself declares, from its source."""
+@cache  # parsing a class takes several milliseconds, and classes share bases
+def _declared_docstrings(cls: type) -> Mapping[str, str]:
+    """Docstrings of the fields declared by the class itself, parsed from its source."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -168,16 +168,16 @@ def _argument_kind(hint: Any, field: Field[Any]) -> dict[str, Any]:
         if separator := field.metadata.get("separator"):
             return _separated(options[0], separator)
         if options[0] is str:
-            # Several values after one flag would take a command's own arguments with them.
+            # nargs="+" would consume positional arguments after the flag.
             return {"action": "append", **kind}
         return {"action": "extend", "nargs": "+", **kind}
-    assert hint in (int, float, str), f"no flag can be made of a {hint}"
+    assert hint in (int, float, str), f"no flag for a field of type {hint}"
     return {"type": hint, "metavar": hint.__name__.upper()}
 
 
 def _separated(kind: type, separator: str) -> dict[str, Any]:
-    """Keyword arguments of `add_argument` for several values in one argument, with a separator or,
-    as vLLM has them, as a JSON list."""
+    """Keyword arguments of `add_argument` for several values in one argument, either separated or,
+    as in vLLM, a JSON list."""
 
     def parse(text: str) -> tuple[Any, ...]:
         parts = json.loads(text) if text.startswith("[") else text.split(separator)

@@ -1,4 +1,4 @@
-"""Parser of the command line: errors take two lines, and name the flag that was probably meant."""
+"""Command-line parser with two-line errors that suggest the intended flag."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from cluster.cli.options import ObjectOption
-from cluster.config import REFUSED, REMOVED, RENAMED
+from cluster.config import REMOVED, RENAMED, UNSUPPORTED
 
 SIMILARITY = 0.6
-"""Least ratio of difflib at which another flag is suggested; difflib's own default."""
-MOST_SUGGESTED = 3
-"""Maximum number of flags that are suggested for a common beginning of their names."""
+"""Minimum difflib ratio for a flag to be suggested; difflib's default."""
+MAX_SUGGESTED = 3
+"""Maximum number of flags suggested for a common prefix."""
 WIDTH = 1000
-"""Columns of the usage line of an error, wide enough to be never broken."""
-OWN_GROUPS = ("positional arguments", "options")
-"""Titles of argparse's own groups of arguments."""
+"""Columns of the usage line of an error, wide enough to avoid line breaks."""
+ARGPARSE_GROUPS = ("positional arguments", "options")
+"""Titles of argparse's default groups of arguments."""
 HELP_ON = "--help="
-"""Beginning of a flag that asks for help on all options, or on those of one group."""
+"""Prefix of the flag for help on all options, or on one group."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """ArgumentParser with shorter errors and help; its subcommands have parsers of this class.
+    """ArgumentParser with shorter errors and help; also the class of its subcommands' parsers.
 
     Flags cannot be abbreviated: a typo such as --num-worker is an error that suggests the flag.
-    A subcommand itself reports an unknown flag. In argparse the outermost parser does, with the
-    usage of all commands.
+    Unknown flags are reported by the subcommand. In argparse the outermost parser reports them,
+    with the usage of all commands.
     """
 
     def __init__(
         self, *args: Any, fill: Callable[[CommandParser], None] | None = None, **kwargs: Any
     ) -> None:
-        """Creates a parser; `fill` adds its arguments when this command is called, as that imports
-        the command's modules."""
+        """Creates a parser; `fill` adds its arguments only when the command is run, since that
+        imports the command's modules."""
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
         self._fill = fill
         self.common: frozenset[str] = frozenset()
-        """Flags that plain `--help` lists; empty for all."""
+        """Flags listed by plain `--help`; empty for all."""
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parses as argparse does, but exits with an error for an unknown argument."""
+        """Parses arguments; exits with an error for unknown ones."""
         if self._fill is not None:
             fill, self._fill = self._fill, None
             fill(self)
@@ -58,26 +58,26 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Flags that an unknown word may stand for: none.
+        """Flags that a word may abbreviate: none.
 
-        argparse would take -t for -tp even without `allow_abbrev`, which only concerns flags with
-        two dashes.
+        Even without `allow_abbrev`, which only applies to flags with two dashes, argparse would
+        accept -t for -tp.
         """
         return []
 
     def format_help(self) -> str:
-        """The text that `--help` prints."""
+        """Text of `--help`."""
         return self.help_on("") if self.common else super().format_help()
 
     def help_on(self, topic: str) -> str:
-        """The text that `--help=TOPIC` prints; exits with 2 for an unknown topic.
+        """Text of `--help=TOPIC`; exits with status 2 for an unknown topic.
 
         Args:
             topic: `all`, the title of a group of options, or empty for the flags in `common`.
         """
         groups = [g for g in self._action_groups if g._group_actions]
         titles = [g.title or "" for g in groups]
-        topics = ["all", *(title for title in titles if title not in OWN_GROUPS)]
+        topics = ["all", *(title for title in titles if title not in ARGPARSE_GROUPS)]
         if topic and topic not in topics:
             self.error(f"--help={topic}: choose from {', '.join(topics)}")
         formatter = self._get_formatter()
@@ -92,8 +92,8 @@ class CommandParser(argparse.ArgumentParser):
         if not topic:
             number = sum(1 for group in groups for _ in group._group_actions) - 1
             formatter.add_text(
-                f"These are the most used of {number} options. --help=all lists all, --help=GROUP "
-                f"those of a group: {', '.join(topics[1:])}."
+                f"These are the most common of {number} options. Use --help=all to list all, or "
+                f"--help=GROUP for one group: {', '.join(topics[1:])}."
             )
         return formatter.format_help()
 
@@ -102,12 +102,12 @@ class CommandParser(argparse.ArgumentParser):
         return not action.option_strings or not self.common.isdisjoint(action.option_strings)
 
     def error(self, message: str) -> NoReturn:
-        """Prints a line of usage and the message, and exits with 2."""
+        """Prints the usage and the message in a line each, and exits with status 2."""
         hint = f"(`{self.prog} --help` lists the flags)"
         self.exit(2, f"usage: {self._usage()}   {hint}\n{self.prog}: {message}\n")
 
     def _usage(self) -> str:
-        """Line with the command and its positional arguments."""
+        """Usage line with the command and its positional arguments."""
         formatter = argparse.HelpFormatter(prog=f"{self.prog} [FLAGS]", width=WIDTH)
         formatter.add_usage(None, [a for a in self._actions if not a.option_strings], [])
         return formatter.format_help().strip().removeprefix("usage: ")
@@ -115,27 +115,28 @@ class CommandParser(argparse.ArgumentParser):
     def _describe(self, unknown: list[str]) -> str:
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         if not flags:
-            return f"unexpected: {' '.join(unknown)}"
+            return f"unexpected argument: {' '.join(unknown)}"
         known = [flag for action in self._actions for flag in action.option_strings]
         descriptions = []
         for flag in flags:
-            if (news := self._news_of(flag)) is not None:
-                descriptions.append(f"{flag} ({news})")
+            if (hint := self._hint_for(flag)) is not None:
+                descriptions.append(f"{flag} ({hint})")
                 continue
             word = flag.replace("_", "-")
-            meant = [name for name in known if name.startswith(word)][:MOST_SUGGESTED]
-            meant = meant or difflib.get_close_matches(word, known, 1, SIMILARITY)
-            descriptions.append(f"{flag} (did you mean {' or '.join(meant)}?)" if meant else flag)
+            similar = [name for name in known if name.startswith(word)][:MAX_SUGGESTED]
+            similar = similar or difflib.get_close_matches(word, known, 1, SIMILARITY)
+            hint = f"did you mean {' or '.join(similar)}?" if similar else None
+            descriptions.append(f"{flag} ({hint})" if hint else flag)
         return f"unknown flag {', '.join(descriptions)}"
 
-    def _news_of(self, flag: str) -> str | None:
-        """What has become of a flag that was renamed, removed, refused or moved into a JSON object;
-        None for any other flag."""
+    def _hint_for(self, flag: str) -> str | None:
+        """Replacement of a flag that was renamed or moved into a JSON object, or the reason why it
+        is unsupported; None for other flags."""
         old = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-        if old in REMOVED or old in REFUSED:
-            return REMOVED.get(old) or REFUSED[old]
+        if old in REMOVED or old in UNSUPPORTED:
+            return REMOVED.get(old) or UNSUPPORTED[old]
         name = RENAMED.get(old, old)
         for action in self._actions:
             if isinstance(action.type, ObjectOption) and name in action.type.hints:
-                return f"it is now in {action.option_strings[0]} '{{\"{name}\": ...}}'"
-        return None if name == old else f"it is now --{name.replace('_', '-')}"
+                return f"now in {action.option_strings[0]} '{{\"{name}\": ...}}'"
+        return None if name == old else f"now --{name.replace('_', '-')}"

@@ -1,7 +1,7 @@
 """`python -m cluster.cli.ray_probe ADDRESS`: prints a Ray cluster's versions as one JSON object.
 
-It is a process of its own, as Ray exits the process if its token is refused, waits for long where
-nothing answers, and reads the token's variables only once.
+It is a separate process because Ray exits the process if its token is rejected, has a long timeout
+for unreachable addresses, and reads the token's environment variables only once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CONNECT_TIMEOUT_S = 3
 
 
 def main(address: str) -> dict[str, Any]:
-    """The cluster's versions of `ray` and `python`, or the reason for none as `problem`.
+    """Versions of `ray` and `python` on the cluster, or an error message as `problem`.
 
     Args:
-        address: HOST:PORT of the cluster's GCS; `auto` is that of RAY_ADDRESS, or this machine's.
+        address: HOST:PORT of the cluster's GCS; `auto` for RAY_ADDRESS, or this machine's cluster.
     """
     for name, value in ray_settings().items():
         os.environ.setdefault(name, value)
@@ -34,12 +34,12 @@ def main(address: str) -> dict[str, Any]:
     except (ConnectionError, ValueError) as error:
         return {"problem": str(error)}
     if found is None:
-        return {"problem": "no cluster runs on this machine, and RAY_ADDRESS names none"}
+        return {"problem": "no Ray cluster is running on this machine, and RAY_ADDRESS is not set"}
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        return {"problem": f"nothing answers at {found} ({error.strerror or error})"}
+        return {"problem": f"cannot connect to {found} ({error.strerror or error})"}
     metadata = get_cluster_metadata(GcsClient(address=found))
     return {"ray": metadata["ray_version"], "python": metadata["python_version"]}
 

@@ -1,4 +1,4 @@
-"""`rayfleet serve`: starts a fleet, and stops it at SIGINT or SIGTERM."""
+"""`rayfleet serve`: starts a fleet, and stops it on SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 KEY_ON_PROCESS_LIST = (
-    "--api-key and --admin-api-key show their keys to everyone who may list this machine's "
-    f"processes: rather set {API_KEY} and {ADMIN_API_KEY} in the environment, or name an "
-    "--api-key-file and an --admin-api-key-file"
+    "keys given by --api-key and --admin-api-key are visible in this machine's process list: use "
+    f"the environment variables {API_KEY} and {ADMIN_API_KEY}, or --api-key-file and "
+    "--admin-api-key-file instead"
 )
 CERTIFICATE_CHECK_S = 60.0
-"""Seconds between two checks whether TLS certificate files were renewed, as certificate managers do
-days before a certificate expires."""
+"""Interval in seconds of checks for renewed TLS certificate files."""
 PER_MODEL = (FleetConfig, AutoscalingConfig, RoutingConfig, EngineConfig)
 
 
@@ -77,26 +76,30 @@ COMMON = frozenset(
         "--batch-invariant",
     )
 )
-"""Flags that `serve --help` lists; `--help=all` lists all."""
+"""Flags listed by `serve --help`; `--help=all` lists all."""
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Fills the parser of `rayfleet serve`."""
     parser.common = COMMON
     parser.epilog = (
-        f"The environment's {API_KEY} holds keys, separated by commas, that clients may present "
-        "besides those of --api-key-file. Unlike --api-key it shows no key to other users of this "
-        "machine."
+        f"The environment variable {API_KEY} sets API keys, separated by commas, in addition to "
+        "those of --api-key-file. Unlike --api-key it is not visible in the process list."
     )
     parser.add_argument(
         "model",
         nargs="?",
-        help="folder of a Hugging Face checkpoint, or its name on the Hub (default: the demo)",
+        help="folder of a Hugging Face checkpoint, or a Hub repository (default: the demo model)",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="YAML with a list `models:`; flags of the endpoint win"
+        "--config",
+        metavar="FILE",
+        help="YAML file with a list `models:`; endpoint flags take precedence",
     )
-    parser.add_argument("--address", help="a running Ray cluster (default: one of its own)")
+    parser.add_argument(
+        "--address",
+        help="address of a running Ray cluster to join (default: start a local one)",
+    )
     add_options(parser.add_argument_group("endpoint"), EndpointConfig)
     add_options(parser.add_argument_group("fleet"), FleetConfig)
     add_options(parser.add_argument_group("autoscaling"), AutoscalingConfig)
@@ -109,12 +112,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code."""
     began = time.monotonic()
     config = configure(arguments)
-    # Gateways get the keys with their configuration; no process that is started from here on needs
-    # them in its environment.
+    # Gateways get the keys with their configuration; processes started from here on do not need
+    # them in their environment.
     for variable in (API_KEY, ADMIN_API_KEY):
         os.environ.pop(variable, None)
-    # Not for a cluster that is joined, where other nodes have the files, nor with startup_retry_s,
-    # where they may be mounted later.
+    # Skipped for a joined cluster, whose other nodes have the files, and with startup_retry_s, when
+    # they may be mounted later.
     if arguments.address is None and not config.endpoint.startup_retry_s:
         for model in config.models:
             check_model(model.engine)
@@ -131,16 +134,16 @@ def run(arguments: argparse.Namespace) -> int:
     fleet = LocalFleet(
         config,
         address=arguments.address,
-        report=lambda line: _tell(console, f"{time.monotonic() - began:5.1f} s  {line}", stop),
+        report=lambda line: _report(console, f"{time.monotonic() - began:5.1f} s  {line}", stop),
     )
-    _tell(console, f"{time.monotonic() - began:5.1f} s  starting {_summary(config)}", stop)
+    _report(console, f"{time.monotonic() - began:5.1f} s  starting {_summary(config)}", stop)
     try:
         _on_signals(_interrupt)
         fleet.start()
         _on_signals(lambda number, frame: stop.set())
         text = banner(config, fleet.base_url, fleet.log_directory)
         if config.endpoint.log_format == "json":
-            text = text.strip().partition("\n")[0]  # the example is for people
+            text = text.strip().partition("\n")[0]  # without the example for interactive use
         console.print(text, markup=False, soft_wrap=True)
         while not stop.wait(CERTIFICATE_CHECK_S):
             fleet.refresh_certificate()
@@ -148,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
         pass
     except ValueError as error:
         if not isinstance(console, LogConsole):
-            raise  # the command prints it
+            raise  # printed by `main`
         console.print(str(error), style="red")
         return 2
     except LaunchError as error:
@@ -162,10 +165,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class LogConsole:
-    """Prints the lines of `rayfleet serve` as log records: JSON, with a level."""
+    """Console of `rayfleet serve` for --log-format json: prints lines as log records."""
 
     def print(self, text: str, *, style: str | None = None, **_: object) -> None:
-        """Logs a line; its style decides its level."""
+        """Logs a line at the level for its style."""
         level = {"yellow": logging.WARNING, "red": logging.ERROR}.get(style or "", logging.INFO)
         logging.getLogger(__name__).log(level, "%s", text.strip())
 
@@ -180,10 +183,10 @@ def _console(endpoint: EndpointConfig) -> Console | LogConsole:
 
 
 def configure(arguments: argparse.Namespace) -> ServeConfig:
-    """The fleet that the arguments describe.
+    """Configuration of the fleet from the arguments.
 
     Raises:
-        ValueError: arguments contradict each other, or a value is out of range.
+        ValueError: conflicting arguments, or a value out of range.
     """
     per_model: dict[str, Any] = {}
     for cls in PER_MODEL:
@@ -192,7 +195,9 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
         per_model.pop("model")
     if names := per_model.pop("served_model_name", ()):
         if len(names) > 1 and arguments.model is None:
-            raise ValueError("--served-model-name takes all names after it: say the model before")
+            raise ValueError(
+                "--served-model-name accepts several names: put the model before this flag"
+            )
         per_model["served_model_name"], *aliases = names
         if aliases:
             per_model["served_model_aliases"] = tuple(aliases)
@@ -201,7 +206,10 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
         settings = _read_yaml(arguments.config)
         if per_model:
             names = ", ".join(sorted(_flag(name) for name in per_model))
-            raise ValueError(f"set these per model in {arguments.config}, not as well: {names}")
+            raise ValueError(
+                f"per-model options cannot be combined with --config: set {names} in "
+                f"{arguments.config}"
+            )
     else:
         if arguments.model is None:
             per_model["model"] = find_demo_model()
@@ -211,13 +219,13 @@ def configure(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def open_listener(endpoint: EndpointConfig) -> str | None:
-    """A warning if the endpoint needs no key and listens on more than loopback; None otherwise."""
+    """A warning if the endpoint requires no key and listens on more than loopback; else None."""
     guarded = endpoint.api_keys or endpoint.api_key_file
     if guarded or is_loopback(endpoint.host):
         return None
     return (
-        f"everyone who reaches port {endpoint.port} of this machine is let in: set {API_KEY}, or "
-        "name an --api-key-file (`rayfleet keys new NAME` begins one)"
+        f"port {endpoint.port} is accessible from other machines without an API key: set {API_KEY} "
+        "or --api-key-file (`rayfleet keys new NAME` generates a key)"
     )
 
 
@@ -234,7 +242,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} must hold keys and values, with a list `models:`")
+        raise ValueError(f"{path} must be a YAML mapping with a list `models:`")
     return settings
 
 
@@ -247,8 +255,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _tell(console: Console | LogConsole, line: str, stopping: threading.Event) -> None:
-    # Ray sets a SIGTERM handler of its own while it starts; each phase sets ours again.
+def _report(console: Console | LogConsole, line: str, stopping: threading.Event) -> None:
+    # Ray replaces the SIGTERM handler while it starts; each phase restores ours.
     if not stopping.is_set():
         _on_signals(_interrupt)
     console.print(line, markup=False, soft_wrap=True)
@@ -268,8 +276,8 @@ def _workers(model: ModelSpec) -> str:
 
 
 def banner(config: ServeConfig, base_url: str, logs: str) -> str:
-    """Text with the URLs of API and page, and an example request. It has no key, since terminals
-    and logs keep it."""
+    """Text with the URLs of API and page, and an example request. It contains no key, since it
+    remains in terminals and logs."""
     body = {
         "model": config.models[0].name,
         "messages": [{"role": "user", "content": "What is 12 + 30?"}],
@@ -277,10 +285,10 @@ def banner(config: ServeConfig, base_url: str, logs: str) -> str:
     }
     guarded = bool(config.endpoint.api_keys or config.endpoint.api_key_file)
     authorization = f' -H "Authorization: Bearer ${API_KEY}"' if guarded else ""
-    key = f"where {API_KEY} is one of the keys:\n" if guarded else ""
+    key = f"Example, with one of the keys in {API_KEY}:\n" if guarded else ""
     return (
         f"\nServing on {base_url}/v1   (logs: {logs})\n"
-        f"Chat and fleet view in a browser: {base_url}/\n\n{key}"
+        f"Web page with chat and fleet status: {base_url}/\n\n{key}"
         f"curl -N {base_url}/v1/chat/completions -H 'Content-Type: application/json'"
-        f"{authorization} \\\n  -d '{json.dumps(body)}'\n\nCtrl-C stops everything."
+        f"{authorization} \\\n  -d '{json.dumps(body)}'\n\nPress Ctrl-C to stop."
     )

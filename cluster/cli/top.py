@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", ModelRow, WorkerRow)
 
 SCRAPE_TIMEOUT_S = 10.0
-"""Seconds to wait for the metrics of a node."""
+"""Timeout in seconds of a scrape."""
 HISTORY = 30
-"""Scrapes that a sparkline shows."""
+"""Number of scrapes in a sparkline."""
 _FLAG = {"argparse": {"action": "store_true"}}
 MODEL_HEADS = ("MODEL", "WORKERS", "PENDING", "REQ/S", "TOK/S", "TTFT-P50", "P95", "SLO-MET")
 WORKER_HEADS = (
@@ -50,14 +50,14 @@ class TopOptions(EndpointOptions):
     """Options of `top`: URLs of metrics, interval, and form of the output."""
 
     metrics_url: tuple[str, ...] = ()
-    """URL of a further node's --metrics-port, as http://node:9464; may be given several times. The
-    endpoint has the metrics of one node: that of the gateway which takes the request."""
+    """URL of another node's --metrics-port, such as http://node:9464; may be repeated. The endpoint
+    itself only has the metrics of one node, that of the gateway that handles the request."""
     interval_s: float = 1.0
-    """Seconds between two scrapes; rates are means over this time."""
+    """Interval between scrapes in seconds; rates are averages over this interval."""
     once: bool = field(default=False, metadata=_FLAG)
-    """Scrape twice, print plain lines, and end, as where the output is no terminal."""
+    """Scrape twice, print plain text and exit; the default if the output is not a terminal."""
     json: bool = field(default=False, metadata=_FLAG)
-    """Print as --once does, but JSON."""
+    """Like --once, but print JSON."""
 
     def __post_init__(self) -> None:
         EndpointOptions.__post_init__(self)
@@ -67,19 +67,19 @@ class TopOptions(EndpointOptions):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fills the parser of `rayfleet top`."""
-    parser.description = "Models and workers of a fleet, live; q or Ctrl-C quits."
+    parser.description = "Live view of a fleet's models and workers; press q or Ctrl-C to quit."
     add_options(parser, TopOptions)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the fleet until q or Ctrl-C, or once; returns the exit code."""
+    """Shows the fleet once, or until q or Ctrl-C is pressed; returns the exit code."""
     options = TopOptions(**given_options(arguments, TopOptions))
     fleet = FleetWatch(options)
     if options.once or options.json or not sys.stdout.isatty():
-        fleet.look()
+        fleet.scrape()
         time.sleep(options.interval_s)
-        fleet.look()
+        fleet.scrape()
         print(_as_json(fleet) if options.json else _as_text(fleet))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
@@ -91,11 +91,11 @@ class FleetWatch:
     """State of a fleet, updated by scrapes of its metrics.
 
     Args:
-        options: URLs and key.
+        options: URLs and API key.
     """
 
     def __init__(self, options: TopOptions) -> None:
-        # A --metrics-port needs no key, so none is sent there.
+        # A --metrics-port requires no key, so none is sent.
         self._endpoints = [
             Endpoint(options.url, options.key, SCRAPE_TIMEOUT_S),
             *(
@@ -111,16 +111,16 @@ class FleetWatch:
         """Tokens per second at the last scrapes, oldest first, by worker."""
         self._before: Scrape | None = None
 
-    def look(self) -> None:
-        """Scrapes all nodes. Raises ValueError where one does not answer."""
+    def scrape(self) -> None:
+        """Scrapes all nodes. Raises ValueError if a node does not respond."""
         texts = [endpoint.text("/metrics") for endpoint in self._endpoints]
-        self.take(Scrape(time.monotonic(), texts))
+        self.update(Scrape(time.monotonic(), texts))
 
-    def take(self, now: Scrape) -> None:
-        """Updates all rows by a scrape and the one before it.
+    def update(self, now: Scrape) -> None:
+        """Updates all rows from a scrape and the previous one.
 
-        Latencies and shares of an interval without requests keep their last values; in the first
-        scrape they are those since the start of each process.
+        Latencies and ratios of an interval without requests keep their last values; at the first
+        scrape they cover the time since each process started.
         """
         began = now.beginning()
         known = {row.model: row for row in [*model_rows(began, now), *self.models]}
@@ -140,7 +140,7 @@ class FleetWatch:
 
 
 def _with_last_known(row: Row, known: Row, *names: str) -> Row:
-    """`row` with the values of `known` for fields that are None."""
+    """`row` with values of `known` for fields that are None."""
     return replace(row, **{n: getattr(known, n) for n in names if getattr(row, n) is None})
 
 
@@ -180,7 +180,7 @@ def page(fleet: FleetWatch) -> Group:
 
     models = _table(MODEL_HEADS, [model_cells(row) for row in fleet.models])
     workers = _table(
-        (*WORKER_HEADS, "TOK/S-OF-LATE"),
+        (*WORKER_HEADS, "TOK/S-HISTORY"),
         [(*worker_cells(row), sparkline(fleet.rates[row.worker])) for row in fleet.workers],
         left=2,
     )
@@ -192,7 +192,7 @@ def _show(fleet: FleetWatch, interval_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    fleet.look()  # before the alternate screen: an error of the first scrape stays visible
+    fleet.scrape()  # before the alternate screen, so that its error stays visible
     with Live(console=Console(), screen=True, auto_refresh=False) as live, single_keys():
         shown: Group | Text = page(fleet)
         while True:
@@ -200,15 +200,15 @@ def _show(fleet: FleetWatch, interval_s: float) -> None:
             if quits_within(interval_s):
                 return
             try:
-                fleet.look()
+                fleet.scrape()
                 shown = page(fleet)
-            except ValueError as error:  # a gateway that is being replaced will answer again
+            except ValueError as error:  # a gateway that is being replaced will be back
                 shown = Text(f"{error}\n(retrying; q quits)")
 
 
 @contextlib.contextmanager
 def single_keys() -> Iterator[None]:
-    """Context in which the terminal passes keys on at once, without echo, if stdin is one."""
+    """Context in which the terminal delivers single keys without echo, if stdin is a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -221,7 +221,7 @@ def single_keys() -> Iterator[None]:
 
 
 def quits_within(seconds: float) -> bool:
-    """Waits for so long; returns early, with True, if q is pressed."""
+    """Waits for a time in seconds; returns True early if q is pressed."""
     deadline = time.monotonic() + seconds
     if not sys.stdin.isatty():
         time.sleep(seconds)
@@ -229,7 +229,7 @@ def quits_within(seconds: float) -> bool:
     while (left := deadline - time.monotonic()) > 0.0:
         if select.select([sys.stdin], [], [], left)[0]:
             keys = os.read(sys.stdin.fileno(), 64)
-            if not keys or b"q" in keys.lower():  # no keys: the terminal is gone
+            if not keys or b"q" in keys.lower():  # empty: the terminal was closed
                 return True
     return False
 
@@ -243,7 +243,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(Text, row))  # a name is no markup
+        table.add_row(*map(Text, row))  # names are not markup
     return table
 
 
@@ -254,7 +254,7 @@ def _as_text(fleet: FleetWatch) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines with aligned columns; blanks in cells become dashes, so that `awk` splits columns."""
+    """Lines with aligned columns; spaces in cells become dashes, for `awk`."""
     cells = [[cell.replace(" ", "-") for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(

@@ -97,7 +97,7 @@ async def test_keys_come_by_flag_or_environment(
 ) -> None:
     await rig.start(api_keys=("alpha",))
     async with rig.server() as url:
-        with pytest.raises(ValueError, match="set RAYFLEET_API_KEY, or give --api-key"):
+        with pytest.raises(ValueError, match="set RAYFLEET_API_KEY or --api-key"):
             await run(url, "chat", "hello")
         assert await run(url, "chat", "hello", "--api-key", "alpha") == 0
         monkeypatch.setenv("RAYFLEET_API_KEY", "alpha,omega")
@@ -107,13 +107,13 @@ async def test_keys_come_by_flag_or_environment(
 async def test_what_goes_wrong_is_told_in_a_line(
     rig: Rig, run: Run, capsys: pytest.CaptureFixture[str], unused_tcp_port: int
 ) -> None:
-    with pytest.raises(ValueError, match="start it with `rayfleet serve`"):
+    with pytest.raises(ValueError, match="start a server with `rayfleet serve`"):
         await run(f"http://127.0.0.1:{unused_tcp_port}", "chat", "hello")
-    with pytest.raises(ValueError, match="--url must be as"):
+    with pytest.raises(ValueError, match="--url must be a URL"):
         await run("localhost:8000", "chat", "hello")
     await rig.start()
     async with rig.server() as url:
-        with pytest.raises(ValueError, match=r"no model other at .*: stub, alias"):
+        with pytest.raises(ValueError, match=r"no model other at .*, choose from stub, alias"):
             await run(url, "chat", "hello", "--model", "other")
         # In a chat the next message may do better; a script sees it by the exit code.
         assert await run(url, "chat", "--top-p", "9", lines="hello\nagain\n") == 1
@@ -126,15 +126,16 @@ async def test_commands_of_a_chat(rig: Rig, run: Run, capsys: pytest.CaptureFixt
     await rig.start()
     async with rig.server() as url:
         assert await run(url, "chat", lines="/help\n") == 0
-        assert "/reset   begin a new chat" in capsys.readouterr().out
+        assert "/reset   start a new chat" in capsys.readouterr().out
         assert await run(url, "chat", lines="/rest\n/bye\n/etc/hosts is a file\n") == 1
         errors = capsys.readouterr().err.splitlines()
         assert errors == [
             "rayfleet: unknown command /rest: did you mean /reset?",
-            "rayfleet: unknown command /bye: commands are /help, /reset, /quit",
+            "rayfleet: unknown command /bye: commands are /help, /reset, /quit, /exit",
         ]
         asked = prompts_of(rig)
-        assert await run(url, "chat", lines="/quit\nnever sent\n") == 0
+        for command in ("/quit", "/exit"):
+            assert await run(url, "chat", lines=f"{command}\nnever sent\n") == 0
     assert prompts_of(rig) == asked, "no command is sent as a message"
     assert "/etc/hosts is a file" in asked[-1]
 
@@ -162,7 +163,7 @@ class Scripted(Endpoint):
 def test_a_stopped_answer_stays_as_far_as_it_came(capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = Scripted({"content": "half"}, KeyboardInterrupt())
     chat = Chat(endpoint, ChatOptions())
-    chat.ask("hello")
+    chat.send("hello")
     assert chat.messages[-1] == {"role": "assistant", "content": "half"}
     assert capsys.readouterr().out == "half (stopped)\n"
 
@@ -170,7 +171,7 @@ def test_a_stopped_answer_stays_as_far_as_it_came(capsys: pytest.CaptureFixture[
 def test_a_failed_question_is_not_remembered(capsys: pytest.CaptureFixture[str]) -> None:
     chat = Chat(Scripted({"content": "ha"}, ValueError("lost")), ChatOptions(system="s"))
     with pytest.raises(ValueError, match="lost"):
-        chat.ask("hello")
+        chat.send("hello")
     assert chat.messages == [{"role": "system", "content": "s"}]
 
 
@@ -179,10 +180,10 @@ def test_thoughts_are_dim_in_a_terminal_and_nowhere_else(
 ) -> None:
     pieces = ({"reasoning": "hm"}, {"reasoning": "m"}, {"content": "42"})
     chat = Chat(Scripted(*pieces), ChatOptions())
-    chat.ask("hello")
+    chat.send("hello")
     assert capsys.readouterr().out == "42\n"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    chat.ask("hello")
+    chat.send("hello")
     assert capsys.readouterr().out == "\x1b[2mhmm\x1b[0m\n42\n"
     assert chat.messages[-1]["content"] == "42"
 
@@ -217,7 +218,7 @@ async def test_no_key_follows_a_redirect() -> None:
     """To wherever an answer points."""
     found = b"HTTP/1.1 302 Found\r\nlocation: /v1/elsewhere\r\ncontent-length: 0\r\n\r\n"
     async with raw_server(found) as (url, came):
-        with pytest.raises(ValueError, match="answers 302 Found"):
+        with pytest.raises(ValueError, match="returned HTTP 302 Found"):
             await asyncio.to_thread(Endpoint(url, "secret").models)
     assert len(came) == 1
 
@@ -227,5 +228,5 @@ async def test_an_answer_that_breaks_off_is_told_in_a_line() -> None:
     async with raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf") as (url, _):
         endpoint = Endpoint(url)
         for ask in (endpoint.text, endpoint.get):
-            with pytest.raises(ValueError, match="the connection was lost"):
+            with pytest.raises(ValueError, match="connection lost"):
                 await asyncio.to_thread(ask, "/metrics")

@@ -29,7 +29,7 @@ from cluster.environment import (
 )
 from cluster.gcs import gcs_directory
 from cluster.haproxy import BINARY_VARIABLE, confine
-from cluster.launch import end_processes_of, refuse_used_port, root_cause_last, start_local_ray
+from cluster.launch import end_processes_of, require_free_port, root_cause_last, start_local_ray
 from cluster.local_ray import proxy_warning
 from cluster.ports import free_ports
 
@@ -159,8 +159,8 @@ def test_a_used_port_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
         taken.listen()
-        with pytest.raises(ValueError, match="choose another --port"):
-            refuse_used_port("127.0.0.1", first)
+        with pytest.raises(ValueError, match="use another --port"):
+            require_free_port("127.0.0.1", first)
 
 
 @pytest.mark.skipif(not has_haproxy(), reason="HAProxy's wheel is not installed")

@@ -44,7 +44,7 @@ def test_a_serve_config_has_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("empty", ["", " ", ","])
 def test_an_empty_variable_opens_no_endpoint(served: Any, empty: str) -> None:
-    with pytest.raises(ValueError, match="RAYFLEET_API_KEY is set but holds no key"):
+    with pytest.raises(ValueError, match="RAYFLEET_API_KEY is set but empty"):
         served({"RAYFLEET_API_KEY": empty})
 
 
@@ -59,7 +59,7 @@ def test_the_banner_names_the_variable_and_no_key(served: Any) -> None:
         assert '-H "Authorization: Bearer $RAYFLEET_API_KEY"' in text
     open_to_all = banner(served({}), "http://127.0.0.1:8000", "/logs")
     assert "Authorization" not in open_to_all
-    assert "in a browser: http://127.0.0.1:8000/\n" in open_to_all
+    assert "Web page with chat and fleet status: http://127.0.0.1:8000/\n" in open_to_all
 
 
 def test_no_text_about_a_configuration_holds_a_key() -> None:

@@ -35,7 +35,7 @@ def test_a_name_tells_all_of_its_family(name: str, capsys: pytest.CaptureFixture
 
 
 def test_a_wrapper_says_that_its_text_alone_is_served(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "its text alone is served, by MistralForCausalLM or Ministral3" in output(
+    assert "text only, served as MistralForCausalLM or Ministral3" in output(
         capsys, "Mistral3ForConditional"
     )
 
@@ -49,4 +49,4 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_name_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no family" in output(capsys, "nothing-of-it", code=1)
+    assert "no model family" in output(capsys, "nothing-of-it", code=1)

@@ -9,7 +9,7 @@ import pytest
 from cluster.bench.cli import main as bench
 from cluster.cli.main import COMMANDS, build_parser
 from cluster.cli.serve import COMMON
-from cluster.config import REFUSED
+from cluster.config import UNSUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -39,30 +39,30 @@ from cluster.config import REFUSED
         (
             "serve --fair-by=key",
             "rayfleet serve",
-            "unknown flag --fair-by (it is now --fairness-key)",
+            "unknown flag --fair-by (now --fairness-key)",
         ),
-        ("serve --salt-by key", "rayfleet serve", "--salt-by (it is now --cache-isolation)"),
+        ("serve --salt-by key", "rayfleet serve", "--salt-by (now --cache-isolation)"),
         (
             "serve --worker-wait-s 9",
             "rayfleet serve",
-            "(it is now in --routing-config '{\"no_worker_timeout_s\": ...}')",
+            "(now in --routing-config '{\"no_worker_timeout_s\": ...}')",
         ),
         (
             "serve --no-dllm-fdfo",
             "rayfleet serve",
-            "(it is now in --dllm-config '{\"dllm_fdfo\": ...}')",
+            "(now in --dllm-config '{\"dllm_fdfo\": ...}')",
         ),
         (
             "serve --no-speculative-adaptive",
             "rayfleet serve",
-            "(it is now in --speculative-config '{\"speculative_adaptive\": ...}')",
+            "(now in --speculative-config '{\"speculative_adaptive\": ...}')",
         ),
         (
             "serve --speculative-deadline-margin-ms 9",
             "rayfleet serve",
-            "(it is now in --scheduler-config '{\"deadline_margin_ms\": ...}')",
+            "(now in --scheduler-config '{\"deadline_margin_ms\": ...}')",
         ),
-        ("serve --adaptive-window-s 3", "rayfleet serve", "(it is gone: routing derives what"),
+        ("serve --adaptive-window-s 3", "rayfleet serve", "(removed: routing derives it"),
         (
             'serve --routing-config {"decision_log_mb":3}',
             "rayfleet serve",
@@ -76,7 +76,11 @@ from cluster.config import REFUSED
         ("serve --dllm-config [1]", "rayfleet serve", "not a JSON object: [1]"),
         ("serve --dllm-config {", "rayfleet serve", "not JSON: "),
         ("serve --hurry", "rayfleet serve [FLAGS] [model]", "unknown flag --hurry"),
-        ("serve one/model another", "rayfleet serve [FLAGS] [model]", "unexpected: another"),
+        (
+            "serve one/model another",
+            "rayfleet serve [FLAGS] [model]",
+            "unexpected argument: another",
+        ),
         ("serve --dtype f8", "rayfleet serve [FLAGS] [model]", "invalid choice: 'f8'"),
         ("sreve", "rayfleet [FLAGS] COMMAND ...", "invalid choice: 'sreve'"),
     ],
@@ -125,16 +129,16 @@ def test_help_on_what_there_is_not_names_the_groups(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [
-        ("--trust-remote-code", "no code of a checkpoint is ever run"),
-        ("--quantization=awq", "the checkpoint's config.json tells"),
-        ("-q=awq", "the checkpoint's config.json tells"),
-        ("--kv-cache-dtype=fp8", "cached in the model's type, see --dtype"),
+        ("--trust-remote-code", "code of checkpoints is never executed"),
+        ("--quantization=awq", "detected from the checkpoint's config.json"),
+        ("-q=awq", "detected from the checkpoint's config.json"),
+        ("--kv-cache-dtype=fp8", "the model's data type, see --dtype"),
         ("--ssl-ca-certs=a.pem", "client certificates are not supported"),
-        ("-dp=2", "say --num-workers"),
-        ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
-        ("--enable-auto-tool-choice", "it is always on"),
-        ("--scheduling-policy=priority", "say --schedule-policy"),
-        ("--swap-space=4", "say --host-cache-gib"),
+        ("-dp=2", "use --num-workers"),
+        ("--pipeline-parallel-size=2", "use --tensor-parallel-size"),
+        ("--enable-auto-tool-choice", "always enabled"),
+        ("--scheduling-policy=priority", "use --schedule-policy"),
+        ("--swap-space=4", "use --host-cache-gib"),
     ],
 )
 def test_flags_of_other_servers_are_refused_with_the_reason(
@@ -148,9 +152,9 @@ def test_flags_of_other_servers_are_refused_with_the_reason(
 
 def test_what_is_refused_names_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     known = flags_told("--help=all", capsys)
-    reasons = " ".join(REFUSED.values())
+    reasons = " ".join(UNSUPPORTED.values())
     assert set(re.findall(r"--[a-z][a-z-]+", reasons)) <= known
-    assert {"--" + name.replace("_", "-") for name in REFUSED}.isdisjoint(known)
+    assert {"--" + name.replace("_", "-") for name in UNSUPPORTED}.isdisjoint(known)
 
 
 def test_the_benchmarks_by_themselves_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,8 +160,8 @@ async def test_models_are_told_from_a_gateways_own_metrics(
 
 def test_the_table_has_a_line_for_each_worker() -> None:
     fleet = FleetWatch(TopOptions())
-    fleet.take(scrape_of(10.0, FIRST_LOAD, 1000))
-    fleet.take(scrape_of(12.0, LOAD, 1500))
+    fleet.update(scrape_of(10.0, FIRST_LOAD, 1000))
+    fleet.update(scrape_of(12.0, LOAD, 1500))
     console = Console(width=140, record=True)
     console.print(page(fleet))
     text = console.export_text()
@@ -172,11 +172,11 @@ def test_the_table_has_a_line_for_each_worker() -> None:
 
 def test_what_is_idle_shows_its_last_values() -> None:
     fleet = FleetWatch(TopOptions())
-    fleet.take(scrape_of(10.0, LOAD, 1500, 0.04, 0.04))
+    fleet.update(scrape_of(10.0, LOAD, 1500, 0.04, 0.04))
     [since_start] = fleet.workers
     assert since_start.ttft_ms is not None, "known from before the first scrape"
     assert since_start.hit_rate == 130 / 300
-    fleet.take(scrape_of(12.0, LOAD, 1500, 0.04, 0.04))
+    fleet.update(scrape_of(12.0, LOAD, 1500, 0.04, 0.04))
     [idle] = fleet.workers
     assert (idle.ttft_ms, idle.hit_rate) == (since_start.ttft_ms, since_start.hit_rate)
     assert idle.tokens_per_s == 0.0

@@ -36,10 +36,10 @@ def test_mistakes_cost_no_start(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         result = rayfleet("serve", "--port", port, cwd=tmp_path)
     assert result.returncode == 2
-    assert "choose another --port" in result.stderr.splitlines()[-1]
+    assert "use another --port" in result.stderr.splitlines()[-1]
     missing = rayfleet("serve", str(tmp_path / "nothing"), cwd=tmp_path)
     assert missing.returncode == 2
-    assert "there is no folder" in missing.stderr.splitlines()[0]
+    assert "does not exist" in missing.stderr.splitlines()[0]
 
 
 def test_only_the_endpoint_and_token_guarded_ports_listen(fleet: RunningFleet) -> None:

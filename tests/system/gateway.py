@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
-from cluster.bench.command import measured_by
+from cluster.bench.command import run_measurement
 from cluster.bench.datasets import DatasetOptions
 from cluster.bench.report import Result, at_most, checks_json, exactly, note
 from cluster.bench.serve import ServeOptions, run_serve
@@ -192,7 +192,7 @@ def _in_process(options: GatewayOptions, variant: Variant, number: int) -> Resul
     command += ["--streams", ",".join(map(str, options.streams))]
     for name in ("step_ms", "input_len", "output_len", "requests_per_stream", "model"):
         command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
-    result = measured_by(command, f"the measurement of {variant}")
+    result = run_measurement(command, f"the measurement of {variant}")
     cells = [f"{cell['cpu_ms_per_token']:.3f}" for cell in result["by_streams"].values()]
     note(f"{variant}, round {number}: {', '.join(cells)} ms CPU per token")
     return result

@@ -1,1 +1,1 @@
-"""Benchmark jobs for `ray job submit`: load from many nodes on an OpenAI endpoint, and a report."""
+"""Benchmark jobs: load on an OpenAI endpoint, from one or many nodes, with a report."""

@@ -1,4 +1,4 @@
-"""Charts of a job's report, as SVG within the page."""
+"""Charts of a job's report, as inline SVG."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 _INCHES = (6.0, 3.2)
 _LIMIT: dict[str, Any] = {"color": "#b00020", "linestyle": "--"}
-_FEW_POINTS = 24
-"""Most points of a line that are marked by a dot each."""
+_MAX_MARKERS = 24
+"""Maximum number of points of a line with markers."""
 _FAR = 2.0
-"""Largest ratio of a limit to the greatest value at which the axis is extended to the limit."""
+"""Maximum ratio of a limit to the greatest value at which the axis is extended to the limit."""
 _NO_PLOTS = "<p>Charts need matplotlib: pip install 'rayfleet[plots]'</p>"
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
-"""Points by the name of their line."""
+"""Points by name of the line."""
 
 
 def line_chart(
@@ -37,12 +37,12 @@ def line_chart(
 
     Args:
         title: caption.
-        x_label: label of the x axis, which begins at 0.
-        y_label: label of the y axis, which begins at 0 unless it is logarithmic.
+        x_label: label of the x axis, which starts at 0.
+        y_label: label of the y axis, which starts at 0 unless it is logarithmic.
         series: points of each line.
         log: whether the y axis is logarithmic.
         whole: whether the y axis has integer ticks.
-        limit: value on the y axis that is marked as the SLO; None for none.
+        limit: value on the y axis to mark as the SLO; None for none.
     """
     lines = {
         name: sorted(p for p in points if math.isfinite(p[1]) and (p[1] > 0.0 or not log))
@@ -53,7 +53,7 @@ def line_chart(
         for name, line in lines.items():
             if not line:
                 continue
-            marker = "o" if len(line) <= _FEW_POINTS else ""
+            marker = "o" if len(line) <= _MAX_MARKERS else ""
             axes.plot(*zip(*line, strict=True), marker=marker, ms=3, label=name)
         if limit:
             axes.axhline(limit, label=f"SLO {limit:,.4g}", **_LIMIT)
@@ -83,8 +83,8 @@ def bar_chart(
         x_label: label of the x axis.
         y_label: label of the y axis.
         bars: left edge and count of each bar, all of equal width.
-        limit: value on the x axis that is marked as the SLO; None for none. A limit far beyond all
-            bars is named in the legend alone, as the bars would become thin.
+        limit: value on the x axis to mark as the SLO; None for none. A limit far beyond all bars is
+            only shown in the legend, as it would make the bars too thin.
     """
 
     def draw(axes: Axes) -> None:
@@ -115,7 +115,7 @@ def _svg(draw: Callable[[Axes], None]) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         return _NO_PLOTS
-    with rc_context({"svg.fonttype": "none", "font.size": 9.0}):  # text that can be searched
+    with rc_context({"svg.fonttype": "none", "font.size": 9.0}):  # searchable text
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot()
         axes.grid(axis="y", color="#ddd")

@@ -22,21 +22,21 @@ _OF_STAGES = (
     "metrics",
     "save_detailed",
 )
-"""Options of a load that a job's stages set, so that they have no flags."""
+"""Options of a load without a flag, since the stages of a job set them."""
 _OF_COMPARISONS = ("base_url", "max_concurrency", "metrics", "save_detailed")
-"""Options of a load that a comparison of endpoints sets, so that they have no flags."""
+"""Options of a load without a flag, since a comparison of endpoints sets them."""
 
 
 def add_job_commands(add: AddCommand) -> None:
     """Adds `job` and `compare` to the bench commands."""
-    job = add("job", "stages of load on any endpoint, with a report", _job)
-    job.add_argument("kind", choices=get_args(JobKind), help="which job")
+    job = add("job", "run a benchmark job on any endpoint and write a report", _job)
+    job.add_argument("kind", choices=get_args(JobKind), help="type of job")
     add_options(job.add_argument_group("job"), JobOptions, exclude=("kind",))
     add_load_flags(job, exclude=_OF_STAGES)
-    compare = add("compare", "two results or endpoints, with confidence intervals", _compare)
-    what = "result file, folder of several runs, or URL of an endpoint"
-    compare.add_argument("a", help=f"{what}: what was before")
-    compare.add_argument("b", help=f"{what}: what is now")
+    compare = add("compare", "compare two results or endpoints statistically", _compare)
+    source = "result file, folder of results of several runs, or URL of an endpoint"
+    compare.add_argument("a", help=f"baseline: {source}")
+    compare.add_argument("b", help=f"compared with A: {source}")
     add_options(compare, CompareOptions, exclude=("a", "b"))
     add_load_flags(compare, exclude=_OF_COMPARISONS)
 
@@ -44,7 +44,7 @@ def add_job_commands(add: AddCommand) -> None:
 def _job(args: argparse.Namespace) -> Result:
     from cluster.bench.jobs.run import run_job
 
-    if not hasattr(args, "seed"):  # new prompts, which no prefix cache has
+    if not hasattr(args, "seed"):  # new prompts, which are in no prefix cache
         args.seed = secrets.randbelow(2**31)
     return run_job(JobOptions(**given_options(args, JobOptions)), serve_options(args))
 

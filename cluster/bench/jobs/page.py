@@ -1,4 +1,4 @@
-"""Report of a job: one HTML page without external resources."""
+"""Report of a job: an HTML page without external resources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_page(result: Result, stages: Sequence[Result]) -> str:
     title = escape(f"{result['job']}: {result['model_id']} at {result['base_url']}")
     parts = [_section(stage["label"], _stage_charts(result, stage)) for stage in stages]
     if result["job"] in ("sweep", "goodput") and len(stages) > 1:
-        parts.insert(0, _section("Against load", _load_charts(result, stages)))
+        parts.insert(0, _section("By load", _load_charts(result, stages)))
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{title}</title>"
@@ -66,8 +66,8 @@ def _section(title: str, charts: Iterable[str]) -> str:
 def _load_charts(result: Result, stages: Sequence[Result]) -> Iterator[str]:
     for metric in ("ttft", "tpot"):
         yield line_chart(
-            f"{metric.upper()} against load",
-            "requests per second, offered",
+            f"{metric.upper()} by load",
+            "offered requests per second",
             "milliseconds",
             {
                 name: [(s["rate"], s[f"{name}_{metric}_ms"]) for s in stages]
@@ -77,11 +77,11 @@ def _load_charts(result: Result, stages: Sequence[Result]) -> Iterator[str]:
             limit=result[f"slo_{metric}_ms"],
         )
     for title, key, unit in (
-        ("Output against load", "output_throughput", "tokens per second"),
-        ("Hit rate against load", "token_hit_rate", "part of prompt tokens"),
+        ("Output by load", "output_throughput", "tokens per second"),
+        ("Hit rate by load", "token_hit_rate", "fraction of prompt tokens"),
     ):
         points = [(s["rate"], s[key]) for s in stages]
-        yield line_chart(title, "requests per second, offered", unit, {unit: points})
+        yield line_chart(title, "offered requests per second", unit, {unit: points})
 
 
 def _stage_charts(result: Result, stage: Result) -> Iterator[str]:
@@ -95,8 +95,8 @@ def _stage_charts(result: Result, stage: Result) -> Iterator[str]:
             yield bar_chart(metric.upper(), "milliseconds", "requests", bars, limit=limit)
     for title, key, unit in (
         ("Output", "tokens_per_s", "tokens per second"),
-        ("Requests under way", "running", "requests"),
-        ("Hit rate", "hit_rate", "part of prompt tokens"),
+        ("Running requests", "running", "requests"),
+        ("Hit rate", "hit_rate", "fraction of prompt tokens"),
     ):
         points = [
             (at, value)
@@ -107,7 +107,7 @@ def _stage_charts(result: Result, stage: Result) -> Iterator[str]:
 
 
 def _tpots(stage: Result) -> NDArray[np.float64]:
-    """Seconds per token after the first, of requests with more than one."""
+    """Seconds per output token after the first, for requests with several tokens."""
     tokens = np.array(stage["output_lens"])
     times = np.array(stage["e2els"]) - np.array(stage["ttfts"])
     several = tokens > 1
@@ -119,23 +119,23 @@ def _facts(result: Mapping[str, Any]) -> str:
     rows = [
         f"<tr><td>{escape(name)}</td><td>{_text(value)}</td></tr>"
         for name, value in result.items()
-        # `failed` decides the exit status alone; objects and lists have sections of their own.
+        # `failed` is only for the exit status; objects and lists have separate sections.
         if name != "failed" and not isinstance(value, Mapping | list)
     ]
     return f"<table>{''.join(rows)}</table>"
 
 
 def _setting(result: Result) -> str:
-    """Section with the job's options, and machine and versions of the client."""
+    """Section with the job's options, and hardware and versions of the client."""
     parts = [
         f"<div><h3>{title}</h3>{_facts(result[key])}</div>"
         for key, title in (
             ("options", "Options"),
-            ("client", "Machine of the client"),
-            ("versions", "Versions at the client"),
+            ("client", "Client machine"),
+            ("versions", "Client versions"),
         )
     ]
-    return f"<h2>Setting</h2><div class='setting'>{''.join(parts)}</div>"
+    return f"<h2>Configuration</h2><div class='setting'>{''.join(parts)}</div>"
 
 
 def _errors(stages: Sequence[Result]) -> str:
@@ -147,14 +147,14 @@ def _errors(stages: Sequence[Result]) -> str:
     if not rows:
         return ""
     head = "<tr><th>stage</th><th>requests</th><th>reason</th></tr>"
-    return f"<h2>Why requests failed</h2><table class='reasons'>{head}{''.join(rows)}</table>"
+    return f"<h2>Failed requests</h2><table class='reasons'>{head}{''.join(rows)}</table>"
 
 
 def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         f"<tr><td>{escape(c['name'])}</td><td>{_text(c['value'])} {escape(c['unit'])}</td>"
         f"<td>{escape(c['goal'])}</td>"
-        f"{'<td>holds' if c['holds'] else '<td class=no>does not hold'}</td></tr>"
+        f"{'<td>passed' if c['holds'] else '<td class=no>failed'}</td></tr>"
         for c in checks
     ]
     return f"<table>{''.join(rows)}</table>" if rows else ""

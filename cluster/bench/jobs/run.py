@@ -1,4 +1,4 @@
-"""`rayfleet bench job`: sends stages of load to an endpoint, writes result.json and report.html."""
+"""`rayfleet bench job`: sends stages of load to an endpoint; writes result.json and report.html."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from cluster.bench.serve import ServeOptions, load_of, load_setting, resolve, se
 from cluster.bench.stats import percentile, share
 
 _FOLLOWS = 0.9
-"""Least ratio of completed to offered rate at which a sweep goes on."""
+"""Minimum ratio of completed to offered rate for a sweep to continue."""
 _KEEPS_UP = 0.5
-"""Least ratio of completed to offered rate of a stage within the SLO."""
+"""Minimum ratio of completed to offered rate of a stage within the SLO."""
 _NARROW = 1.1
-"""Largest ratio of the rates around the goodput at which the search for it ends."""
+"""Maximum ratio of the rates around the goodput at which the search ends."""
 _DRIFT = 1.5
-"""Largest ratio of the p99 TTFT in a soak's last third to that in its first."""
-_ASK_AGAIN_S = 1.0
-"""Seconds between two requests to /ready."""
-_ANSWER_S = 10.0
-"""Timeout in seconds of a request to /ready."""
+"""Maximum ratio of the p99 TTFT in a soak's last third to that in its first."""
+_POLL_S = 1.0
+"""Interval of requests to /ready in seconds."""
+_READY_TIMEOUT_S = 10.0
+"""Timeout of a request to /ready in seconds."""
 _DATA, _PAGE = "result.json", "report.html"
 
 Play = Callable[[Stage], Result]
 
 
 def run_job(options: JobOptions, serve: ServeOptions) -> Result:
-    """Runs a job's stages and writes its files. The result has no samples; result.json has them.
+    """Runs a job's stages and writes its files. Unlike result.json, the result has no samples.
 
     Raises:
-        ValueError: the endpoint cannot be reached or is not ready in time, or the folder cannot be
-            written.
+        ValueError: the endpoint is not reachable or not ready in time, or the folder is not
+            writable.
     """
     folder = _open_folder(options)
     if options.wait_ready_s:
@@ -78,7 +78,7 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
         return found
 
     try:
-        stages = list(_until_nothing_works(_stages(options, maker, play)))
+        stages = list(_until_all_fail(_stages(options, maker, play)))
     finally:
         close()
     result: Result = {
@@ -99,41 +99,41 @@ def run_job(options: JobOptions, serve: ServeOptions) -> Result:
 
 
 def _open_folder(options: JobOptions) -> Path:
-    """The folder of the results, created before the load starts, which may take half an hour.
+    """Folder for the results, created before the load starts, which may take half an hour.
 
     Raises:
-        ValueError: it cannot be created, or holds results already.
+        ValueError: it cannot be created, or already contains results.
     """
     folder = Path(options.out or f"rayfleet-job-{options.kind}-{datetime.now():%Y%m%d-%H%M%S}")
-    held = [name for name in (_DATA, _PAGE) if (folder / name).exists()]
-    if held and not options.overwrite:
+    existing = [name for name in (_DATA, _PAGE) if (folder / name).exists()]
+    if existing and not options.overwrite:
         raise ValueError(
-            f"--out {folder} holds {' and '.join(held)} of an earlier run: name another folder, or "
-            "replace them with --overwrite"
+            f"--out {folder} already contains {' and '.join(existing)}: use another folder, or "
+            "--overwrite"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out {folder} cannot be made: {error}") from error
+        raise ValueError(f"cannot create --out {folder}: {error}") from error
     return folder
 
 
 def _setting(options: JobOptions, serve: ServeOptions) -> Result:
     """Options of the job and its load that affect the measurement."""
-    left_out = {"out", "overwrite", "wait_ready_s", "request_rate"}
+    excluded = {"out", "overwrite", "wait_ready_s", "request_rate"}
     if options.kind != "mooncake":
-        left_out |= {"trace", "speed", "length_scale"}
-    if options.kind in ("mooncake", "scenario"):  # prompts of their own
-        left_out |= {f.name for f in fields(DatasetOptions)}
+        excluded |= {"trace", "speed", "length_scale"}
+    if options.kind in ("mooncake", "scenario"):  # these do not use the dataset
+        excluded |= {f.name for f in fields(DatasetOptions)}
     if options.kind == "shared-prefix":
         dataset = replace(serve.dataset, dataset_name="prefix_repetition")
         serve = replace(serve, dataset=dataset)
-    told = asdict(options) | load_setting(serve)
-    return {name: value for name, value in told.items() if name not in left_out}
+    settings = asdict(options) | load_setting(serve)
+    return {name: value for name, value in settings.items() if name not in excluded}
 
 
-def _until_nothing_works(stages: Iterable[Result]) -> Iterator[Result]:
-    """Yields stages; stops after one in which all requests failed, if none completed before."""
+def _until_all_fail(stages: Iterable[Result]) -> Iterator[Result]:
+    """Yields stages; stops if all requests of a stage failed and none completed before."""
     completed = 0
     for stage in stages:
         yield stage
@@ -146,24 +146,26 @@ def _wait_ready(url: str, seconds: float) -> None:
     """Waits until GET of `url` succeeds.
 
     Raises:
-        ValueError: it did not within `seconds`.
+        ValueError: it did not succeed within `seconds`.
     """
     deadline = time.monotonic() + seconds
-    said = ""
+    reported = ""
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=_ANSWER_S):
+            with urllib.request.urlopen(url, timeout=_READY_TIMEOUT_S):
                 return
         except urllib.error.HTTPError as error:
-            answer = f"HTTP {error.code}"
+            problem = f"HTTP {error.code}"
         except (OSError, http.client.HTTPException) as error:
-            answer = str(error)
-        if answer != said:
-            note(f"waiting for {url}: {answer}")
-            said = answer
-        if time.monotonic() + _ASK_AGAIN_S > deadline:
-            raise ValueError(f"{url} did not say yes within --wait-ready-s {seconds:g}: {answer}")
-        time.sleep(_ASK_AGAIN_S)
+            problem = str(error)
+        if problem != reported:
+            note(f"waiting for {url}: {problem}")
+            reported = problem
+        if time.monotonic() + _POLL_S > deadline:
+            raise ValueError(
+                f"{url} was not successful within --wait-ready-s {seconds:g}: {problem}"
+            )
+        time.sleep(_POLL_S)
 
 
 def _stages(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
@@ -177,7 +179,7 @@ def _stages(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Resu
 
 
 def _sweep(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
-    """Doubles the rate until the endpoint does not keep up, then tries one between the last two."""
+    """Doubles the rate until the endpoint does not keep up, then tries a rate in between."""
     rate = options.rate
     for _ in range(options.max_stages):
         found = play(maker.at_rate(rate))
@@ -189,7 +191,7 @@ def _sweep(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Resul
 
 
 def _search(options: JobOptions, maker: StageMaker, play: Play) -> Iterator[Result]:
-    """Searches the highest rate within the SLO: doubling or halving, then bisection."""
+    """Searches for the highest rate within the SLO by doubling or halving, then bisection."""
     good, bad, rate = 0.0, 0.0, options.rate
     for _ in range(options.max_stages):
         found = play(maker.at_rate(rate))
@@ -213,8 +215,8 @@ def _figures(stage: Stage, load: LoadResult, serve: ServeOptions, slo: Slo) -> R
     found["slo_kept"] = (
         not found["failed"]
         and found["p99_ttft_ms"] <= slo.ttft_ms
-        and not found["p99_tpot_ms"] > slo.tpot_ms  # completions of one token have none
-        # In a short stage, requests may keep the limits though the queue grows.
+        and not found["p99_tpot_ms"] > slo.tpot_ms  # NaN for completions of one token
+        # In a short stage, requests may be within the limits although the queue grows.
         and found["pace"] >= _KEEPS_UP
     )
     return {
@@ -240,19 +242,19 @@ def _summary(options: JobOptions, stages: list[Result]) -> Result:
     if failed:
         summary["errors"] = count_errors(stages)
     completed = summary["num_requests"] - failed
-    # Sweep and goodput overload the endpoint on purpose: failures are errors only if all failed.
+    # Sweep and goodput overload the endpoint on purpose: only a failure of all is an error.
     if options.kind not in ("sweep", "goodput") or not completed:
         checks.append(exactly("failed_requests", failed, "requests", 0))
         summary["failed"] = failed
     if options.kind == "goodput":
-        kept = [stage["rate"] for stage in stages if stage["slo_kept"]]
-        summary["goodput_rps"] = max(kept, default=0.0)
-        checks.append(at_least("rates_within_slo", len(kept), "rates", 1))
+        rates = [stage["rate"] for stage in stages if stage["slo_kept"]]
+        summary["goodput_rps"] = max(rates, default=0.0)
+        checks.append(at_least("rates_within_slo", len(rates), "rates", 1))
     if options.kind == "shared-prefix":
-        shared, *own = stages
+        shared, *unshared = stages
         summary["hit_rate"] = shared["token_hit_rate"]
-        if own:
-            summary["ttft_over_unshared"] = share(shared["mean_ttft_ms"], own[0]["mean_ttft_ms"])
+        for stage in unshared:
+            summary["ttft_over_unshared"] = share(shared["mean_ttft_ms"], stage["mean_ttft_ms"])
     if options.kind == "soak":
         drift = _drift(stages[0]["ttfts"])
         summary["p99_ttft_last_over_first_third"] = drift
@@ -273,7 +275,7 @@ def _write(folder: Path, result: Result, stages: list[Result]) -> Result:
         data.write_text(json.dumps(json_ready({**result, "stages": stages}), allow_nan=False))
         page.write_text(write_page(result, stages))
     except OSError as error:
-        raise ValueError(f"--out {folder} cannot be written: {error}") from error
+        raise ValueError(f"cannot write to --out {folder}: {error}") from error
     rows = [_row(stage) for stage in stages]
     return {**result, "result_file": str(data), "report_file": str(page), "rows": rows}
 
@@ -287,9 +289,9 @@ def _row(stage: Result) -> dict[str, Any]:
 
 
 def _runner(options: JobOptions) -> tuple[Callable[[Load], LoadResult], Callable[[], None]]:
-    """A function that runs a load, and one that releases the load generators."""
+    """Functions that run a load, and release the load generators."""
     if options.load_tasks:
-        # Imported here: a load from this process needs no Ray.
+        # Imported here, since a load from this process does not need Ray.
         from cluster.bench.jobs.spread import Generators
 
         generators = Generators(options.load_tasks)

@@ -1,4 +1,4 @@
-"""Options of `python -m deploy.benchmarks scenarios`; does not import what runs it."""
+"""Options of `python -m deploy.benchmarks scenarios`, without its implementation."""
 
 from __future__ import annotations
 
@@ -17,36 +17,41 @@ class ScenarioOptions:
     """Options of traffic and fleets. Field names are the flags."""
 
     scenario: tuple[ScenarioName, ...] = ()
-    """Scenarios to run; none for all. steady: constant rate and default priority; burst: a rate
-    that rises fortyfold and falls again; mixed_priority: overload with several priorities;
-    long_short: a few long prompts between short ones."""
+    """Scenarios to run; all if unset. steady: constant rate and default priority; burst: the rate
+    rises fortyfold and falls again; mixed_priority: overload with several priorities; long_short: a
+    few long prompts among short ones."""
     workers: int = 2
-    """Worker groups of each fleet."""
+    """Number of workers of each fleet."""
     rps: float = 0.0
-    """Requests per second, for burst at its peak. 0 measures the rate that the fleet sustains, and
-    takes 0.6 times that (steady, long_short), 2 times (burst) or 1.3 times (mixed_priority)."""
+    """Requests per second, for burst at its peak. 0 measures the sustainable rate and uses 0.6
+    times (steady, long_short), 2 times (burst) or 1.3 times (mixed_priority) this rate."""
     duration: float = 20.0
-    """Seconds in which requests are sent, per round and fleet."""
+    """Duration of the load in seconds, per round and fleet."""
     rounds: int = LEAST_ROUNDS
-    """Turns of each fleet; goals are checked from 3 on."""
+    """Number of rounds per fleet; goals are checked from 3 rounds."""
     seed: int = 0
-    """Seed of arrivals and prompts, from which each round derives its own."""
+    """Seed of arrivals and prompts, from which the seed of each round is derived."""
     compare_fifo: bool = False
-    """Compare with a fleet that is first come, first served, with round-robin routing and without
+    """Compare with a first-come, first-served fleet with round-robin routing and without
     priorities."""
     speculative_compare: bool = False
-    """Compare with a fleet that drafts (--speculative-method, default ngram), under traffic of
-    several priorities."""
+    """Compare with a fleet with speculative decoding (--speculative-method, default ngram), under
+    traffic of several priorities."""
     plot: str = ""
-    """Folder for a PNG per scenario."""
+    """Folder for a PNG file per scenario."""
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.rounds < 1:
-            raise ValueError("--workers and --rounds must be at least 1")
+            raise ValueError(
+                f"--workers and --rounds must be at least 1, got {self.workers} and {self.rounds}"
+            )
         if self.rps < 0.0 or self.duration <= 0.0:
-            raise ValueError("--rps must not be negative, --duration must be above 0")
+            raise ValueError(
+                "--rps must not be negative and --duration must be above 0, got "
+                f"{self.rps:g} and {self.duration:g}"
+            )
         if self.compare_fifo and self.speculative_compare:
-            raise ValueError("--compare-fifo and --speculative-compare: one at a time")
+            raise ValueError("--compare-fifo and --speculative-compare are mutually exclusive")
 
     @property
     def scenarios(self) -> tuple[ScenarioName, ...]:
@@ -56,7 +61,7 @@ class ScenarioOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScenarioRun:
-    """Options with the engine configuration that the fleets are derived from."""
+    """Options, with the engine configuration of the fleets."""
 
     options: ScenarioOptions
     engine: EngineConfig

@@ -1,4 +1,4 @@
-"""Service level objectives: limits on latency, by name."""
+"""Service level objectives: latency limits by name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slo:
-    """Limits on latency that 99 % of the requests must keep."""
+    """Latency limits for 99 % of the requests."""
 
     ttft_ms: float
-    """Milliseconds to the first token."""
+    """Time to first token in ms."""
     tpot_ms: float
-    """Milliseconds per token after the first."""
+    """Time per output token in ms."""
 
 
 MLPERF: dict[str, Slo] = {
@@ -31,7 +31,7 @@ MLPERF: dict[str, Slo] = {
 
 
 def find_slo(text: str) -> Slo:
-    """Limits by MLPerf's name, or from TTFT:TPOT in milliseconds. Raises ValueError for others."""
+    """Limits by MLPerf's model name, or from TTFT_MS:TPOT_MS. Raises ValueError for others."""
     if text in MLPERF:
         return MLPERF[text]
     ttft, _, tpot = text.partition(":")
@@ -39,5 +39,5 @@ def find_slo(text: str) -> Slo:
         return Slo(ttft_ms=float(ttft), tpot_ms=float(tpot))
     except ValueError:
         raise ValueError(
-            f"--slo: {text!r} is neither TTFT_MS:TPOT_MS nor one of {', '.join(MLPERF)}"
+            f"--slo must be TTFT_MS:TPOT_MS or one of {', '.join(MLPERF)}, got {text!r}"
         ) from None

@@ -1,4 +1,4 @@
-"""Load generators on the nodes of a Ray cluster, with a common start."""
+"""Load generators on the nodes of a Ray cluster, which start at the same time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cluster.bench.load import Load, LoadResult, join_parts, run_part, split_loa
 from cluster.local_ray import join_ray
 
 _CPUS = 0.5
-"""CPUs that each generator reserves; some ten thousand tokens per second take less."""
-_ROOM_S = 300.0
-"""Seconds to wait for all generators, as a cluster may have to add nodes."""
+"""CPUs reserved per generator, enough for about 10,000 tokens per second."""
+_PLACEMENT_TIMEOUT_S = 300.0
+"""Timeout in seconds for placing all generators, as the cluster may have to add nodes."""
 _LEAD_S = 0.5
-"""Seconds from the calls to the start of the load, in which all calls must arrive."""
+"""Seconds between the calls and the start of the load, in which all calls must arrive."""
 
 
 class Generators:
-    """Ray actors, each of which sends a part of a load. Clocks of the nodes must agree.
+    """Ray actors that each send a part of a load. Clocks of the nodes must be synchronized.
 
     Args:
-        count: number of actors, which are spread over the nodes.
+        count: number of actors to spread over the nodes.
 
     Raises:
-        ValueError: there is no Ray cluster, or no room for the actors.
+        ValueError: there is no Ray cluster, or not enough CPUs for the actors.
     """
 
     def __init__(self, count: int) -> None:
@@ -36,15 +36,15 @@ class Generators:
         options: dict[str, Any] = {"num_cpus": _CPUS, "scheduling_strategy": "SPREAD"}
         self._actors = [_Generator.options(**options).remote() for _ in range(count)]  # type: ignore[attr-defined]
         try:
-            ray.get([actor.ready.remote() for actor in self._actors], timeout=_ROOM_S)
+            ray.get([actor.ready.remote() for actor in self._actors], timeout=_PLACEMENT_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError as error:
             raise ValueError(
-                f"no room for {count} load generators of {_CPUS} CPUs: give --load-tasks a "
-                "lower number, or the cluster more CPUs"
+                f"not enough CPUs for {count} load generators of {_CPUS} CPUs: lower "
+                "--load-tasks, or add CPUs to the cluster"
             ) from error
 
     def run(self, load: Load) -> LoadResult:
-        """Runs a load to its end, in parts by `split_load`."""
+        """Runs a load to its end, split by `split_load`."""
         count = min(len(self._actors), len(load.requests), load.max_concurrency or 10**9)
         parts = split_load(load, max(count, 1))
         start_at = time.time() + _LEAD_S
@@ -66,8 +66,8 @@ def _join() -> None:
         join_ray("auto")
     except ConnectionError as error:
         raise ValueError(
-            "there is no Ray cluster to spread the load over: submit this as a job, set "
-            "RAY_ADDRESS, or leave --load-tasks out"
+            "no Ray cluster found for --load-tasks: submit this as a Ray job, set RAY_ADDRESS, or "
+            "remove --load-tasks"
         ) from error
 
 
@@ -77,7 +77,7 @@ class _Generator:
         return True
 
     def run(self, load: Load, start_at: float) -> tuple[list[Record], float]:
-        """Runs a part of a load from the Unix time `start_at`, which records count from."""
+        """Runs a part of a load at the Unix time `start_at`, to which records are relative."""
         start = time.perf_counter() + start_at - time.time()
         records, cpu_s = run_part(load, start)
         for record in records:

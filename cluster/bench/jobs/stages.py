@@ -1,4 +1,4 @@
-"""Stages of each kind of job: named loads with their requests."""
+"""Stages of each type of job: named loads with their requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cluster.bench.prompts import PromptSpace
 from cluster.bench.serve import BodyMaker, ServeOptions
 from cluster.bench.traces import TraceFile, trace_requests
 
-_LEAST = 8
-"""Least requests of a stage."""
+_MIN_REQUESTS = 8
+"""Minimum number of requests of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +30,11 @@ class Stage:
 
 
 class StageMaker:
-    """Maker of stages for one endpoint. Each stage has new prompts, which no prefix cache has.
+    """Builder of stages for one endpoint. Each stage has new prompts, which are in no prefix cache.
 
     Args:
         options: options of the job.
-        serve: options of the load as `resolve` returns them.
+        serve: options of the load, returned by `resolve`.
         space: tokens of prompts.
     """
 
@@ -46,11 +46,11 @@ class StageMaker:
         self._num_stages = 0
 
     def at_rate(self, rate: float) -> Stage:
-        """Stage with prompts of the load's dataset at a rate in requests per second."""
+        """Stage with the load's dataset at a rate in requests per second."""
         return self._poisson(f"{rate:g} req/s", rate, self._serve.dataset)
 
     def fixed(self) -> Iterator[Stage]:
-        """Stages of jobs whose rates are known beforehand."""
+        """Stages of jobs with fixed rates."""
         options = self._options
         if options.kind == "mooncake":
             yield self._trace()
@@ -64,15 +64,15 @@ class StageMaker:
     def _shared_prefix(self) -> Iterator[Stage]:
         shared = replace(self._serve.dataset, dataset_name="prefix_repetition")
         length = shared.prefix_repetition_prefix_len + shared.prefix_repetition_suffix_len
-        own = DatasetOptions(
+        unshared = DatasetOptions(
             random_input_len=length, random_output_len=shared.prefix_repetition_output_len
         )
         yield self._poisson("prefixes in common", self._options.rate, shared)
-        yield self._poisson("nothing in common", self._options.rate, own)
+        yield self._poisson("nothing in common", self._options.rate, unshared)
 
     def _poisson(self, label: str, rate: float, dataset: DatasetOptions) -> Stage:
         seed = self._next_seed()
-        count = max(_LEAST, round(rate * self._options.duration))
+        count = max(_MIN_REQUESTS, round(rate * self._options.duration))
         times = arrival_times(count, rate, self._serve.burstiness, seed)
         samples = make_samples(dataset, count, self._vocabulary, seed)
         return self._stage(label, rate, samples, times)
@@ -87,12 +87,12 @@ class StageMaker:
         )
         samples = [
             Sample(
-                prompt_token_ids=self._vocabulary[one.tokens % len(self._vocabulary)].tolist(),
-                output_len=one.output_len,
+                prompt_token_ids=self._vocabulary[request.tokens % len(self._vocabulary)].tolist(),
+                output_len=request.output_len,
             )
-            for one in traced
+            for request in traced
         ]
-        times = [one.arrival_s for one in traced]
+        times = [request.arrival_s for request in traced]
         return self._stage("trace", len(times) / options.duration, samples, times)
 
     def _scenarios(self) -> Iterator[Stage]:
@@ -104,14 +104,14 @@ class StageMaker:
             requests = tuple(
                 replace(
                     self._bodies.request(
-                        one.index,
-                        Sample(prompt_token_ids=one.prompt, output_len=one.output_len),
-                        # Only if it differs: on other servers priorities have other meanings.
-                        {"priority": one.priority} if one.priority != DEFAULT_PRIORITY else None,
+                        plan.index,
+                        Sample(prompt_token_ids=plan.prompt, output_len=plan.output_len),
+                        # Omitted by default: on other servers priorities have other meanings.
+                        {"priority": plan.priority} if plan.priority != DEFAULT_PRIORITY else None,
                     ),
-                    arrival_s=one.arrival_s,
+                    arrival_s=plan.arrival_s,
                 )
-                for one in planned
+                for plan in planned
             )
             yield Stage(label=name, rate=len(requests) / options.duration, requests=requests)
 

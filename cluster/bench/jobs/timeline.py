@@ -11,15 +11,14 @@ from cluster.bench.report import Result
 
 _BINS = 60
 _MIDDLE = (0.1, 0.9)
-"""Parts of the requests, in order, between which the pace is measured."""
+"""Range of requests, as fractions in order, for which the pace is measured."""
 
 
 def timeline(records: Sequence[Record], began: float) -> Result:
     """Output tokens per second, running requests and hit rate per bin of time since `began`.
 
-    Running requests are counted at the bin's end. The hit rate is that of completed requests which
-    were sent within the bin, None without any. All events of a request count as equally many
-    tokens.
+    Running requests are counted at the end of the bin. The hit rate covers completed requests sent
+    within the bin; None without any. Tokens are distributed evenly over the events of a request.
     """
     if not records:
         return {"seconds": [], "tokens_per_s": [], "running": [], "hit_rate": []}
@@ -50,12 +49,11 @@ def timeline(records: Sequence[Record], began: float) -> Result:
 
 
 def pace(records: Sequence[Record], arrivals: Sequence[float]) -> float:
-    """Ratio of the rate at which requests end to the rate at which they arrive: below 1 the queue
-    grows.
+    """Ratio of the completion rate to the arrival rate of requests; below 1 the queue grows.
 
-    Unlike throughput over a short time it does not depend on the latency of a request.
+    Unlike throughput over a short time it does not depend on request latency.
     """
     ends = sorted(record.start + record.latency for record in records)
     first, last = (int(part * (len(ends) - 1)) for part in _MIDDLE)
-    came, ended = arrivals[last] - arrivals[first], ends[last] - ends[first]
-    return came / ended if came and ended else 1.0
+    arrival_s, completion_s = arrivals[last] - arrivals[first], ends[last] - ends[first]
+    return arrival_s / completion_s if arrival_s and completion_s else 1.0

@@ -1,6 +1,6 @@
 """Traffic of scenarios: arrival times, lengths, shared prefixes and priorities of requests.
 
-Prompts are random tokens of log-normal lengths; most begin with one of a set of shared prefixes.
+Prompts are random tokens with log-normal lengths; most start with one of a set of shared prefixes.
 Equal seeds give equal traffic.
 """
 
@@ -17,20 +17,20 @@ from cluster.bench.jobs.scenario_options import ScenarioName
 
 DEFAULT_PRIORITY = 4
 URGENT = 7
-"""Least priority of urgent requests."""
+"""Minimum priority of urgent requests."""
 BURST_RISE = 40.0
 """Ratio of a burst's peak rate to the rate before and after."""
 _MIX = ((9, 0.05), (7, 0.05), (4, 0.6), (1, 0.3))
-"""Priorities of mixed traffic, with their parts of the requests."""
+"""Priorities of mixed traffic, with their fractions of the requests."""
 _SLO_FACTORS = ((URGENT, 6.0), (DEFAULT_PRIORITY, 15.0), (0, 60.0))
-"""SLOs on the time to the first token by least priority, as multiples of an idle fleet's p99."""
+"""TTFT SLOs by minimum priority, as multiples of an idle fleet's p99."""
 _LOADS: dict[ScenarioName, float] = {
     "steady": 0.6,
     "burst": 2.0,
     "mixed_priority": 1.3,
     "long_short": 0.6,
 }
-"""Highest rate of each scenario, as a multiple of the sustainable rate."""
+"""Maximum rate of each scenario, as a multiple of the sustainable rate."""
 _PREFIX_SEED = 77
 
 
@@ -44,7 +44,7 @@ class Lengths:
     most: int
 
     def draw(self, rng: np.random.Generator) -> int:
-        """One random length."""
+        """A random length."""
         length = self.median * np.exp(self.sigma * rng.standard_normal())
         return int(min(max(length, self.least), self.most))
 
@@ -60,10 +60,10 @@ class Sharing:
     """Shared prefixes of prompts."""
 
     part: float = 0.6
-    """Part of the requests that begin with a shared prefix."""
+    """Fraction of requests with a shared prefix."""
     count: int = 96
-    """Number of prefixes. With the benchmark's default engine all of them fill one worker's cache,
-    or half the caches of two: hits depend on which worker caches which prefix."""
+    """Number of prefixes. With the benchmark's default engine they fill the cache of one worker, or
+    half the caches of two: hits depend on which worker caches which prefix."""
     lengths: Lengths = Lengths(median=320, sigma=0.3, least=64, most=640)
 
 
@@ -75,16 +75,16 @@ class Planned:
     arrival_s: float
     """Seconds from the start to sending."""
     prompt: list[int]
-    """Token ids."""
+    """Token IDs."""
     output_len: int
-    """Tokens to generate."""
+    """Number of tokens to generate."""
     priority: int
     slo_factor: float
-    """SLO on the time to the first token, as a multiple of an idle fleet's p99."""
+    """TTFT SLO, as a multiple of an idle fleet's p99."""
 
 
 def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[float, float]]:
-    """Seconds and requests per second of each phase of a scenario, whose highest rate is `rps`."""
+    """Seconds and requests per second of each phase of a scenario with the maximum rate `rps`."""
     if scenario != "burst":
         return [(duration, rps)]
     calm = rps / BURST_RISE
@@ -92,7 +92,7 @@ def phases(scenario: ScenarioName, rps: float, duration: float) -> list[tuple[fl
 
 
 def offered(scenario: ScenarioName, sustainable: float) -> float:
-    """Highest rate of a scenario for a fleet that sustains `sustainable` requests per second."""
+    """Maximum rate of a scenario for a fleet that sustains `sustainable` requests per second."""
     return _LOADS[scenario] * sustainable
 
 
@@ -107,34 +107,37 @@ def make_traffic(
     sharing: Sharing | None = None,
     words: int | None = None,
 ) -> list[Planned]:
-    """Requests in the order of their arrival.
+    """Requests in order of arrival.
 
     Args:
         scenario: name of the scenario.
         rps: requests per second, for burst at its peak.
         duration: seconds of arrivals.
-        vocabulary: ids of ordinary tokens.
-        seed: seed of all draws except for the shared prefixes, which are always the same.
-        mixed: whether priorities are mixed, as they always are in mixed_priority.
-        sharing: shared prefixes; the defaults of Sharing unless given.
-        words: seed of the tokens after the shared prefixes; None for `seed`. With another one the
-            traffic has the same shape, but no cache has its prompts.
+        vocabulary: IDs of ordinary tokens.
+        seed: seed of all samples except for the shared prefixes, which are always the same.
+        mixed: whether priorities are mixed, which is always the case for mixed_priority.
+        sharing: shared prefixes; by default those of Sharing.
+        words: seed of the tokens after the shared prefixes; `seed` if None. Another seed gives
+            traffic of the same shape whose prompts are in no cache.
     """
     times = phased_arrival_times(phases(scenario, rps, duration), seed)
-    draw = _Draw(
-        *(scenario, vocabulary, seed, seed if words is None else words),
+    generator = _TrafficGenerator(
+        scenario,
+        vocabulary,
+        seed,
+        seed if words is None else words,
         mixed=mixed,
         sharing=sharing or Sharing(),
     )
-    return [draw.request(index, time) for index, time in enumerate(times)]
+    return [generator.request(index, time) for index, time in enumerate(times)]
 
 
 def slo_factor(priority: int) -> float:
-    """SLO on the time to the first token for a priority, as a multiple of an idle fleet's p99."""
-    return next(factor for least, factor in _SLO_FACTORS if priority >= least)
+    """TTFT SLO for a priority, as a multiple of an idle fleet's p99."""
+    return next(factor for minimum, factor in _SLO_FACTORS if priority >= minimum)
 
 
-class _Draw:
+class _TrafficGenerator:
     """Random generator of the traffic's requests."""
 
     def __init__(
@@ -161,7 +164,7 @@ class _Draw:
 
     def request(self, index: int, arrival_s: float) -> Planned:
         rng = self._rng
-        # All draws are always made, so that options change nothing else of the traffic.
+        # All samples are always drawn, so that options do not affect the rest of the traffic.
         is_long, is_shared = rng.random() < self._long_part, rng.random() < self._sharing.part
         shared = self._shared[int(rng.integers(len(self._shared)))]
         number, level = (_LONG_PROMPTS if is_long else PROMPTS).draw(rng), rng.random()

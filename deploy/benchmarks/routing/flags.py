@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.bench.command import refuse_renamed
+from cluster.bench.command import reject_renamed
 from cluster.bench.report import Result
 from cluster.cli.options import add_options, given_options
 from cluster.config import find_demo_model
@@ -36,8 +36,8 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validate", action="store_true", help="the simulated worker beside a real engine"
     )
-    refuse_renamed(parser, "--contender", "--policy")
-    refuse_renamed(parser, "--arm", "--variant")
+    reject_renamed(parser, "--contender", "--policy")
+    reject_renamed(parser, "--arm", "--variant")
     add_options(parser.add_argument_group("validate"), ValidateOptions, exclude=("model",))
 
 

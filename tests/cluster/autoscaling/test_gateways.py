@@ -57,7 +57,7 @@ def test_the_usage_of_all_running_gateways_counts() -> None:
 
     registry = LoadRegistry()
     assert registry.total(CPU, 0.0) is None
-    registry.take({CPU: {"a": points(0.5, 1.0), "b": points(0.25, 1.0)}}, 1.0)
+    registry.replace({CPU: {"a": points(0.5, 1.0), "b": points(0.25, 1.0)}}, 1.0)
     assert registry.total(CPU, 1.0) == 0.75
     assert registry.total(CPU, 1.0 + STALE_S) is None
 

@@ -61,14 +61,14 @@ def context(app: str, deployment: str, target: int, running: int, **fields: Any)
 def test_the_newest_of_each_gateway_counts_until_it_is_stale() -> None:
     registry = LoadRegistry()
     assert registry.load("worker-m", 0.0) is None
-    registry.take(series({"a": BUSY, "b": WAITING}, 50.0), 10.0)
+    registry.replace(series({"a": BUSY, "b": WAITING}, 50.0), 10.0)
     load = registry.load("worker-m", 10.0)
     assert load is not None
     assert (load.num_ready, load.work, load.backlog_s, load.active) == (1, 1.9, 2.0, True)
     assert registry.load("worker-other", 10.0) is None
-    registry.take(series({"a": BUSY, "b": WAITING}, 50.0), 10.0 + STALE_S)
+    registry.replace(series({"a": BUSY, "b": WAITING}, 50.0), 10.0 + STALE_S)
     assert registry.load("worker-m", 10.0 + STALE_S) is None, "nothing new was told"
-    registry.take(series({"b": WAITING}, 51.0), 26.0)
+    registry.replace(series({"b": WAITING}, 51.0), 26.0)
     load = registry.load("worker-m", 26.0)
     assert load is not None
     assert load.work == 0.0, "a gateway that is gone is forgotten"
@@ -134,5 +134,5 @@ def test_the_application_names_the_policies() -> None:
 
 def test_fixed_and_following_numbers_exclude_each_other() -> None:
     model = {"model": "org/one", "num_workers": 2, "max_workers": 4}
-    with pytest.raises(ValueError, match="--num-workers is fixed"):
+    with pytest.raises(ValueError, match="--num-workers and --max-workers are mutually exclusive"):
         serve_config_from_mapping({"models": [model]})

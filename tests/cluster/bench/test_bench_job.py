@@ -105,7 +105,9 @@ def test_a_job_does_not_wait_for_ever(
     backend.not_ready = 1000
     flags = ["--out", str(tmp_path / "out"), *LOAD.split(), "--wait-ready-s", "1.5"]
     assert main(["job", "soak", "--base-url", backend.url, *flags]) == 2
-    assert "/ready did not say yes within --wait-ready-s 1.5: HTTP 503" in capsys.readouterr().err
+    assert (
+        "/ready was not successful within --wait-ready-s 1.5: HTTP 503" in capsys.readouterr().err
+    )
     with socket.socket() as bound:  # nobody listens on it
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -218,7 +220,7 @@ def test_a_job_of_which_all_requests_fail_says_why_and_has_no_figures(
     backend.refuse_ignore_eos = True
     status, out, err = say(capsys, backend, kind, "--rate", "20", "--out", str(tmp_path))
     assert status == 1
-    assert f"10 requests failed, each with: HTTP {REASON}" in err
+    assert f"10 requests failed, all with: HTTP {REASON}" in err
     assert REASON in out
     assert "10 failed" in err
     assert not re.search(r"p99 ttft 0", err)
@@ -228,7 +230,7 @@ def test_a_job_of_which_all_requests_fail_says_why_and_has_no_figures(
     assert written["stages"][0]["p99_ttft_ms"] is None
     assert written["stages"][0]["token_hit_rate"] is None
     page = (tmp_path / "report.html").read_text()
-    assert "Why requests failed" in page
+    assert "Failed requests" in page
     assert f"<td>10</td><td>HTTP {REASON}</td>" in page
     assert "<td>0 ms</td>" not in page
     assert page.count(f"<td>{NO_DATA}</td>") >= 4
@@ -245,7 +247,7 @@ def test_some_failures_are_counted_by_reason_where_people_look(
     count = written["failed_requests"]
     assert 0 < count < written["num_requests"]
     assert written["errors"] == {"HTTP 503: overloaded": count}
-    assert f"{count} requests failed, each with: HTTP 503: overloaded" in err
+    assert f"{count} requests failed, all with: HTTP 503: overloaded" in err
     assert "HTTP 503: overloaded" in out
     assert "HTTP 503: overloaded" in (tmp_path / "report.html").read_text()
 

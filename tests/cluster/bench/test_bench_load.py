@@ -139,7 +139,7 @@ def test_requests_that_wait_for_each_other_have_one_client() -> None:
         for place in (1, 2)
     )
     load = Load(url="", headers={}, requests=requests, max_concurrency=None)
-    with pytest.raises(ValueError, match="one client"):
+    with pytest.raises(ValueError, match="split between clients"):
         split_load(load, 2)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cluster.bench.cli import main
-from cluster.bench.command import measured_by
+from cluster.bench.command import run_measurement
 from tests.support.fleet.processes import CpuMeter, cpu_seconds, descendants
 
 
@@ -40,15 +40,17 @@ def test_a_part_without_processes_is_an_error() -> None:
 
 
 def test_a_benchmark_in_a_process_of_its_own_tells_its_last_line() -> None:
-    assert measured_by([sys.executable, "-c", "print(1); print('{\"a\": 2}')"], "it") == {"a": 2}
+    assert run_measurement([sys.executable, "-c", "print(1); print('{\"a\": 2}')"], "it") == {
+        "a": 2
+    }
     with pytest.raises(ValueError, match="the turn failed"):
-        measured_by([sys.executable, "-c", "raise SystemExit(3)"], "the turn")
+        run_measurement([sys.executable, "-c", "raise SystemExit(3)"], "the turn")
 
 
 def test_a_process_that_takes_too_long_is_ended_with_those_it_started() -> None:
     child = "import subprocess; subprocess.run(['sleep', '4321'])"
-    with pytest.raises(ValueError, match="the turn did not end"):
-        measured_by([sys.executable, "-c", child], "the turn", 1.0)
+    with pytest.raises(ValueError, match="the turn timed out after 1 s"):
+        run_measurement([sys.executable, "-c", child], "the turn", 1.0)
     while any("sleep 4321" in command for _, command in descendants()):
         time.sleep(0.01)
 

@@ -27,7 +27,7 @@ def test_percentiles_interpolate_and_of_nothing_there_is_none() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([5.0], 99) == 5.0
     assert all(math.isnan(value) for value in (percentile([], 99), mean([]), std([])))
-    with pytest.raises(ValueError, match="between 0 and 100"):
+    with pytest.raises(ValueError, match=r"\[0, 100\]"):
         percentile([1.0], 101)
 
 
@@ -75,7 +75,7 @@ def test_ratios_need_pairs() -> None:
     assert ratios([1.0, 4.0], [2.0, 2.0]) == [0.5, 2.0]
     with pytest.raises(ValueError, match="pairs"):
         ratios([1.0], [1.0, 2.0])
-    with pytest.raises(ValueError, match="denominator"):
+    with pytest.raises(ValueError, match="cannot divide"):
         ratios([1.0], [0.0])
     with pytest.raises(ValueError, match="requests failed"):
         ratios([1.0], [math.nan])
@@ -116,7 +116,7 @@ def test_the_order_of_the_variants_turns_round() -> None:
     assert calls == [*warm, ("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
     assert turns.by_variant == {"a": [0, 1, 2], "b": [0, 1, 2]}
     assert turns.pairs("b", "a") == [(0, 0), (1, 1), (2, 2)]
-    with pytest.raises(ValueError, match="at least one round"):
+    with pytest.raises(ValueError, match="rounds must be at least 1"):
         take_turns({"a": float}, 0)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from cluster.bench.command import measured_by
+from cluster.bench.command import run_measurement
 from cluster.bench.report import Check, Result, at_least, at_most, checks_json, exactly, note
 from cluster.bench.stats import percentile
 from cluster.bench.turns import take_turns
@@ -184,7 +184,7 @@ def _in_process(options: RealOptions, variant: str, number: int) -> list[Sent]:
     command = [sys.executable, "-m", "deploy.benchmarks", "router", "--real", "--json"]
     command += _flags(told)
     timeout_s = _START_S + _TURN_S * options.scale * options.pace
-    result = measured_by(command, f"the turn of {variant}", timeout_s)
+    result = run_measurement(command, f"the turn of {variant}", timeout_s)
     return msgspec.convert(result["sent"], list[Sent])
 
 
