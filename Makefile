@@ -99,6 +99,7 @@ serve-chat: $(SERVING) $(REAL_MODEL)/config.json
 
 lint: style
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/architecture/test_words.py
 
 style: $(STAMP)
 	$(BIN)/ruff check .
