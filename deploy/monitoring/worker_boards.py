@@ -18,8 +18,8 @@ WORKER = Board(
             "Mean step time by phase",
             "s",
             {phase: mean(f"step_{phase}_seconds") for phase in PHASES},
-            "Prepare, forward, sample and bubble are times of rank 0, the others of the coordinator. "
-            "They overlap, so their sum is no step time.",
+            "Prepare, forward, sample and bubble are times of rank 0, the others of the "
+            "coordinator; they overlap.",
             stacked=True,
         ),
         Panel(
