@@ -144,7 +144,7 @@ def _map(path: Path, num_bytes: int) -> MappedMemory | None:
                 os.utime(path)
                 logger.info("mapped %.1f MB of packed weights", num_bytes / 1e6)
                 return memory
-    logger.warning("%s is spoilt: its weights are packed again", path)
+    logger.warning("%s is corrupt; repacking weights", path)
     path.unlink(missing_ok=True)
     return None
 

@@ -18,7 +18,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sources import FLOORS
 
-MAX_PLACES = 463
+MAX_PLACES = 390
 """Maximum number of idioms in all files together; lower it when the number falls."""
 
 _PEOPLE = ("client", "user", "caller", "person", "operator", "somebody", "anybody", "nobody", "who")
@@ -49,15 +49,14 @@ IDIOMS = {
 }
 """Pattern of an idiom, and what to say in its place."""
 
-SUFFIXES = {".py", ".md", ".js", ".html", ".yaml", ".yml", ".tpl", ".txt", ".h", ".cpp", ".sh"}
-PROSE = ("values.schema.json", "Makefile", "pyproject.toml")
+SUFFIXES = {".py", ".md", ".js", ".html", ".yaml", ".yml", ".tpl", ".h", ".cpp", ".sh"}
+PROSE = ("values.schema.json", "NOTES.txt")
 """Files with prose that their suffixes do not show."""
 DATA = (
     "deploy/models/tasks/",  # texts that the demo model is trained on
     "deploy/models/functions.py",
     "deploy/models/calling.py",
-    "deploy/supply/",  # lock files; its code is small
-    "router/page/static/vendor/",
+    "deploy/benchmarks/routing/paced.py",  # prose that paced workers answer with
 )
 
 
