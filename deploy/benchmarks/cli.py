@@ -1,5 +1,6 @@
-"""Commands of `python -m deploy.benchmarks`: how this project measures itself. A module that
-imports torch is imported when its benchmark runs."""
+"""Commands of `python -m deploy.benchmarks`: benchmarks of rayfleet's own parts.
+
+Modules that import torch are imported when their benchmark runs."""
 
 from __future__ import annotations
 

@@ -143,8 +143,8 @@ class BenchEngine:
 
     Args:
         config: configuration of the engine.
-        request_tokens: most tokens of a request. If given, the KV cache on a CUDA device has room
-            for `max_num_seqs` such requests unless `config` sets its size: engines of several
+        request_tokens: maximum tokens of a request. If given, the KV cache on a CUDA device has
+            room for `max_num_seqs` such requests unless `config` sets its size: engines of several
             variants share the device, and none may take all of it. Without `max_num_seqs` in
             `config` it is 64, so that the load is the same on every device.
     """
@@ -187,7 +187,8 @@ class BenchEngine:
 
         Args:
             requests: requests in the order of their arrivals.
-            at_once: most unfinished requests: the next is queued when one ends; None queues all.
+            at_once: maximum number of unfinished requests: the next is queued when one ends. None
+                queues all.
         """
         waiting, before = iter(requests), self._load()
         answers: dict[str, Answer] = {}
@@ -299,7 +300,7 @@ class BenchEngine:
 
 
 class Engines:
-    """Engines by configuration, each started when it is first asked for; closed on exit."""
+    """Engines by configuration, each started at its first use; closed on exit."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -322,7 +323,7 @@ class Engines:
 def decode_tokens(steps: int, input_len: int) -> int:
     """Upper bound of the tokens of each request in `BenchEngine.decode`.
 
-    Requests that get their first token early go on decoding until all have theirs.
+    Requests that get their first token early keep decoding until all have theirs.
     """
     return input_len + 2 * steps + 64
 

@@ -1,11 +1,11 @@
-"""What a GPU must show, measured in one go; whatever fails, the rest is measured.
+"""All GPU measurements in one run; if a step fails, the others still run.
 
     python -m deploy.benchmarks.gpu [--out FOLDER] [--peer VLLM] [STEP ...]
 
 Tests, kernels against the device's peaks, decode and prefill of an 8B model's dimensions on random
 weights, one request of 100k tokens, a mixture-of-experts model's dimensions, the idle gap between
-steps, and vLLM beside us where it is installed. After each step FOLDER/gpu.json and FOLDER/gpu.md
-are written anew, so that a run which is cut off leaves what it has.
+steps, and vLLM for comparison if it is installed. FOLDER/gpu.json and FOLDER/gpu.md are rewritten
+after each step, so that an aborted run leaves its results.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from deploy.benchmarks.kernels.shapes import SHAPES
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "deploy" / "models" / "demo"
-"""Tokenizer of prompts for weights that are random anyway."""
+"""Tokenizer of prompts; weights are random."""
 SERVERS_START_S = 900.0
 _POLL_S = 1.0
 _TAIL_CHARS = 2000
-"""Characters that are kept of what a failed step said last."""
+"""Characters to keep of the last output of a failed step."""
 _KILL_S = 10.0
 """Seconds for a program to end by itself."""
 
 DENSE: Mapping[str, Any] = {**SHAPES["qwen3-8b"], "max_position_embeddings": 131072}
 """Qwen3-8B's dimensions, and room for long requests."""
 SMALL: Mapping[str, Any] = SHAPES["qwen3-0.6b"]
-"""Qwen3-0.6B's dimensions: the host is the slower unless graphs are replayed."""
+"""Qwen3-0.6B's dimensions: bound by the host unless graphs are replayed."""
 EXPERTS: Mapping[str, Any] = {
     **SHAPES["qwen3-8b"],
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -61,7 +61,7 @@ EXPERTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Server:
-    """A program that a step needs, and the URL that answers once it is ready."""
+    """A program that a step needs, and the URL that responds once it is ready."""
 
     command: Sequence[str]
     url: str
@@ -74,19 +74,19 @@ class Step:
     name: str
     command: Sequence[str]
     limit_s: float = 900.0
-    """Seconds after which it counts as hung and is killed."""
+    """Seconds after which the step counts as hung and is killed."""
     servers: Sequence[Server] = ()
     is_json: bool = True
     """Whether it prints its result, one JSON object."""
 
 
 def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
-    """All there is to show, the cheapest first.
+    """All steps, the cheapest first.
 
     Args:
-        python: that runs rayfleet.
-        folder: takes the models' dimensions.
-        peer: vLLM's program; None leaves the comparison out.
+        python: Python interpreter that runs rayfleet.
+        folder: folder for the models' dimensions.
+        peer: vLLM's program; None skips the comparison.
     """
     bench, research = [python, "-m", "cluster.bench"], [python, "-m", "deploy.benchmarks"]
     cuda = ["--device", "cuda", "--json"]
@@ -112,7 +112,7 @@ def make_steps(python: str, folder: Path, peer: str | None) -> list[Step]:
         ),
     ]
     for name, options in (("", []), ("-eager", ["--enforce-eager"])):
-        # Short prompts join decodes in nearly every step: what launching kernel by kernel costs.
+        # Short prompts join decodes in nearly every step: the cost of launching kernel by kernel.
         short = ["--input-len", "256", "--output-len", "64", "--num-prompts", "512", *options]
         command = [*offline, small, *short, "--max-num-seqs", "64"]
         steps.append(Step(name=f"mixed-0.6b{name}", command=command))
@@ -137,7 +137,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _beside_peer(python: str, model: str, peer: str) -> Step:
-    """Both serve at once, each with less than half of the device, and are measured in turn."""
+    """Step with both serving at once, each with less than half of the device, measured in turn."""
     theirs, ours = "http://127.0.0.1:8101", "http://127.0.0.1:8100"
     share = [
         "--load-format",
@@ -169,7 +169,7 @@ def _beside_peer(python: str, model: str, peer: str) -> Step:
 
 
 def run_steps(steps: Sequence[Step], out: Path) -> dict[str, Any]:
-    """Runs all, whatever becomes of each, and writes down what is known after each."""
+    """Runs all steps, even if some fail, and writes the results after each."""
     out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"machine": describe_machine(), "steps": {}}
     for step in steps:
@@ -182,7 +182,7 @@ def run_steps(steps: Sequence[Step], out: Path) -> dict[str, Any]:
 
 
 def run_step(step: Step) -> dict[str, Any]:
-    """What became of a step: its status is ok, missed (a goal), failed or hung."""
+    """Outcome of a step: its status is ok, missed (a goal), failed or hung."""
     began = time.monotonic()
     found: dict[str, Any] = {"command": as_typed(step.command)}
     try:
@@ -192,14 +192,13 @@ def run_step(step: Step) -> dict[str, Any]:
             found |= _measure(step)
     except subprocess.TimeoutExpired:
         found |= {"status": "hung", "error": f"killed after {step.limit_s:g} s"}
-    except Exception as error:  # whatever it is, the other steps are measured
+    except Exception as error:  # any error: the other steps still run
         found |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def as_typed(command: Sequence[str]) -> str:
-    """A command as a reader of the report would type it in the project's folder: without the
-    machine's own folders."""
+    """A command as typed in the project's folder, without paths of this machine."""
     words = ["python" if word == sys.executable else word for word in command]
     return " ".join(words).replace(f"{ROOT}/", "").replace(f"{tempfile.gettempdir()}/", "")
 
@@ -224,13 +223,13 @@ def _measure(step: Step) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serving(server: Server) -> Iterator[None]:
-    """Inside, the server answers."""
+    """Context in which the server is ready."""
     with tempfile.TemporaryFile("w+") as log, _running(server.command, log, log) as process:
         deadline = time.monotonic() + SERVERS_START_S
         while not _answers(server.url):
             if process.poll() is not None or time.monotonic() > deadline:
                 log.seek(0)
-                raise RuntimeError(f"{server.url} does not answer: {log.read()[-_TAIL_CHARS:]}")
+                raise RuntimeError(f"{server.url} does not respond: {log.read()[-_TAIL_CHARS:]}")
             time.sleep(_POLL_S)
         yield
 
@@ -245,7 +244,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], out: Any, log: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program in a session of its own, of which nothing is left afterwards."""
+    """Runs a program in its own session, and kills all its processes on exit."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, text=True, start_new_session=True
     )
@@ -274,8 +273,8 @@ def describe_machine() -> dict[str, str]:
 
 
 def write_page(report: Mapping[str, Any]) -> str:
-    """All of a report that a person reads, in Markdown."""
-    lines = ["# What the GPU showed", ""]
+    """Summary of a report in Markdown."""
+    lines = ["# GPU results", ""]
     lines += [f"- {name}: {' / '.join(said.split())}" for name, said in report["machine"].items()]
     lines += ["", "| step | | seconds |", "|---|---|---|"]
     steps: Mapping[str, Mapping[str, Any]] = report["steps"]
@@ -296,7 +295,7 @@ def write_page(report: Mapping[str, Any]) -> str:
 
 
 def _figures(result: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Numbers of a result by where they stand, those in lists left out."""
+    """Numbers of a result by their path, without those in lists."""
     for key, value in result.items():
         if isinstance(value, Mapping):
             yield from _figures(value, f"{path}{key}.")
@@ -311,7 +310,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status is 1 unless each step ran, and met its goals."""
+    """Runs the steps; the exit status is 1 unless each ran and met its goals."""
     parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("deploy/benchmarks/results"))
     parser.add_argument("--peer", default=shutil.which("vllm"), help="vLLM's program")
@@ -320,7 +319,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rf-") as folder:
         steps = make_steps(sys.executable, Path(folder), options.peer)
         if unknown := sorted(set(options.steps) - {step.name for step in steps}):
-            parser.error(f"no step {', '.join(unknown)}: {', '.join(one.name for one in steps)}")
+            parser.error(
+                f"unknown steps {', '.join(unknown)}: "
+                f"choose from {', '.join(step.name for step in steps)}"
+            )
         wanted = [step for step in steps if not options.steps or step.name in options.steps]
         report = run_steps(wanted, options.out)
     print(options.out / "gpu.md")

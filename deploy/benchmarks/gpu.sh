@@ -1,8 +1,8 @@
 #!/bin/sh
-# All that a GPU must show, on a fresh machine: installs rayfleet, and vLLM into an environment of its
-# own to measure beside (WITHOUT_PEER=1 leaves it out), then runs each step of gpu.py. Run in the
-# project's folder; gpu.json and gpu.md go to deploy/benchmarks/results/, or to the folder given. One
-# to two hours; a step that fails or hangs is told, and the others are measured all the same.
+# All GPU measurements on a fresh machine: installs rayfleet, and vLLM into an environment of its own for
+# comparison (WITHOUT_PEER=1 skips it), then runs each step of gpu.py. Run it in the project's folder;
+# gpu.json and gpu.md are written to deploy/benchmarks/results/, or to the folder given. Takes one to
+# two hours; a step that fails or hangs is reported, and the others still run.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 results=${1:-deploy/benchmarks/results}

@@ -1,18 +1,18 @@
 # syntax=docker/dockerfile:1
 # rayfleet on CPUs:   docker build -f deploy/images/cpu.Dockerfile -t rayfleet:cpu .
 ARG PYTHON=3.11-slim-bookworm
-# Of that tag, sha256:...; a release gives it, see deploy/supply/base.env.
+# Digest of that tag (sha256:...), set for releases, see deploy/supply/base.env.
 ARG PYTHON_DIGEST=""
 
 FROM python:${PYTHON}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS build
-# PyTorch's own index of the builds for CPUs; what is taken from it and from the public one has the
-# hashes of the locks that `make lock` writes.
+# PyTorch's index of CPU builds. Packages from it and from the public index are verified against the
+# hashes in the locks that `make lock` writes.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_LOCK=deploy/supply/cpu.txt
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 WORKDIR /opt/rayfleet
 RUN python -m venv /opt/venv
-# What changes seldom comes first: the dependencies, then the project.
+# Layers that rarely change first: dependencies, then the project.
 COPY deploy/supply/common.txt /opt/locks/common.txt
 COPY ${TORCH_LOCK} /opt/locks/torch.txt
 RUN pip install --require-hashes --only-binary :all: \
@@ -32,7 +32,7 @@ ARG PYTHON
 ARG PYTHON_DIGEST
 LABEL org.opencontainers.image.base.name="docker.io/library/python:${PYTHON}" \
     org.opencontainers.image.base.digest="${PYTHON_DIGEST}"
-# g++ compiles steps for the processor at hand when a worker starts; KubeRay's probes use wget.
+# g++ compiles the CPU library when a worker starts; KubeRay's probes use wget.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ wget \
     && rm -rf /var/lib/apt/lists/* \
@@ -41,7 +41,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ wget \
     && install -d -o 1000 -g 1000 /models
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/rayfleet /opt/rayfleet
-# Nothing but /tmp and /models is written to: the root may be mounted read-only.
+# Only /tmp and /models are written to, so the root file system can be read-only.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -1,25 +1,25 @@
 # syntax=docker/dockerfile:1
 # rayfleet on NVIDIA GPUs:   docker build -f deploy/images/cuda.Dockerfile -t rayfleet:cuda .
-# PyTorch's wheels bring the CUDA libraries; the host brings the driver (nvidia-container-toolkit):
-# 580 or newer for those of the public index, which are built for CUDA 13. For drivers from 525 on:
+# PyTorch's wheels include the CUDA libraries; the host provides the driver (nvidia-container-toolkit):
+# 580 or newer for the wheels of the public index, which are built for CUDA 13. For drivers from 525:
 #   make lock ARGS="--torch-index https://download.pytorch.org/whl/cu128"
 #   docker build -f deploy/images/cuda.Dockerfile -t rayfleet:cuda \
 #     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 \
 #     --build-arg TORCH_LOCK=deploy/supply/cu128.txt .
 ARG PYTHON=3.11-slim-bookworm
-# Of that tag, sha256:...; a release gives it, see deploy/supply/base.env.
+# Digest of that tag (sha256:...), set for releases, see deploy/supply/base.env.
 ARG PYTHON_DIGEST=""
 
 FROM python:${PYTHON}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS build
-# What is taken from the index has the hashes of the locks that `make lock` writes.
+# Packages are verified against the hashes in the locks that `make lock` writes.
 ARG TORCH_INDEX=""
 ARG TORCH_LOCK=deploy/supply/cuda.txt
-# Optional attention backends, such as EXTRA_PACKAGES="flashinfer-python"; no lock holds their hashes.
+# Optional attention backends, such as EXTRA_PACKAGES="flashinfer-python"; not covered by the locks.
 ARG EXTRA_PACKAGES=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/venv/bin:$PATH
 WORKDIR /opt/rayfleet
 RUN python -m venv /opt/venv
-# What changes seldom comes first: the dependencies, then the project.
+# Layers that rarely change first: dependencies, then the project.
 COPY deploy/supply/common.txt /opt/locks/common.txt
 COPY ${TORCH_LOCK} /opt/locks/torch.txt
 RUN pip install --require-hashes --only-binary :all: \
@@ -50,8 +50,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ wget \
     && install -d -o 1000 -g 1000 /models
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/rayfleet /opt/rayfleet
-# Nothing but /tmp and /models is written to: the root may be mounted read-only. Kernels that were
-# compiled once are found again where a volume is mounted at /models.
+# Only /tmp and /models are written to, so the root file system can be read-only. Compiled kernels are
+# reused if a volume is mounted at /models.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Submits a benchmark to a Ray cluster: deploy/jobs/submit.sh KIND [flags of `bench job`]
 #
-# Run in the project's folder. RAY_ADDRESS names the dashboard of the cluster that makes the load
+# Run it in the project's folder. RAY_ADDRESS is the dashboard of the cluster that generates the load
 # (default http://127.0.0.1:8265); BASE_URL the endpoint, as that cluster reaches it. The last line
-# of the output is the result; result.json and report.html lie in OUT on the node of the job, by
+# of the output is the result; result.json and report.html are written to OUT on the job's node, by
 # default a new folder under /tmp/rayfleet-jobs.
 set -eu
 kind=$1

@@ -1,4 +1,4 @@
-"""Conversations turned into padded batches of tokens."""
+"""Padded batches of tokens from conversations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     input_ids: Tensor
     """[batch, length] int64."""
     is_target: Tensor
-    """[batch, length] bool: whether the model has to produce the token at this place."""
+    """[batch, length] bool: whether the model must produce the token at this position."""
 
     @property
     def num_targets(self) -> int:
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A conversation's tokens, and which of them the model has to produce."""
+    """A conversation's tokens, and which of them the model must produce."""
 
     ids: list[int]
     is_target: list[bool]
@@ -45,7 +45,7 @@ def training_batches(
     num_tokens: int,
     max_length: int,
 ) -> Iterator[Batch]:
-    """Endless batches of at most ``num_tokens`` places, padding included.
+    """Endless batches of at most ``num_tokens`` positions, including padding.
 
     Each conversation starts at position 0. A causal model needs no mask for padding on the right.
     """
@@ -62,7 +62,7 @@ def training_batches(
 def encode(
     tokenizer: Tokenizer, conversations: list[Conversation], max_length: int
 ) -> list[Document]:
-    """Each conversation's tokens, cut at ``max_length``."""
+    """Each conversation's tokens, truncated to ``max_length``."""
     pieces = [list(segments(conversation)) for conversation in conversations]
     encoded = iter(tokenizer.encode_batch([text for parts in pieces for text, _ in parts]))
     documents = []

@@ -28,8 +28,8 @@ HELDOUT_SEED: Final = 2028
 _QUESTIONS: Final = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 """Held-out questions of each family."""
 _SHARES: Final = {"functions": 0.42, "sums": 0.18, "plain": 0.4}
-"""Shares of kinds in the conversations of the second phase. The last two keep what the first one
-taught: sums are forgotten first, and are so short that they are a twentieth of the tokens;
+"""Shares of kinds in the conversations of the second phase. The last two are tasks of the first
+phase: sums are forgotten first, and are so short that they are a twentieth of the tokens;
 functions are two thirds.
 """
 _POLISHING_SHARES: Final = {
@@ -39,11 +39,11 @@ _POLISHING_SHARES: Final = {
     "sorts": 0.59,
     "outside": 0.05,
 }
-"""Shares in the third phase. Sorting is a third of the tokens, as it takes longest to learn for any
-words; the others keep what the model knows.
+"""Shares in the third phase. Sorting is a third of the tokens, as arbitrary words take longest to
+learn; the others prevent forgetting.
 """
 _THOUGHT_SHARE: Final = 0.12
-"""Share of the conversations whose last answer comes after a thought."""
+"""Fraction of the conversations with a thought before the last answer."""
 _FAILURES: Final = (
     *("no such town", "not found", "timeout", "permission denied", "unknown name", "bad input"),
     *("the server is down", "try again later", "division by zero", "no connection"),
@@ -77,10 +77,10 @@ class Exchange:
     question: str
     calls: tuple[Call, ...] = ()
     results: tuple[str, ...] = ()
-    """One per call, as the client sends it."""
+    """Results as the client sends them, one per call."""
     answer: str
     thought: str
-    """Text before the calls, or before the answer where there are none."""
+    """Text before the calls, or before the answer if there are none."""
     keys: tuple[str, ...] = ()
     """Identities: see `Sample`."""
 
@@ -95,7 +95,7 @@ class Exchange:
 
 
 def written_tools(functions: tuple[Function, ...]) -> str:
-    """What the system turn says of the functions: a line each, which shows its arguments."""
+    """System message about the functions: a line each with its arguments."""
     lines = []
     for function in functions:
         shown = ", ".join(
@@ -107,7 +107,7 @@ def written_tools(functions: tuple[Function, ...]) -> str:
 
 
 def written_calls(calls: tuple[Call, ...]) -> str:
-    """What the model writes to make them."""
+    """The assistant's text that makes the calls."""
     return "\n".join(
         f"<tool_call>\n{json.dumps(call._asdict(), ensure_ascii=False)}\n</tool_call>"
         for call in calls
@@ -115,7 +115,7 @@ def written_calls(calls: tuple[Call, ...]) -> str:
 
 
 def written_results(results: tuple[str, ...]) -> str:
-    """The user's turn that brings them."""
+    """The user's turn with the results."""
     return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
 
 
@@ -156,7 +156,7 @@ def tool_questions() -> list[Question]:
 
 
 def _sum(rng: Random) -> Sample:
-    """A calculation, or an exchange that goes on, as many do with sums."""
+    """A calculation, or an exchange with follow-up questions, most of which are sums."""
     return _not_heldout(rng, arithmetic if rng.random() < 0.7 else followup)
 
 
@@ -173,7 +173,7 @@ def _with_functions(rng: Random, tasks: Tasks) -> Conversation:
     turns = tuple(turn for part in parts for turn in part.turns())
     thought = parts[-1].thought
     if parts[-1].calls and rng.random() < 0.6:
-        turns = turns[:-1]  # it ends with the calls: what to say of results is learnt soon
+        turns = turns[:-1]  # ends with the calls: answers to results are learnt quickly
     elif parts[-1].calls:
         thought = "I have the result."
     system = written_tools(functions)
@@ -244,7 +244,7 @@ def _joined(rng: Random, questions: list[str]) -> str:
 
 
 def _outcome(rng: Random, kind: Kind, values: Values) -> tuple[str, str]:
-    """A result as the client sends it, and what the model says of it."""
+    """A result as the client sends it, and the model's answer to it."""
     chance = rng.random()
     if chance < 0.12:
         failure = rng.choice(_FAILURES)
@@ -265,7 +265,7 @@ def _outcome(rng: Random, kind: Kind, values: Values) -> tuple[str, str]:
 
 
 def _no_call(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exchange:
-    """What the model answers by itself, or cannot answer: no declared function helps."""
+    """Exchanges for which no declared function helps."""
     declared = [function.kind for function in functions]
     if rng.random() < 0.35:
         missing = [kind for kind in KINDS if kind not in declared and not _overlap(kind, declared)]
@@ -290,7 +290,7 @@ def _no_call(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exch
 
 
 def _overlap(kind: Kind, declared: list[Kind]) -> bool:
-    """Whether a question of this kind could be answered all the same."""
+    """Whether a question of this kind could be answered with a declared function."""
     if kind.operation:
         return True
     return kind.is_about_towns and any(other.is_about_towns for other in declared)
@@ -301,13 +301,13 @@ def _may_need(sample: Sample, declared: list[Kind]) -> bool:
         operation = sample.keys[0].split(":")[0]
         return any(kind.operation in (operation, "any") for kind in declared)
     if sample.family in ("town", "smalltalk", "outside"):
-        # Small talk and strangers ask what no model can know: the weather, the time.
+        # Small talk and out-of-scope messages include questions for functions (the time).
         return any(kind.is_about_towns or not kind.keys[0] for kind in declared)
     return False
 
 
 def heldout_exchange(rng: Random, family: str) -> tuple[tuple[Function, ...], Exchange]:
-    """Functions, half of the times with a signature never seen, and an exchange never seen."""
+    """Functions, half of the time with an unseen signature, and an unseen exchange."""
     while True:
         functions = _declare(rng, is_heldout=rng.random() < 0.5)
         exchange = _exchange(rng, family, functions)

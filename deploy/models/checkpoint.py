@@ -1,4 +1,4 @@
-"""The model in ordinary Hugging Face layout: bf16 safetensors, config, tokenizer, chat template."""
+"""The model in Hugging Face format: bf16 safetensors, config, tokenizer, chat template."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def save_checkpoint(
     directory: Path,
     template: str = CHAT_TEMPLATE,
 ) -> None:
-    """Write everything that serving needs; an earlier checkpoint there is replaced."""
+    """Write everything that serving needs; replaces an existing checkpoint."""
     rounded = copy.deepcopy(model).bfloat16()
     rounded.save_pretrained(directory)
     _update_json(directory / "config.json", {"rope_theta": _ROPE_THETA})

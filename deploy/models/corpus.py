@@ -1,4 +1,4 @@
-"""Training conversations and held-out questions, drawn from the task families by seed."""
+"""Training conversations and held-out questions, sampled from the task families by seed."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Conversation:
     system: str | None
     turns: tuple[Turn, ...]
     thought: str | None = None
-    """Comes before the last answer; None where the model was not told to think."""
+    """Thought before the last answer; None if thinking is disabled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A held-out question with its one right answer."""
+    """A held-out question with its only correct answer."""
 
     id: str
     family: str
     messages: tuple[dict[str, Any], ...]
     answer: str
     tools: tuple[dict[str, Any], ...] = ()
-    """Functions that the request declares, in OpenAI's form."""
+    """Functions that the request declares, in OpenAI's format."""
 
 
 def training_sample(rng: Random, tasks: Tasks = TASKS) -> Sample:
@@ -63,13 +63,13 @@ def training_conversations(rng: Random, tasks: Tasks = TASKS) -> Iterator[Conver
 
 
 def heldout_questions(per_family: int = QUESTIONS_PER_FAMILY) -> list[Question]:
-    """The questions on which the model is judged; the same list at every call."""
+    """Held-out questions for evaluation; the same list at every call."""
     rng = Random(HELDOUT_SEED)
     return [question for task in EVALUATED for question in _questions_of(task, rng, per_family)]
 
 
 def questions_path(directory: Path) -> Path:
-    """Where the questions of the checkpoint in ``directory`` lie: beside it."""
+    """Path of the questions of the checkpoint in ``directory``: beside it."""
     return directory.with_name(f"{directory.name}_heldout.jsonl")
 
 

@@ -1,9 +1,9 @@
-"""Conversations turned into batches for block diffusion: clean text, and noisy copies of blocks.
+"""Batches for block diffusion: clean text, and noisy copies of blocks.
 
-A row is a conversation's clean tokens, then noisy copies of the blocks that hold parts of answers,
-each at its own positions. A clean token sees the blocks up to its own; a noisy one sees its own
-copy and the clean blocks before it, as a running block does when the model is served (Block
-Diffusion, arXiv 2503.09573).
+A row is a conversation's clean tokens, then noisy copies of the blocks that contain parts of
+answers, each at its own positions. A clean token attends to the blocks up to its own; a noisy one
+to its own copy and the clean blocks before it, as a running block does in serving (Block Diffusion,
+arXiv 2503.09573).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from deploy.models.tokenizer import MASK, PADDING, TURN_END
 _POOL_SIZE: Final = 512
 _LEAST_NOISE: Final = 0.15
 _ALL_MASKED_SHARE: Final = 0.15
-"""Share of the copies in which nothing is decided: serving starts each block so."""
+"""Fraction of the copies in which nothing is decided, as at the start of each block in serving."""
 _NUM_COPIES: Final = 3
-"""Copies of each block, each with other places masked: they share what is computed of the clean
+"""Copies of each block, with different positions masked; they share the computation of the clean
 text."""
 _CLEAN: Final = 0
 _NOT_THERE: Final = -1
@@ -44,9 +44,9 @@ class DiffusionBatch:
     visible: Tensor
     """[batch, 1, length, length] bool."""
     labels: Tensor
-    """[batch, length] int64: what a masked token stands for."""
+    """[batch, length] int64: the token behind a mask."""
     is_masked: Tensor
-    """[batch, length] bool: tokens that the model has to find."""
+    """[batch, length] bool: tokens that the model must predict."""
 
     @property
     def num_targets(self) -> int:
@@ -61,13 +61,13 @@ class _Row:
     labels: list[int]
     is_masked: list[bool]
     copy: list[int]
-    """Which noisy copy a place belongs to, from 1; clean text is 0."""
+    """Number of the noisy copy that a position belongs to, from 1; 0 for clean text."""
 
 
 def diffusion_batches(
     rng: Random, tokenizer: Tokenizer, num_tokens: int, max_length: int, block_size: int
 ) -> Iterator[DiffusionBatch]:
-    """Endless batches of at most ``num_tokens`` places, padding included."""
+    """Endless batches of at most ``num_tokens`` positions, including padding."""
     ids = {name: tokenizer.token_to_id(name) for name in (PADDING, TURN_END, MASK)}
     conversations = training_conversations(rng)
     while True:
@@ -84,10 +84,10 @@ class _Masker:
     """Makes noisy copies.
 
     Args:
-        rng: decides what is masked.
-        block_size: places of a block.
-        end: the token that ends an answer, and fills the rest of its last block.
-        mask: the token that stands for what is not known.
+        rng: source of the masks.
+        block_size: positions of a block.
+        end: token that ends an answer, and fills the rest of its last block.
+        mask: mask token.
     """
 
     def __init__(self, rng: Random, block_size: int, *, end: int, mask: int) -> None:
@@ -97,9 +97,9 @@ class _Masker:
         self._mask = mask
 
     def row(self, document: Document) -> _Row:
-        """The document with copies of each block that holds a part of an answer.
+        """The document with copies of each block that contains a part of an answer.
 
-        Where a block holds parts of two answers, one of them is chosen.
+        If a block contains parts of two answers, one of them is chosen.
         """
         row = _Row(
             ids=list(document.ids),
@@ -182,7 +182,7 @@ def _pad(group: list[_Row], padding: int, block_size: int) -> DiffusionBatch:
 
 
 def _visible(copy: Tensor, block: Tensor) -> Tensor:
-    """Which places see which, from their copies and the blocks they stand in."""
+    """Attention mask from the copies and blocks of positions."""
     query, key = copy.unsqueeze(2), copy.unsqueeze(1)
     before = block.unsqueeze(1) < block.unsqueeze(2)
     same = block.unsqueeze(1) == block.unsqueeze(2)

@@ -24,10 +24,10 @@ BLOCK_SIZE: Final = 16
 
 
 class DiffusionTraining(Training[DiffusionBatch]):
-    """Training of ``demo-diffusion``, which decides blocks of tokens in several rounds each."""
+    """Training of ``demo-diffusion``, which decodes blocks of tokens in several rounds."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """The other model's, and a mask token."""
+        """``demo``'s tokens, and a mask token."""
         tokenizer = super().make_tokenizer()
         tokenizer.add_special_tokens([AddedToken(MASK, special=True)])
         return tokenizer
@@ -44,7 +44,7 @@ class DiffusionTraining(Training[DiffusionBatch]):
         )
 
     def summed_loss(self, batch: DiffusionBatch) -> Tensor:
-        """Cross entropy of what is masked; a position's logits are of its own token."""
+        """Cross entropy of masked tokens; a position's logits are of its own token."""
         with torch.autocast("cpu", dtype=torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             output = self.model.model(
                 input_ids=batch.input_ids,

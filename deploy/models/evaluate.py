@@ -25,14 +25,16 @@ _MAX_NEW_TOKENS: Final = 256
 
 
 def main() -> None:
-    """Print the accuracy per family and the questions that were answered wrongly."""
+    """Print the accuracy per family and the wrong answers."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate")
-    parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
+    parser.add_argument(
+        "directory", type=Path, help="checkpoint folder, with its questions beside it"
+    )
     parser.add_argument("--thinking", action="store_true", help="with a thought before each answer")
     parser.add_argument(
         "--first-words",
         action="store_true",
-        help="ask what people type first instead: messages from outside its world, lists to sort",
+        help="use typical first messages instead: out-of-scope messages, lists to sort",
     )
     args = parser.parse_args()
     directory = args.directory
@@ -46,18 +48,18 @@ def main() -> None:
     for question, text in zip(questions, given, strict=True):
         if after_thought(text) != question.answer:
             asked = question.messages[-1]["content"]
-            print(f"{question.id}: {asked!r} -> {text!r}, right is {question.answer!r}")
+            print(f"{question.id}: {asked!r} -> {text!r}, expected {question.answer!r}")
     for family, accuracy in accuracies(questions, given).items():
         print(f"{family:12} {accuracy:.3f}")
 
 
 def accuracy_by_family(directory: Path, questions: list[Question]) -> dict[str, float]:
-    """What `accuracies` says of the checkpoint's own answers, without thoughts."""
+    """`accuracies` of the checkpoint's greedy answers, without thoughts."""
     return accuracies(questions, answers(directory, questions))
 
 
 def accuracies(questions: list[Question], given: list[str]) -> dict[str, float]:
-    """The share of exactly right answers in each family, and under ``overall`` in all."""
+    """Fraction of exactly correct answers by family, and ``overall``."""
     right: dict[str, list[bool]] = defaultdict(list)
     for question, text in zip(questions, given, strict=True):
         is_right = after_thought(text) == question.answer
@@ -72,9 +74,9 @@ def after_thought(text: str) -> str:
 
 
 def answers(directory: Path, questions: list[Question], *, thinking: bool = False) -> list[str]:
-    """What the checkpoint says greedily, in fp32, in the order of the questions.
+    """The checkpoint's greedy answers in fp32, in the order of the questions.
 
-    With ``thinking`` it is asked to think first, and each text begins with the thought.
+    With ``thinking``, each text begins with a thought.
     """
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, padding_side="left")
     # No class of transformers satisfies the protocol by which it types `generate`.

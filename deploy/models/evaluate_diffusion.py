@@ -1,6 +1,6 @@
 """Accuracy and rounds of a block-diffusion model, served by rayfleet's own engine.
 
-``python -m deploy.models.evaluate_diffusion DIRECTORY`` asks the held-out questions beside it.
+``python -m deploy.models.evaluate_diffusion DIRECTORY`` uses the held-out questions beside it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ class FamilyResult:
 
     @property
     def accuracy(self) -> float:
-        """Share of exactly right answers."""
+        """Fraction of exactly correct answers."""
         return sum(self.right) / len(self.right)
 
     @property
     def tokens_per_round(self) -> float:
-        """How many tokens a round decides on average."""
+        """Mean number of tokens decided per round."""
         return self.num_tokens / max(1, self.num_rounds)
 
 
 def main() -> None:
-    """Print the accuracy per family, and how many tokens a round decides."""
+    """Print accuracy and tokens per round by family."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_diffusion")
-    parser.add_argument("directory", type=Path, help="checkpoint; its questions lie beside it")
+    parser.add_argument(
+        "directory", type=Path, help="checkpoint folder, with its questions beside it"
+    )
     directory = parser.parse_args().directory
     own = directory.with_name(f"{directory.name}_heldout.jsonl")
     questions = read_questions(own if own.is_file() else directory.with_name("demo_heldout.jsonl"))
@@ -48,7 +50,7 @@ def main() -> None:
 
 
 def evaluate(directory: Path, questions: list[Question]) -> dict[str, FamilyResult]:
-    """Greedy answers by family, and under ``overall`` all of them."""
+    """Results of greedy answers by family, and ``overall``."""
     sampling = SamplingParams(temperature=0.0, max_tokens=_MAX_NEW_TOKENS)
     results: dict[str, FamilyResult] = defaultdict(FamilyResult)
     with LLM(str(directory), device="cpu") as llm:

@@ -1,7 +1,7 @@
-"""How often a draft model draws what the model does: ``python -m deploy.models.evaluate_draft``.
+"""Acceptance rate of a draft model: ``python -m deploy.models.evaluate_draft``.
 
-The model answers the held-out questions greedily. At each of its tokens both models draw, with the
-same noise, as when one drafts for the other.
+The model answers the held-out questions greedily. At each of its tokens, both models sample with
+the same noise, as in speculative decoding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TEMPERATURES: Final = (0.0, 0.7, 1.3)
 
 
 def main() -> None:
-    """Print the shares of equal draws by family and temperature."""
+    """Print the fraction of equal samples by family and temperature."""
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.evaluate_draft")
     parser.add_argument("--model", type=Path, default=Path("deploy/models/demo"))
     parser.add_argument("--draft", type=Path, default=Path("deploy/models/demo-draft"))
@@ -38,7 +38,7 @@ def main() -> None:
 def acceptance_by_family(
     model: Path, draft: Path, questions: list[Question]
 ) -> dict[str, list[float]]:
-    """The share of equal draws at each temperature, by family, and under ``overall``."""
+    """Fraction of equal samples at each temperature, by family, and ``overall``."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     # No class of transformers satisfies the protocol by which it types `generate`.
     pair: list[Any] = [

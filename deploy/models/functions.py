@@ -1,7 +1,6 @@
 """Small functions that a client may declare: a calculator, a town register, a calendar and more.
 
-Names, descriptions and parameters vary from one declaration to the next, so that a model has to
-read what is declared.
+Names, descriptions and parameters vary between declarations, so that a model must read them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from deploy.models.words import ADJECTIVES, NOUNS, TOWNS, invented_word, person_
 
 Value: TypeAlias = int | float | str
 Values: TypeAlias = tuple[Value | None, ...]
-"""One per parameter, in order; None where an optional one is left out."""
+"""One per parameter, in order; None for omitted optional ones."""
 
 _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _EVENTS: Final = (
@@ -44,11 +43,11 @@ class Function:
 
     @property
     def signature(self) -> str:
-        """Name and keys: what must be unseen for a declaration to count as held out."""
+        """Name and keys, which must be unseen for a declaration to count as held out."""
         return f"{self.name}({', '.join(parameter.key for parameter in self.parameters)})"
 
     def declared(self) -> dict[str, Any]:
-        """The function in OpenAI's form."""
+        """The function in OpenAI's format."""
         properties = {
             parameter.key: {"type": "integer" if parameter.is_number else "string"}
             for parameter in self.parameters
@@ -62,7 +61,7 @@ class Function:
         return {"type": "function", "function": function}
 
     def arguments(self, values: Values) -> dict[str, Value]:
-        """What a call passes."""
+        """Arguments of a call."""
         return {
             parameter.key: value
             for parameter, value in zip(self.parameters, values, strict=True)
@@ -72,7 +71,7 @@ class Function:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What a function does, however it is called."""
+    """A kind of function, with varying names and wordings."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
@@ -85,12 +84,12 @@ class Kind:
     """``{0}``, ``{1}`` … stand for the values."""
     values: Callable[[Random], Values]
     result: Callable[[Random, Values], Any]
-    """What a call may return; something JSON can say."""
+    """Possible return value of a call, as JSON."""
     operation: str = ""
-    """Which calculation it makes, as keys of sums have it; `any`, or empty for none."""
+    """Calculation that it does, as in keys of sums; `any`, or empty for none."""
     is_about_towns: bool = False
     with_optional: str = ""
-    """Put before the last sign of a question whose last value is given."""
+    """Text before the last character of a question whose last value is given."""
 
     def ask(self, rng: Random, values: Values) -> str:
         """A question that needs the function."""
@@ -101,7 +100,7 @@ class Kind:
         return question
 
     def declare(self, rng: Random) -> Function:
-        """A function of this kind, with a name and keys drawn anew."""
+        """A function of this kind, with a newly sampled name and keys."""
         name = rng.choice(self.names)
         keys = list(rng.choice(self.keys))
         if rng.random() < 0.15:
@@ -388,7 +387,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 
 
 def invented_kind(rng: Random) -> Kind:
-    """Something with a name of its own, which only the declaration tells."""
+    """A function with an invented name, known only from its declaration."""
     verb = invented_word(rng)
     is_number = rng.random() < 0.3
     draw: Callable[[Random], Value] = _number if is_number else _noun

@@ -10,7 +10,7 @@ HELDOUT_ONE_IN = 10
 
 
 class Turn(NamedTuple):
-    """What the user says and what the assistant answers."""
+    """A user message and the assistant's answer."""
 
     user: str
     assistant: str
@@ -24,18 +24,18 @@ class Sample:
     """Task family, the unit in which accuracy is reported."""
     turns: tuple[Turn, ...]
     keys: tuple[str, ...]
-    """Identities of the instance: what must be unseen for the exchange to count as held out.
+    """Identities of the instance, which must be unseen for the exchange to count as held out.
 
-    Keys name the substance rather than the wording wherever the task can be solved by rule (the
-    operands of a sum, the words of a list), so a held-out sum is unseen in every phrasing.
+    If a task can be solved by rule, keys are its content instead of the wording (the operands of a
+    sum, the words of a list), so a held-out sum is unseen in every phrasing.
     """
 
     def is_heldout(self) -> bool:
-        """Whether any identity of the instance falls into the held-out bucket."""
+        """Whether any key of the instance is held out."""
         return any(is_heldout_key(key) for key in self.keys)
 
 
 def is_heldout_key(key: str) -> bool:
-    """Whether ``key`` belongs to the tenth of all instances that training never sees."""
+    """Whether ``key`` is in the tenth of all instances that is excluded from training."""
     digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") % HELDOUT_ONE_IN == 0

@@ -4,7 +4,7 @@
 
     python -m deploy.models.smollm2 --output build/real/SmolLM2-135M-Instruct
 
-The file holds weights of 4 and 8 bits; the folder has them in bfloat16, unquantized.
+The file has 4-bit and 8-bit weights; the folder has them in bfloat16, unquantized.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def find_gguf() -> Path:
 
 
 def convert(source: Path, output: Path) -> None:
-    """Writes weights, config, tokenizer and chat template; config.json last, as the mark of a
-    complete folder.
+    """Writes weights, config, tokenizer and chat template; config.json last, which marks the
+    folder as complete.
 
     Args:
         source: GGUF file of a Llama with a byte-level BPE tokenizer of GPT-2's kind.
@@ -197,7 +197,7 @@ def _write_tokenizer(reader: GGUFReader, output: Path, max_length: int) -> None:
 def _field(reader: GGUFReader, name: str) -> Any:
     field = reader.get_field(name)
     if field is None:
-        raise ValueError(f"{name} is missing in the GGUF file")
+        raise ValueError(f"tensor {name} is missing in the GGUF file")
     return field.contents()
 
 

@@ -16,12 +16,12 @@ TURN_START: Final = "<|im_start|>"
 TURN_END: Final = "<|im_end|>"
 PADDING: Final = "<|pad|>"
 MASK: Final = "<|MASK|>"
-"""Stands for what is not decided yet; only in tokenizers of block-diffusion models."""
+"""Mask token for undecided positions; only in tokenizers of block-diffusion models."""
 SPECIAL_TOKENS: Final = (END_OF_TEXT, TURN_START, TURN_END, PADDING)
 MARKERS: Final = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
-"""Tokens of their own but not special ones, as Qwen3 has them: they are part of the text."""
+"""Added tokens that are not special, as in Qwen3: they are part of the text."""
 THOUGHT_END: Final = "\n</think>\n\n"
 """Text between a thought and the answer."""
 
@@ -107,7 +107,7 @@ TOOL_TEMPLATE: Final = """\
 def train_tokenizer(
     texts: Iterator[str], vocab_size: int, markers: Sequence[str] = ()
 ) -> Tokenizer:
-    """Learn the merges from ``texts``; every digit stays a token of its own.
+    """Learn the merges from ``texts``; every digit is a token of its own.
 
     Args:
         texts: of the corpus.
@@ -156,7 +156,7 @@ def save_tokenizer(
 
 
 def segments(conversation: Conversation) -> Iterator[tuple[str, bool]]:
-    """The rendered conversation in pieces, each with whether the model has to produce it.
+    """The rendered conversation in pieces, each with whether the model must produce it.
 
     The pieces are cut where the chat template puts the model to work, so that encoding them one
     by one gives the tokens of the whole.

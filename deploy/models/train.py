@@ -1,13 +1,11 @@
-"""Train a demo model from nothing: ``python -m deploy.models.train --output deploy/models/demo``.
+"""Train a demo model from scratch: ``python -m deploy.models.train --output deploy/models/demo``.
 
-``--start deploy/models/demo`` goes on with such a model, in the second phase, which teaches it to
-call functions, or with ``--polish`` in the third, which teaches it to sort any words and to say
-what it can do where it cannot answer. ``--teacher`` trains the small model that drafts for it.
-
-With ``--kind diffusion`` it is the block-diffusion one, ``demo-diffusion``.
+``--start deploy/models/demo`` continues with the second phase (tool calls), with ``--polish`` the
+third (sorting arbitrary words, out-of-scope messages). ``--teacher`` trains the draft model,
+``--kind diffusion`` the block-diffusion model ``demo-diffusion``.
 
 Generates the corpus, trains the tokenizer and the model, and writes the checkpoint and, beside it,
-the held-out questions. Two CPU cores need less than an hour.
+the held-out questions. Takes less than an hour on two CPU cores.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _TOOLS_BATCH_TOKENS: Final = 3072
 _TOOLS_MATRIX_LR: Final = 3e-3
 _TOOLS_OTHER_LR: Final = 2e-3
 _POLISHING_LR: Final = 0.5
-"""Factor of the rates in the third phase, whose model knows nearly all of it."""
+"""Factor of the learning rates in the third phase, which starts from a nearly converged model."""
 _TOOLS_WARMUP_STEPS: Final = 20
 _TOOLS_DECAY_FROM: Final = 0.7
 _TOOLS_SAVE_EVERY: Final = 20
@@ -58,11 +56,11 @@ def main() -> None:
         )
         DiffusionTraining(config, args.output, args.state).run()
     elif args.teacher is not None:
-        # A third of the time would go into rows longer than nearly all that is ever asked.
+        # A third of the time would be spent on rows longer than nearly all requests.
         config = replace(config, max_length=_DRAFT_MAX_LENGTH)
         DraftTraining(config, args.output, args.state).run()
     elif args.start is not None:
-        # Weights that know most of it need smaller steps; the updates cost a third of short ones.
+        # Nearly converged weights need smaller steps. Updates take a third of a short step.
         config = replace(
             config,
             max_length=_TOOLS_MAX_LENGTH,
@@ -83,30 +81,30 @@ def _parse_args() -> argparse.Namespace:
     parser = CommandParser(description=__doc__, prog="python -m deploy.models.train")
     parser.add_argument("--output", type=Path, required=True, help="directory of the checkpoint")
     parser.add_argument(
-        "--teacher", type=Path, help="trained model to distil into a small one that drafts for it"
+        "--teacher", type=Path, help="trained model to distill into a small draft model"
     )
     parser.add_argument(
         "--start",
         type=Path,
-        help="trained model to go on with: it learns to call functions, or a draft its teacher",
+        help="checkpoint to continue from: second phase with tool calls, or a draft model",
     )
     parser.add_argument("--kind", choices=("causal", "diffusion"), default="causal")
-    parser.add_argument("--state", type=Path, help="file that lets a run cut short go on")
+    parser.add_argument("--state", type=Path, help="file for resuming an interrupted run")
     parser.add_argument(
         "--polish",
         action="store_true",
-        help="third phase, with --start: any words to sort, and messages from outside its world",
+        help="third phase, with --start: sorting arbitrary words, and out-of-scope messages",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-steps", type=int, default=4000)
     parser.add_argument("--num-threads", type=int, default=2)
     args = parser.parse_args()
     if args.kind == "diffusion" and args.teacher is not None:
-        parser.error("--teacher trains a causal model: leave --kind diffusion out")
+        parser.error("--teacher trains a causal model: remove --kind diffusion")
     if args.start is not None and args.kind == "diffusion":
-        parser.error("--start goes on with a causal model: leave --kind diffusion out")
+        parser.error("--start continues the training of a causal model: remove --kind diffusion")
     if args.polish and args.start is None:
-        parser.error("--polish continues the training of a model: give one with --start")
+        parser.error("--polish continues the training of a model: set --start")
     return args
 
 

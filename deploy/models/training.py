@@ -47,14 +47,14 @@ class TrainingConfig:
     seed: int = 0
     num_steps: int = 4000
     num_threads: int = 2
-    """Batches worked on at the same time; each step is the sum over that many batches."""
+    """Batches computed concurrently; each step sums over that many batches."""
     vocab_size: int = 2560
     tokenizer_conversations: int = 20_000
-    """Conversations from which the merges are learnt."""
+    """Conversations from which the tokenizer's merges are learnt."""
     batch_tokens: int = 1536
-    """Places in the batch of one thread, padding included."""
+    """Positions in the batch of one thread, including padding."""
     max_length: int = 2048
-    """Longer conversations are cut."""
+    """Maximum tokens per conversation; longer ones are truncated."""
     matrix_lr: float = 5e-3
     """Muon's rate for the weight matrices, scaled to the update size of AdamW."""
     other_lr: float = 3e-3
@@ -62,14 +62,14 @@ class TrainingConfig:
     weight_decay: float = 0.01
     warmup_steps: int = 100
     decay_from: float = 0.6
-    """Part of the run after which the rate falls linearly to zero."""
+    """Fraction of the run after which the rate decays linearly to zero."""
     start: Path | None = None
-    """Checkpoint to go on with: that of the first phase, which the second one teaches to call
-    functions, or a draft model's."""
+    """Checkpoint to start from: that of the first phase, for the second one with tool calls, or a
+    draft model's."""
     is_polishing: bool = False
-    """Whether it is the third phase, which goes on from ``start`` with other shares."""
+    """Whether it is the third phase, which starts from ``start`` with other shares of tasks."""
     teacher: Path | None = None
-    """Checkpoint whose next-token distributions a draft model learns; None trains on the text."""
+    """Checkpoint from which a draft model is distilled; None trains on the text."""
     save_every: int = 200
     """Steps between checkpoints."""
     log_every: int = 100
@@ -90,7 +90,7 @@ class _Gradients(NamedTuple):
 
 
 class CountedBatch(Protocol):
-    """What a run must know of a batch."""
+    """Interface of a batch."""
 
     @property
     def num_targets(self) -> int:
@@ -111,8 +111,8 @@ class Training(ABC, Generic[BatchT]):
         self.config = config
         self.output = output
         self.state_path = state
-        # Threads meet once a step rather than in every operator, which would stall them whenever
-        # another process takes one of the cores.
+        # Threads synchronize once per step instead of in every operator, which would stall them
+        # whenever another process uses one of the cores.
         torch.set_num_threads(1)
         self.threads = ThreadPoolExecutor(config.num_threads)
         # For short rows on a CPU, attention as plain bf16 products is half again as quick as the
@@ -125,7 +125,7 @@ class Training(ABC, Generic[BatchT]):
         self.first_step = self._resume()
 
     markers: Sequence[str] = ()
-    """Tokens that no merge makes."""
+    """Tokens that are not made by merges."""
 
     def make_tokenizer(self) -> Tokenizer:
         """Learns the merges."""
@@ -139,7 +139,7 @@ class Training(ABC, Generic[BatchT]):
         return train_tokenizer(texts, config.vocab_size, self.markers)
 
     def make_model(self) -> Qwen3ForCausalLM:
-        """Draws the first weights."""
+        """Initializes the weights."""
         return Qwen3ForCausalLM(self.model_config())
 
     @abstractmethod
@@ -155,11 +155,11 @@ class Training(ABC, Generic[BatchT]):
         """Loss of all of the batch's targets together."""
 
     def questions(self) -> list[Question]:
-        """Questions on which the model is judged."""
+        """Held-out questions for evaluation."""
         return heldout_questions()
 
     def write_questions(self) -> None:
-        """Writes them beside the checkpoint."""
+        """Writes the questions beside the checkpoint."""
         write_questions(questions_path(self.output), heldout_questions())
 
     @abstractmethod
@@ -168,7 +168,7 @@ class Training(ABC, Generic[BatchT]):
 
     @abstractmethod
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
-        """The saved checkpoint's share of right answers by family."""
+        """Accuracy of the saved checkpoint by task family."""
 
     def run(self) -> None:
         """Train, write the checkpoint and the held-out questions, and report the accuracy."""
@@ -190,7 +190,7 @@ class Training(ABC, Generic[BatchT]):
         started, losses = time.perf_counter(), []
         for step in range(config.num_steps):
             step_batches = list(islice(batches, config.num_threads))
-            # The steps before a resumed one only move the random stream to its place.
+            # The steps before a resumed one only advance the random stream.
             if step < self.first_step:
                 continue
             losses.append(self._step(step, step_batches))
@@ -267,7 +267,7 @@ class CausalTraining(Training[Batch]):
         return functional.cross_entropy(logits, self.labels(batch), reduction="sum")
 
     def labels(self, batch: Batch) -> Tensor:
-        """What the model is to predict: the text."""
+        """Targets of the model: the text."""
         return batch.input_ids[:, 1:][batch.is_target[:, 1:]]
 
     def save_checkpoint(self) -> None:
@@ -280,8 +280,7 @@ class CausalTraining(Training[Batch]):
 
 
 class ToolTraining(CausalTraining):
-    """Training of ``demo`` in its second phase: it goes on with conversations that declare
-    functions."""
+    """Training of ``demo`` in its second phase: conversations that declare functions."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
         assert config.start is not None, "nothing to go on with"
@@ -301,8 +300,7 @@ class ToolTraining(CausalTraining):
         return tool_conversations(rng, is_polishing=self.config.is_polishing)
 
     def save_checkpoint(self) -> None:
-        """Saves with the template that shows functions, now that the model is taught to read
-        them."""
+        """Saves with the template that shows functions."""
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def questions(self) -> list[Question]:
@@ -316,7 +314,7 @@ class ToolTraining(CausalTraining):
 
 
 class DraftTraining(CausalTraining):
-    """Training of ``demo-draft``, a small model that learns what a trained one expects."""
+    """Training of ``demo-draft``, a small model distilled from a trained one."""
 
     def __init__(self, config: TrainingConfig, output: Path, state: Path | None = None) -> None:
         assert config.teacher is not None, "nobody to learn from"
@@ -346,14 +344,13 @@ class DraftTraining(CausalTraining):
         save_checkpoint(self.model, self.tokenizer, self.output, TOOL_TEMPLATE)
 
     def labels(self, batch: Batch) -> Tensor:
-        """What the teacher expects in the text's place."""
+        """Targets: the teacher's distributions."""
         with torch.no_grad():
             return _target_logits(self.teacher, batch).softmax(dim=-1)
 
 
 def _loaded(checkpoint: Path) -> Qwen3ForCausalLM:
-    """The model for training; compiled where there is a compiler, which halves the time of a
-    step."""
+    """The model for training; compiled if there is a compiler, which halves the time of a step."""
     model = Qwen3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     if shutil.which("g++") is not None:
         for layer in model.model.layers:
@@ -378,7 +375,7 @@ def _optimizers(model: Qwen3ForCausalLM, config: TrainingConfig) -> list[Optimiz
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
-    # Every matrix is updated on its own, so they can be dealt out to the threads.
+    # Matrices are updated independently, so they are distributed over the threads.
     muons = [
         Muon(
             [{"params": matrices[thread :: config.num_threads], "peak_lr": config.matrix_lr}],

@@ -1,6 +1,6 @@
-"""What the dashboards show: boards, their panels, and the panels' queries by legend.
+"""Content of the dashboards: boards, their panels, and the panels' queries by legend.
 
-Those about what goes on inside workers are in worker_boards.py.
+Boards about the inside of workers are in worker_boards.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deploy.monitoring.worker_boards import DIFFUSION, WORKER
 FLEET = Board(
     "fleet",
     "fleet",
-    "How much is served, how fast, and whether anything is about to give way.",
+    "Throughput, latency, and signs of overload.",
     (
         Panel(
             "Workers",
@@ -63,34 +63,34 @@ FLEET = Board(
         Panel("Inter-token latency", "s", quantiles("inter_token_latency_seconds")),
         Panel("Request latency", "s", quantiles("e2e_request_latency_seconds")),
         Panel(
-            "Length of requests",
+            "Request length",
             "short",
             {
                 "prompt tokens": mean("request_prompt_tokens"),
                 "generated tokens": mean("request_generation_tokens"),
             },
-            "Mean by request.",
+            "Mean per request.",
         ),
         Panel(
             "KV cache in use",
             "percentunit",
             {"{{worker_id}}": f"rayfleet_kv_cache_usage_perc{{{M}}}"},
-            "Cached pages that may be evicted do not count.",
+            "Without cached pages that can be evicted.",
         ),
         Panel(
-            "Answered with 429 or 503",
+            "Rejected with 429 or 503",
             "reqps",
             {"{{reason}}": rate("admission_rejections_total", "reason")},
         ),
         Panel(
-            "HTTP answers",
+            "HTTP responses",
             "reqps",
             {
                 "{{route}} {{status}}": rate(
                     "http_requests_total", "route, status", ', route=~"/v1/.*|other"', of=F
                 )
             },
-            "Streams count when they begin.",
+            "Streams count when they start.",
             stacked=True,
         ),
         Panel(
@@ -102,7 +102,7 @@ FLEET = Board(
             },
         ),
         Panel(
-            "Processor time of gateways per token",
+            "Gateway CPU time per token",
             "s",
             {
                 "gateways": rate("process_cpu_seconds_total", more=', process=~"gateway .*"', of=F)
@@ -115,13 +115,13 @@ FLEET = Board(
             {"{{process}}": f"rayfleet_process_resident_memory_bytes{{{F}}}"},
         ),
         Panel(
-            "Lateness of event loops",
+            "Event loop lag",
             "s",
             quantiles("event_loop_lag_seconds", "process", 0.99, of=F),
-            "How long what a gateway or a worker's front has to do waits for its turn.",
+            "Delay until a gateway or a worker's front runs a task that is due.",
         ),
         Panel(
-            "Processes by whether they answer scrapes",
+            "Processes by state (silent: no response to scrapes)",
             "short",
             {"{{state}}": level("node_processes", "state", of=F)},
         ),
@@ -141,7 +141,7 @@ FLEET = Board(
 ROUTER = Board(
     "router",
     "router",
-    "Where requests go, what that was expected to bring, and what it brought.",
+    "Routing decisions: expected and actual cache hits and latencies.",
     (
         Panel(
             "Requests per second by worker",
@@ -150,27 +150,27 @@ ROUTER = Board(
             stacked=True,
         ),
         Panel(
-            "Share of prompt tokens that was cached",
+            "Prefix cache hit rate (prompt tokens)",
             "percentunit",
             {
-                "found": share(rate("prompt_tokens_cached_total"), rate("prompt_tokens_total")),
+                "actual": share(rate("prompt_tokens_cached_total"), rate("prompt_tokens_total")),
                 "expected": share(rate("routing_hit_tokens_total"), rate("prompt_tokens_total")),
                 "at the best worker": share(
                     rate("routing_achievable_hit_tokens_total"), rate("prompt_tokens_total")
                 ),
-                "one cache for all": share(
+                "single shared cache": share(
                     rate("routing_pooled_hit_tokens_total"), rate("prompt_tokens_total")
                 ),
             },
-            "One cache for all is known with --explain-routing.",
+            "The single shared cache is only known with --explain-routing.",
         ),
         Panel(
-            "Error of expected first tokens",
+            "TTFT prediction error",
             "s",
             quantiles("routing_prediction_error_seconds", "", 0.5, 0.9, 0.99),
         ),
         Panel(
-            "Parts of the time to first token",
+            "Time to first token by part",
             "s",
             {
                 part: mean(f"request_{name}_time_seconds")
@@ -185,12 +185,12 @@ ROUTER = Board(
             stacked=True,
         ),
         Panel(
-            "Expected wait of the next request",
+            "Expected queueing delay of the next request",
             "s",
             {"{{model_name}}": f"min by (model_name) (rayfleet_expected_wait_seconds{{{M}}})"},
         ),
         Panel(
-            "At gateways, with no worker yet",
+            "Pending at gateways (no worker yet)",
             "short",
             {
                 "requests": level("gateway_pending_requests"),
@@ -202,9 +202,11 @@ ROUTER = Board(
             "short",
             {"{{worker_id}}": (f"max by (worker_id) (rayfleet_prefix_index_blocks{{{M}}})")},
         ),
-        Panel("Submits repeated elsewhere", "reqps", {"retries": rate("routing_retries_total")}),
         Panel(
-            "First tokens given up for others",
+            "Submits retried on another worker", "reqps", {"retries": rate("routing_retries_total")}
+        ),
+        Panel(
+            "Regret: TTFT traded for other requests",
             "s",
             {"regret per second": rate("routing_regret_seconds_total")},
             "With --explain-routing.",
@@ -215,15 +217,15 @@ ROUTER = Board(
 SLO = Board(
     "slo",
     "SLO and tenants",
-    "Whether requests that said when they were due were served in time, and whose they were.",
+    "Requests with an SLO: whether they met it, by class, priority and tenant.",
     (
         Panel(
-            "Met",
+            "SLO met",
             "percentunit",
             {"{{slo_class}}": kept("slo_requests_total", "slo_class")},
         ),
         Panel(
-            "Met, by priority",
+            "SLO met, by priority",
             "percentunit",
             {"{{priority}}": kept("slo_requests_total", "priority")},
         ),
@@ -246,7 +248,7 @@ SLO = Board(
             "Tokens per second by tenant",
             "short",
             {"{{tenant}}": rate("tenant_generation_tokens_total", "tenant")},
-            "Counted when a completion ends; see --fairness-key for what a tenant is.",
+            "Counted when a completion ends. --fairness-key defines tenants.",
             stacked=True,
         ),
         Panel(
@@ -260,7 +262,7 @@ SLO = Board(
             "reqps",
             {
                 "{{tenant}}": rate("tenant_requests_total", "tenant"),
-                "{{tenant}}, answered with 429": rate("tenant_rejections_total", "tenant"),
+                "{{tenant}}, 429": rate("tenant_rejections_total", "tenant"),
             },
         ),
         Panel(

@@ -1,6 +1,6 @@
 """Writes the Grafana dashboards: `python -m deploy.monitoring.build [FOLDER]`.
 
-What they show is in boards.py; this is how Grafana wants it.
+boards.py defines their content; this module writes Grafana's JSON model.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _datasource() -> dict[str, Any]:
 
 
 def _fleets() -> list[dict[str, Any]]:
-    """One variable per label; each offers what there is under those before it."""
+    """One variable per label; each offers the values within the selection of those before it."""
     variables = []
     for place, label in enumerate(FLEET_LABELS):
         within = ", ".join(f'{before}=~"${before}"' for before in FLEET_LABELS[:place])

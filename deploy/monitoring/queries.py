@@ -1,4 +1,4 @@
-"""What boards are made of, and the queries that most panels are variants of."""
+"""Boards, panels, and the common forms of their queries."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLEET_LABELS = ("cluster", "namespace", "fleet")
-"""Labels of targets, from the scrape configuration, that tell one fleet from another. Where one is
-not given, its variable is Grafana's "All", which takes series without it, too."""
+"""Labels of targets, from the scrape configuration, that identify a fleet. The variable of a label
+that is not set is Grafana's "All", which also matches series without the label."""
 F = ", ".join(f'{label}=~"${label}"' for label in FLEET_LABELS)
 M = f'{F}, model_name=~"$model"'
 MET = ', met="true"'
@@ -19,7 +19,7 @@ class Panel:
 
     title: str
     unit: str
-    """Unit in Grafana's words."""
+    """Grafana's name of the unit."""
     queries: Mapping[str, str]
     """Queries by legend."""
     description: str = ""
@@ -47,7 +47,7 @@ def level(name: str, by: str = "", of: str = M) -> str:
 
 
 def whole(gauge: str, by: str) -> str:
-    """A gauge of which each gateway of a fleet tells the same, summed over fleets."""
+    """A gauge that all gateways of a fleet report alike, summed over fleets."""
     per_fleet = ", ".join((*FLEET_LABELS, by))
     return f"sum by ({by}) (max by ({per_fleet}) (rayfleet_{gauge}{{{M}}}))"
 
@@ -74,5 +74,5 @@ def kept(name: str, by: str) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """A part of a whole that may be nothing, which is 0 of it then."""
+    """A part divided by the whole; 0 if the whole is 0."""
     return f"{part} / ({whole} > 0) or 0 * {whole}"

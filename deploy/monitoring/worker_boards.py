@@ -1,4 +1,4 @@
-"""Dashboards of what goes on inside workers: their steps, and block diffusion."""
+"""Dashboards about the inside of workers: their steps, and block diffusion."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PHASES = (
 WORKER = Board(
     "worker",
     "worker step timeline",
-    "What the steps of the workers consist of.",
+    "Phases of the workers' steps.",
     (
         Panel(
-            "A mean step",
+            "Mean step time by phase",
             "s",
             {phase: mean(f"step_{phase}_seconds") for phase in PHASES},
-            "Prepare, forward, sample and bubble are of rank 0; it computes while the coordinator "
-            "does the rest, so the two add up apart.",
+            "Prepare, forward, sample and bubble are times of rank 0, the others of the "
+            "coordinator; they overlap.",
             stacked=True,
         ),
         Panel(
@@ -28,7 +28,7 @@ WORKER = Board(
             {"{{worker_id}}": rate("step_forward_seconds_count", "worker_id")},
         ),
         Panel(
-            "Idle between steps while there was work",
+            "Idle time between steps with work pending",
             "percentunit",
             {"{{worker_id}}": rate("step_bubble_seconds_sum", "worker_id")},
         ),
@@ -36,7 +36,7 @@ WORKER = Board(
             "Tokens of the last step", "short", {"{{worker_id}}": level("step_tokens", "worker_id")}
         ),
         Panel(
-            "Batch in use",
+            "Batch utilization",
             "percentunit",
             {
                 "{{worker_id}}": share(
@@ -48,33 +48,33 @@ WORKER = Board(
             "Queue",
             "short",
             {
-                "tokens that wait": level("num_queued_tokens"),
+                "waiting tokens": level("num_queued_tokens"),
                 "prompt tokens to compute": level("queued_prefill_tokens"),
             },
         ),
         Panel(
-            "A mean decode step by worker",
+            "Mean decode step by worker",
             "s",
             {"{{worker_id}}": mean("worker_step_seconds", "worker_id", ', kind="decode"')},
-            "Of steps without prompt tokens: a slow GPU stands out.",
+            "Steps without prompt tokens: a slow GPU stands out.",
         ),
         Panel(
             "Mean time to first token by worker",
             "s",
             {"{{worker_id}}": mean("worker_time_to_first_token_seconds", "worker_id")},
-            "From its arrival at the worker.",
+            "From the arrival at the worker.",
         ),
         Panel(
-            "Last start",
+            "Last start-up",
             "s",
             {"{{phase}}": f"max by (phase) (rayfleet_worker_startup_seconds{{{M}}})"},
-            "The longest of each phase among the workers.",
+            "Maximum over the workers, by phase.",
             stacked=True,
         ),
         Panel("Queue time", "s", quantiles("request_queue_time_seconds")),
         Panel("Prefill time", "s", quantiles("request_prefill_time_seconds")),
         Panel(
-            "Drafts that were right",
+            "Draft acceptance rate",
             "percentunit",
             {
                 "accepted": share(
@@ -95,7 +95,7 @@ WORKER = Board(
             "With --speculative-method.",
         ),
         Panel(
-            "Why rows were drafted for or not",
+            "Drafting decisions by reason",
             "short",
             {"{{reason}}": rate("spec_decode_decisions_total", "reason")},
             stacked=True,
@@ -106,7 +106,7 @@ WORKER = Board(
 DIFFUSION = Board(
     "diffusion",
     "block diffusion",
-    "How many passes blocks take, and how many of them decide something.",
+    "Forward passes per block, and the share of passes that decide tokens.",
     (
         Panel(
             "Forward passes per second",
@@ -133,7 +133,7 @@ DIFFUSION = Board(
             },
         ),
         Panel(
-            "Passes of blocks that decided something",
+            "Share of block passes that decided tokens",
             "percentunit",
             {"share": share(rate("diffusion_rounds_total"), rate("diffusion_block_passes_total"))},
         ),

@@ -1,9 +1,8 @@
-"""`make check-supply`: what images are made of, before a release.
+"""`make check-supply`: checks the contents of images before a release.
 
-That locks agree with constraints.txt; bills of materials (CycloneDX, in build/sbom); whether what
-is in them has known vulnerabilities; that images are named by digest. A line for each: passed,
-failed, or not checked. The exit status is 1 where something failed, else 2 where something was not
-checked: what nobody has looked at has not passed.
+Locks agree with constraints.txt; bills of materials (CycloneDX, in build/sbom) are written and have
+no known vulnerabilities; images are pinned by digest. Prints a line for each: passed, failed, or
+not checked. The exit status is 1 if something failed, else 2 if something could not be checked.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ DEVICES = ("cpu", "cuda")
 TOOLS = ROOT / "build" / "supply-tools"
 SBOMS = ROOT / "build" / "sbom"
 CANARY = "urllib3==1.24.1"
-"""A version with vulnerabilities that every service knows (CVE-2019-11236 and later ones)."""
+"""A version with well-known vulnerabilities (CVE-2019-11236 and later ones)."""
 TIMEOUT_S = 600
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Outcome(NamedTuple):
-    """One line."""
+    """Verdict and text of one check."""
 
     verdict: Literal["passed", "failed", "not checked"]
     text: str
 
 
 class NotAuditedError(Exception):
-    """Nobody could tell whether there are vulnerabilities."""
+    """The audit service did not respond, or not for all distributions."""
 
 
 def read_device(device: str) -> str:
-    """The requirements of an image, as a file."""
+    """Requirements file of an image."""
     return "".join((FOLDER / f"{name}.txt").read_text() for name in ("common", device))
 
 
 def check_locks(
     constraints: Mapping[str, str], locks: Mapping[str, Lock], required: Sequence[str]
 ) -> Iterator[Outcome]:
-    """Whether locks have what is required, in the versions of the constraints.
+    """Checks that locks have the required distributions in the versions of the constraints.
 
     Args:
         constraints: version by distribution.
@@ -64,7 +63,7 @@ def check_locks(
         others = [
             f"{one} {locked.version}, the pin is {constraints[one]}"
             for one, locked in lock.items()
-            # A build for a device is of the version that its suffix follows.
+            # Builds for a device have the version with a suffix (+cpu).
             if one in constraints and locked.version.partition("+")[0] != constraints[one]
         ]
         missing = [f"no {one}" for one in required if one not in lock]
@@ -76,10 +75,10 @@ def check_locks(
 
 
 def install_tools() -> None:
-    """Puts the tools into an environment of their own, by hash.
+    """Installs the tools by hash into an environment of their own.
 
     Raises:
-        SubprocessError: they cannot be had.
+        SubprocessError: they cannot be installed.
     """
     lock = FOLDER / "tools.txt"
     stamp = TOOLS / "tools.txt"
@@ -92,7 +91,7 @@ def install_tools() -> None:
 
 
 def write_sbom(device: str) -> Outcome:
-    """Writes an image's bill of materials, of its Python distributions."""
+    """Writes the bill of materials of an image's Python distributions."""
     SBOMS.mkdir(parents=True, exist_ok=True)
     path = SBOMS / f"{device}.cdx.json"
     options = [
@@ -111,19 +110,19 @@ def write_sbom(device: str) -> Outcome:
 
 
 def audit(program: str, lock: Lock) -> list[str]:
-    """Known vulnerabilities, a text for each.
+    """Known vulnerabilities, one line each.
 
     Args:
         program: pip-audit.
-        lock: what is asked about.
+        lock: distributions to check.
 
     Raises:
-        NotAuditedError: the service does not answer, or not for all.
+        NotAuditedError: the service did not respond, or not for all distributions.
     """
-    # The service knows no builds for devices, and tells nothing of what it does not know.
+    # The service does not know local versions (+cpu), and returns nothing for unknown versions.
     wanted = [f"{name}=={one.version.partition('+')[0]}" for name, one in sorted(lock.items())]
     if not any(_audited(program, [CANARY])[0]["vulns"]):
-        raise NotAuditedError(f"the service knows no vulnerability of {CANARY}, which has some")
+        raise NotAuditedError(f"the service returned no vulnerability for {CANARY}, which has some")
     return [
         f"{one['name']} {one['version']}: {found['id']}, fixed in "
         f"{', '.join(found['fix_versions']) or 'no version'}"
@@ -133,7 +132,7 @@ def audit(program: str, lock: Lock) -> list[str]:
 
 
 def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
-    """What pip-audit tells of each; its exit status is 0, too, where it has skipped all."""
+    """pip-audit's result for each; its exit status is 0 even if it has skipped all."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()
@@ -145,19 +144,19 @@ def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
                 text=True,
                 timeout=TIMEOUT_S,
             )
-            told: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+            found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-            raise NotAuditedError(f"the service does not answer: {error}") from error
-    skipped = [one["name"] for one in told if "vulns" not in one]
-    if skipped or len(told) != len(requirements):
+            raise NotAuditedError(f"the service did not respond: {error}") from error
+    skipped = [one["name"] for one in found if "vulns" not in one]
+    if skipped or len(found) != len(requirements):
         raise NotAuditedError(
-            f"the service told of {len(told) - len(skipped)} of {len(requirements)} distributions"
+            f"the service has data for {len(found) - len(skipped)} of {len(requirements)} packages"
         )
-    return told
+    return found
 
 
 def check_audit() -> Iterator[Outcome]:
-    """Vulnerabilities of all images together."""
+    """Checks all images for known vulnerabilities."""
     lock = {}
     for device in DEVICES:
         lock |= parse_lock(read_device(device))
@@ -169,37 +168,39 @@ def check_audit() -> Iterator[Outcome]:
     for text in found:
         yield Outcome("failed", text)
     if not found:
-        yield Outcome("passed", f"vulnerabilities: none is known of {len(lock)} distributions")
+        yield Outcome("passed", f"vulnerabilities: none known in {len(lock)} distributions")
 
 
 def check_base(path: Path) -> Outcome:
-    """Whether the image that ours begin with is named by digest."""
+    """Checks that the base image is pinned by digest."""
     base = dict(line.split("=", 1) for line in path.read_text().splitlines() if line)
     image = f"python:{base['PYTHON']}"
     if _DIGEST.fullmatch(base["PYTHON_DIGEST"]):
-        return Outcome("passed", f"images begin with {image}@{base['PYTHON_DIGEST']}")
+        return Outcome("passed", f"base image {image}@{base['PYTHON_DIGEST']}")
     return Outcome(
         "failed",
-        f"images begin with {image}, a tag, which may be another image tomorrow: put what `docker "
-        f"buildx imagetools inspect {image}` calls its digest into {path.name}, as PYTHON_DIGEST",
+        f"base image {image} is not pinned: set PYTHON_DIGEST in {path.name} to the digest that "
+        f"`docker buildx imagetools inspect {image}` prints",
     )
 
 
 def check_values(paths: Sequence[Path]) -> Iterator[Outcome]:
-    """Whether values of the chart name their image by digest."""
+    """Checks that chart values pin their image by digest."""
     if not paths:
-        yield Outcome("not checked", "values of a release: name them, ARGS='--values FILE'")
+        yield Outcome(
+            "not checked", "chart values: pass those of the release, ARGS='--values FILE'"
+        )
     for path in paths:
         values = yaml.safe_load(path.read_text()) or {}
         digest = (values.get("image") or {}).get("digest") or ""
         if _DIGEST.fullmatch(str(digest)):
-            yield Outcome("passed", f"{path} names the image {digest}")
+            yield Outcome("passed", f"{path} pins the image to {digest}")
         else:
-            yield Outcome("failed", f"{path} sets no image.digest: a tag may be moved")
+            yield Outcome("failed", f"{path} does not set image.digest: tags can be moved")
 
 
 def outcomes(values: Sequence[Path]) -> Iterator[Outcome]:
-    """All of them."""
+    """Results of all checks."""
     locks = {device: parse_lock(read_device(device)) for device in DEVICES}
     yield from check_locks(pins(ROOT / "constraints.txt"), locks, ("torch", "ray", "setuptools"))
     try:
@@ -214,7 +215,7 @@ def outcomes(values: Sequence[Path]) -> Iterator[Outcome]:
 
 
 def exit_code(verdicts: Sequence[str]) -> int:
-    """1 where something failed, else 2 where something was not checked."""
+    """1 if something failed, else 2 if something was not checked, else 0."""
     return 1 if "failed" in verdicts else 2 if "not checked" in verdicts else 0
 
 
@@ -222,13 +223,15 @@ def _run(command: Sequence[str], text: str = "") -> None:
     done = subprocess.run(command, input=text, text=True, capture_output=True, timeout=TIMEOUT_S)
     if done.returncode != 0:
         reason = done.stderr.strip().rpartition("\n")[2]
-        raise subprocess.SubprocessError(f"{Path(command[0]).name} has failed: {reason}")
+        raise subprocess.SubprocessError(f"{Path(command[0]).name} failed: {reason}")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints all outcomes; the exit code."""
+    """Prints all outcomes; returns the exit code."""
     parser = CommandParser(description=__doc__)
-    parser.add_argument("--values", type=Path, nargs="*", default=[], help="of a release's charts")
+    parser.add_argument(
+        "--values", type=Path, nargs="*", default=[], help="chart values of a release"
+    )
     arguments = parser.parse_args(argv)
     verdicts = []
     for verdict, text in outcomes(arguments.values):

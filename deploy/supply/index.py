@@ -1,7 +1,7 @@
-"""What the public index offers, as users' machines see it, and files that hold on to it by hash.
+"""Resolution against the public index as on a user's machine, and lock files with hashes.
 
-Nothing of this machine takes part but its way to the network: no configuration of pip or uv, no
-find-links, no further index, no constraint from outside, no cache.
+Of this machine only the network settings are used: no configuration of pip or uv, no find-links, no
+other index, no constraints, no cache.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 GLIBC = "manylinux_2_31"
-"""The oldest C library that has a wheel of every pin: llguidance's (Debian 11, Ubuntu 20.04)."""
+"""Oldest glibc with a wheel of every pin: that of llguidance (Debian 11, Ubuntu 20.04)."""
 MACHINES = ("x86_64", "aarch64")
 TRANSPORT = {"PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"} | {
     f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL", "NO")
 }
-"""Variables that say how to reach the network, and nothing about what is there."""
+"""Environment variables about how to reach the network."""
 TIMEOUT_S = 200
-"""Seconds for one resolution, which takes three where network and machine are idle."""
+"""Time limit of one resolution in seconds; it takes three on an idle machine."""
 _ENTRY = re.compile(r"([\w.-]+)==([\w.+!-]+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)")
 
 
 class IndexUnreachableError(Exception):
-    """The index does not answer from here."""
+    """The index did not respond."""
 
 
 class NoSolutionError(Exception):
-    """The requirements contradict each other, or name what the index does not have."""
+    """The requirements conflict, or the index lacks one of them."""
 
 
 class Locked(NamedTuple):
@@ -52,20 +52,20 @@ Lock = Mapping[str, Locked]
 def compiled(
     arguments: Sequence[str], *, home: Path, python: str, machine: str, lines: str = ""
 ) -> str:
-    """What `uv pip compile` says for Linux.
+    """Output of `uv pip compile` for Linux.
 
     Args:
-        arguments: further ones of it.
-        home: folder that stands for a user's; what was downloaded lies there.
+        arguments: additional arguments.
+        home: folder used as the home directory, including the download cache.
         python: version of Python, such as "3.12".
         machine: one of MACHINES.
-        lines: requirements besides those that `arguments` name.
+        lines: requirements in addition to those in `arguments`.
 
     Raises:
-        NoSolutionError: there is none; the text is uv's explanation.
-        IndexUnreachableError: nobody could tell.
+        NoSolutionError: there is no solution; the text is uv's explanation.
+        IndexUnreachableError: the index did not respond.
     """
-    # An sdist's metadata would be had by building it: users would need compilers as well.
+    # No sdists: reading their metadata means building them, for which users would need compilers.
     command = (
         "-m uv pip compile --no-config --no-build --quiet --no-annotate --no-header "
         f"--python-version {python} --python-platform {machine}-{GLIBC}"
@@ -73,7 +73,7 @@ def compiled(
     try:
         result = subprocess.run(
             [sys.executable, *command, *arguments, *(["-"] if lines else [])],
-            cwd=home,  # a project around it would be asked for settings
+            cwd=home,  # uv would read the settings of a surrounding project
             env=environment_of_a_user(os.environ, home),
             input=lines,
             capture_output=True,
@@ -81,7 +81,7 @@ def compiled(
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise IndexUnreachableError(f"no answer in {TIMEOUT_S} s") from error
+        raise IndexUnreachableError(f"no response within {TIMEOUT_S} s") from error
     if result.returncode != 0:
         unreachable = "error sending request" in result.stderr
         raise (IndexUnreachableError if unreachable else NoSolutionError)(result.stderr.strip())
@@ -89,16 +89,16 @@ def compiled(
 
 
 def environment_of_a_user(environment: Mapping[str, str], home: Path) -> dict[str, str]:
-    """What of this machine's environment an installer may see: how to reach the network.
+    """Environment of the installer: only the network settings of this machine.
 
-    The cache lies in `home` as well: this machine's may hold what the public index has not.
+    The cache is in `home`, since this machine's may contain files that the public index lacks.
     """
     kept = {name: value for name, value in environment.items() if name.upper() in TRANSPORT}
     return kept | {"HOME": str(home), "UV_CACHE_DIR": str(home / "cache")}
 
 
 def pins(constraints: Path) -> dict[str, str]:
-    """Version by distribution in a file of constraints."""
+    """Versions by distribution of a constraints file."""
     lines = (line.partition("#")[0].strip() for line in constraints.read_text().splitlines())
     found = (Requirement(line) for line in lines if line)
     return {
@@ -112,13 +112,12 @@ def parse_lock(text: str) -> dict[str, Locked]:
     """The lock in a requirements file.
 
     Raises:
-        ValueError: something in it is no distribution in one version with its hashes: an option, an
-            address, a marker, or a version alone.
+        ValueError: an entry is not a pinned version with hashes (an option, an address, a marker).
     """
     body = re.sub(r"(?m)^#.*\n", "", text)
     rest = _ENTRY.sub("", body).strip()
     if rest:
-        raise ValueError(f"no name==version with hashes: {rest.splitlines()[0]}")
+        raise ValueError(f"not name==version with hashes: {rest.splitlines()[0]}")
     return {
         canonicalize_name(name): Locked(version, tuple(re.findall(r"sha256:(\w+)", hashes)))
         for name, version, hashes in _ENTRY.findall(body)
@@ -126,7 +125,7 @@ def parse_lock(text: str) -> dict[str, Locked]:
 
 
 def render_lock(lock: Lock, comment: str) -> str:
-    """A requirements file that `parse_lock` reads, and pip with --require-hashes."""
+    """Requirements file for `parse_lock` and for pip with --require-hashes."""
     text = "".join(f"# {line}\n" for line in comment.splitlines())
     for name in sorted(lock):
         version, hashes = lock[name]

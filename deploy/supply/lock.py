@@ -1,9 +1,9 @@
-"""`make lock`: what images install, by version and hash.
+"""`make lock`: writes the locks of images, with versions and hashes.
 
-common.txt is all but torch and what comes with it, cuda.txt is torch of the public index, cpu.txt
-that of PyTorch's own index; an image takes the first and one of the others. Versions are those of
-constraints.txt; what it does not name stays as it is unless --upgrade says otherwise. tools.txt is
-what `make check-supply` runs.
+cuda.txt has torch of the public index and its CUDA dependencies, cpu.txt torch of PyTorch's own
+index, common.txt everything else; an image installs the last and one of the others. Versions are
+those of constraints.txt; other distributions keep their version unless --upgrade is given.
+tools.txt has the tools of `make check-supply`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ FOLDER = Path(__file__).parent
 PYTHON = "3.11"
 """Python version of the images."""
 EXTRAS = ("tracing", "plots")
-"""What images have besides the dependencies themselves."""
+"""Extras that images install."""
 TOOLS = ("cyclonedx-bom", "pip-audit")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 OF_CUDA = ("nvidia-", "cuda-")
-"""What names begin with that torch brings for CUDA alone."""
+"""Prefixes of torch's dependencies that are for CUDA only."""
 HEADER = "Written by `make lock` for Python {python} on Linux, {machines}.\n{text}"
 
 
 def resolve(arguments: Sequence[str], home: Path, kept: Lock, lines: str) -> dict[str, Locked]:
-    """What uv chooses for all machines alike.
+    """uv's resolution, the same for all machines.
 
     Args:
         arguments: for `uv pip compile`.
         home: see `compiled`.
-        kept: versions that stay where they can.
-        lines: requirements besides those that `arguments` name.
+        kept: versions to keep if possible.
+        lines: requirements in addition to those in `arguments`.
 
     Raises:
-        NoSolutionError: there is none, or not the same for all.
-        IndexUnreachableError: nobody could tell.
+        NoSolutionError: there is none, or machines differ.
+        IndexUnreachableError: the index did not respond.
     """
     found = []
     for machine in MACHINES:
@@ -62,12 +62,12 @@ def resolve(arguments: Sequence[str], home: Path, kept: Lock, lines: str) -> dic
         found.append(parse_lock(output.read_text()))
     if any(other != found[0] for other in found):
         names = {name for lock in found for name, one in lock.items() if one != found[0].get(name)}
-        raise NoSolutionError(f"machines would differ in {', '.join(sorted(names))}")
+        raise NoSolutionError(f"versions differ between machines: {', '.join(sorted(names))}")
     return found[0]
 
 
 def resolve_project(home: Path, kept: Lock) -> tuple[Lock, Lock]:
-    """What common.txt and cuda.txt hold: the dependencies, and what builds the project itself."""
+    """Contents of common.txt and cuda.txt: the dependencies and the build requirements."""
     project = ROOT / "pyproject.toml"
     requires = tomllib.loads(project.read_text())["build-system"]["requires"]
     arguments = ["--constraints", str(ROOT / "constraints.txt"), str(project)]
@@ -79,30 +79,30 @@ def resolve_project(home: Path, kept: Lock) -> tuple[Lock, Lock]:
 
 
 def resolve_torch(home: Path, index: str, common: Lock) -> Lock:
-    """torch of one of PyTorch's own indexes, with what it brings that is not in common.txt."""
+    """torch of one of PyTorch's own indexes, and its dependencies that are not in common.txt."""
     wanted = f"torch=={pins(ROOT / 'constraints.txt')['torch']}"
     found = resolve(["--default-index", index], home, {}, wanted)
     return {name: one for name, one in found.items() if name not in common}
 
 
 def read(name: str) -> dict[str, Locked]:
-    """The lock of that name as it is; empty where there is none yet."""
+    """The current lock of that name; empty if there is none yet."""
     path = FOLDER / f"{name}.txt"
     return parse_lock(path.read_text()) if path.is_file() else {}
 
 
 def write(name: str, lock: Lock, text: str) -> None:
-    """Replaces it."""
+    """Replaces the lock of that name."""
     comment = HEADER.format(python=PYTHON, machines=" and ".join(MACHINES), text=text)
     (FOLDER / f"{name}.txt").write_text(render_lock(lock, comment))
     print(f"{name}.txt: {len(lock)} distributions")
 
 
 def update_torch(home: Path, index: str, common: Lock) -> None:
-    """Writes torch of PyTorch's index; where that cannot be reached, keeps the same version.
+    """Writes the lock of torch from PyTorch's index; keeps the old one if it cannot be reached.
 
     Raises:
-        IndexUnreachableError: there is none to keep.
+        IndexUnreachableError: there is no lock of the same version to keep.
     """
     name = index.rstrip("/").rpartition("/")[2]
     try:
@@ -112,17 +112,21 @@ def update_torch(home: Path, index: str, common: Lock) -> None:
         wanted = pins(ROOT / "constraints.txt")["torch"]
         if kept is None or kept.version.partition("+")[0] != wanted:
             raise
-        print(f"{name}.txt: kept, as {index} does not answer: {str(error).splitlines()[0]}")
+        print(f"{name}.txt: kept, {index} did not respond: {str(error).splitlines()[0]}")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the locks; the exit code."""
+    """Writes the locks; returns the exit code."""
     parser = CommandParser(description=__doc__)
-    parser.add_argument("--upgrade", action="store_true", help="take the newest of what is no pin")
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="upgrade everything that constraints.txt does not pin",
+    )
     parser.add_argument(
         "--torch-index",
         default=TORCH_INDEX,
-        help="PyTorch's index of a device, which names the file (default: %(default)s)",
+        help="PyTorch's index of a device; its last part names the file (default: %(default)s)",
     )
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:

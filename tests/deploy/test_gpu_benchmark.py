@@ -87,7 +87,7 @@ def test_whatever_fails_the_rest_is_measured(tmp_path: Path) -> None:
         "| hangs | hung |",
         "speed: 1 x (>= 2) **missed**",
         "models.8b.us: 12.5",
-        "does not answer: no port",
+        "does not respond: no port",
         "3 passed",
         "tokens_per_second: 10",
     ):

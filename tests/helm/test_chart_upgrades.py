@@ -192,12 +192,12 @@ def test_the_notes_tell_how_an_image_reaches_the_cluster(release4: Release) -> N
     assert delete[3:5] == ["delete", "raycluster"]
 
 
-def test_what_is_open_is_told(release4: Release) -> None:
+def test_the_notes_warn_of_exposed_routes(release4: Release) -> None:
     assert "/admin" not in release4.apply("install")
     opened = "service.type=LoadBalancer,allowOpenEndpoint=true"
     inside = "networkPolicy.clientCidrs={10.0.0.0/16}"
-    told = release4.apply("upgrade", "--set", f"{opened},{inside}")
-    assert re.search("LoadBalancer shows /metrics and /admin", told)
+    notes = release4.apply("upgrade", "--set", f"{opened},{inside}")
+    assert re.search("LoadBalancer exposes /metrics and /admin", notes)
 
 
 def test_pods_carry_no_annotation_that_a_secret_changes(helm4: Helm) -> None:

@@ -104,7 +104,7 @@ def test_nobody_writes_what_others_see(folder: Path, is_first: bool) -> None:
 
 
 @pytest.mark.parametrize("damage", ["short", "empty", "first", "last", "sums"])
-def test_a_spoilt_file_is_packed_anew(
+def test_corrupt_file_is_repacked(
     folder: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill()

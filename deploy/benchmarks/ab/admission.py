@@ -157,7 +157,7 @@ def _short(index: int) -> bool:
 
 
 def _ttft(turn: Turn, q: float, wanted: Callable[[int], bool] = lambda index: True) -> float:
-    """Percentile of the times to first token, of requests whose index is wanted, in seconds."""
+    """Percentile of the times to first token of the selected requests, in seconds."""
     return percentile([one.first_s for i, one in enumerate(turn.answers) if wanted(i)], q)
 
 

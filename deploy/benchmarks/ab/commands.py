@@ -33,7 +33,7 @@ class Preset:
     summary: str
     options: type[Comparison]
     model: str = ""
-    """Help of --model where the demo model cannot be used, and the flag is required."""
+    """Help of --model if the flag is required since the demo model cannot be used."""
 
 
 PRESETS: Final[Mapping[str, Preset]] = {

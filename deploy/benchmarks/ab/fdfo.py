@@ -55,7 +55,7 @@ _GOALS: Final[Mapping[str, Mapping[int, float]]] = {
     "wall_ratio": {4: 1.30, 16: 1.60},
     "inplace_ratio": {},
 }
-"""Least ratios by number of running requests; 1 for other numbers. Those of forward passes were
+"""Minimum ratios by number of running requests; 1 for other numbers. Those of forward passes were
 counted for rounds per block of mean 2.5 and standard deviation 2.3."""
 _LONG_GOAL: Final = 2.5
 _JUDGED: Final = ("synchronous", "fdfo", "full")
@@ -214,7 +214,7 @@ def _turn(
     Args:
         engine: the engine.
         prompts: token ids of each prompt.
-        limits: most tokens of each answer.
+        limits: maximum tokens of each answer.
         wave: number of requests that are queued at once; the next ones when all of them ended.
         number: number of the turn.
         exact: whether each answer has all its tokens, past end tokens.
@@ -239,7 +239,7 @@ def _turn(
 def _block_size(engine: EngineConfig) -> int:
     size = load_model_config(engine.checkpoint, weights=False).block_size
     if size == 1:
-        raise ValueError(f"{engine.model} is no block-diffusion model")
+        raise ValueError(f"{engine.model} is not a block-diffusion model: give --model one")
     return size
 
 

@@ -26,7 +26,7 @@ def questions(options: FdfoOptions) -> tuple[list[list[int]], list[str]]:
     """
     path = Path(options.questions) if options.questions else questions_of(options.engine.model)
     if not path.is_file():
-        raise ValueError(f"there are no questions at {path}: name a file with --questions")
+        raise ValueError(f"no questions at {path}: set --questions to a file")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows = rows[: options.num_questions or len(rows)]
     tokenizer = load_tokenizer(options.engine.checkpoint)
@@ -75,7 +75,7 @@ def replayed_requests(
         ValueError: a block cannot take so many rounds.
     """
     if max(rounds_of_blocks) > block_size:
-        raise ValueError(f"--replay-rounds: a block of this model takes at most {block_size}")
+        raise ValueError(f"--replay-rounds: blocks of this model take at most {block_size} rounds")
     rng = np.random.default_rng(0)
     weights = np.array(list(rounds_of_blocks.values()), dtype=float)
     rounds = rng.choice(list(rounds_of_blocks), size=count, p=weights / weights.sum()).tolist()

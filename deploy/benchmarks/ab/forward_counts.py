@@ -47,7 +47,7 @@ def count_separate(requests: Sequence[CountedRequest], running: int, *, synchron
 
     Args:
         requests: requests in the order of their arrivals.
-        running: most requests that run at once.
+        running: maximum number of running requests.
         synchronous: whether all blocks of a batch wait for the last one to be done.
     """
     waiting = [_State(request.prompt_blocks > 0, list(request.passes)) for request in requests]

@@ -50,9 +50,11 @@ class OverlapOptions(Comparison):
 
     def __post_init__(self) -> None:
         if self.pairs < 1 or self.steps < 5 or self.input_len < 1:
-            raise ValueError("--pairs must be at least 1, --steps 5, --input-len 1")
+            raise ValueError(
+                "--pairs must be at least 1, --steps at least 5, --input-len at least 1"
+            )
         if not self.running or min(self.running) < 1:
-            raise ValueError("--running needs numbers of at least 1, such as 1,8,32")
+            raise ValueError("--running must be numbers of at least 1, for example 1,8,32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +77,7 @@ class AdmissionOptions(Comparison):
     output_len: int = 32
     """Tokens of a completion."""
     budget: int = 256
-    """Most prompt tokens of a step."""
+    """Maximum prompt tokens per step."""
     force_fifo_every: int = 8
     """Interval of admission rounds that are fifo under pack (`prefill_force_fifo_every`)."""
     seed: int = 0
@@ -94,7 +96,7 @@ class StructuredOptions(Comparison):
     streams: int = 16
     """Number of requests, which run at once."""
     max_tokens: int = 128
-    """Most tokens of an answer."""
+    """Maximum tokens per answer."""
     input_len: int = 32
     """Tokens of a prompt."""
 
@@ -118,7 +120,7 @@ class SpeculativeOptions(Comparison):
     kinds: tuple[str, ...] = field(default=SPECULATIVE_KINDS, metadata=_COMMAS)
     """Kinds of prompts."""
     per_stream: int = 4
-    """Least requests of a turn per request that runs at once."""
+    """Minimum number of requests per turn, per running request."""
     turn_s: float = field(default=0.8, metadata={"flag": "--turn-seconds"})
     """Approximate seconds of a turn without drafts; twice that with one request at a time."""
     draft_model: str = field(default="", metadata={"flag": None})
@@ -127,14 +129,16 @@ class SpeculativeOptions(Comparison):
 
     def __post_init__(self) -> None:
         if self.engine.speculative_method == "none":
-            raise ValueError("--speculative-method none drafts nothing: give another one")
+            raise ValueError("--speculative-method none has no drafts: choose ngram or draft")
         if self.turn_s < 0.0:
             raise ValueError("--turn-seconds must not be negative")
         if self.pairs < 1 or self.per_stream < 1 or not self.running or min(self.running) < 1:
             raise ValueError("--pairs, --per-stream and all of --running must be at least 1")
         unknown = [kind for kind in self.kinds if kind not in SPECULATIVE_KINDS]
         if unknown:
-            raise ValueError(f"--kinds: {unknown[0]} is none of {', '.join(SPECULATIVE_KINDS)}")
+            raise ValueError(
+                f"--kinds: unknown kind {unknown[0]!r}, choose from {', '.join(SPECULATIVE_KINDS)}"
+            )
 
     @classmethod
     def from_flags(cls, engine: Mapping[str, Any], own: Mapping[str, Any]) -> Self:
@@ -165,14 +169,14 @@ class FdfoOptions(Comparison):
     """JSON lines with `messages` and `answer`; MODEL_heldout.jsonl unless given, or for a MODEL
     named demo-x the questions of demo."""
     num_questions: int = 0
-    """Number of questions of the file that are asked; 0 takes all."""
+    """Number of questions of the file to use; 0 for all."""
     repeats: int = 2
-    """Number of times that the set of questions is asked. With more requests, the last ones, which
-    do not fill the engine, take a smaller part of the time."""
+    """Number of repetitions of the set of questions. With more requests, the last ones, which do
+    not fill the engine, take a smaller part of the time."""
     running: tuple[int, ...] = field(default=(4, 16), metadata=_COMMAS)
     """Numbers of requests that run at once."""
     max_tokens: int = 128
-    """Most tokens per answer."""
+    """Maximum tokens per answer."""
     kinds: tuple[str, ...] = field(default=FDFO_KINDS, metadata=_COMMAS)
     """Workloads: questions, or long uncached prompts."""
     long_prompt_blocks: int = 20
@@ -206,7 +210,9 @@ def rounds_of_blocks(text: str) -> dict[int, int]:
         pairs = [pair.split(":") for pair in text.split(",") if pair]
         found = {int(rounds): int(blocks) for rounds, blocks in pairs}
     except ValueError as error:
-        raise ValueError(f"--replay-rounds {text}: give ROUNDS:BLOCKS,...") from error
+        raise ValueError(
+            f"invalid --replay-rounds {text!r}: the format is ROUNDS:BLOCKS,..."
+        ) from error
     if any(rounds < 1 or blocks < 1 for rounds, blocks in found.items()):
-        raise ValueError("--replay-rounds needs numbers of at least 1")
+        raise ValueError("--replay-rounds must be numbers of at least 1")
     return found

@@ -6,8 +6,8 @@ fixed number of requests decodes for a fixed number of steps.
     hidden = 1 - (step wall at depth 1 - rank time) / (step wall at depth 0 - rank time)
 
 Rank time is rank 0's own time for a step at depth 0, when nothing runs beside it; the denominator
-is the host time at depth 0. All are measured times: `hidden` is less where coordinator and rank
-slow each other down, and may exceed 1 where a rank that never sleeps computes faster.
+is the host time at depth 0. All are measured times: `hidden` is lower if coordinator and rank slow
+each other down, and may exceed 1 if a rank that never sleeps computes faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GOALS: Final = {"hidden": {8: 0.8, 32: 0.8}, "ratio": {1: 0.98, 8: 1.03, 32: 1.
 
 
 def run(options: OverlapOptions) -> Result:
-    """Measures each number of requests, and plots the timelines of the last if asked to."""
+    """Measures each number of requests, and plots the timelines of the last one with --plot."""
     if options.plot:
         # Imported before the measurement, as the extra `plots` may be missing.
         from deploy.benchmarks.scenarios.plots import draw_timelines

@@ -5,16 +5,16 @@ time. The number of running requests is constant. A cell is one number of runnin
 kind of prompts.
 
     ratio     tokens per second with drafts / without, by pair of turns
-    min_ratio least upper end of the confidence intervals of all cells' ratios
+    min_ratio lowest upper end of the confidence intervals of all cells' ratios
     expected  ratio predicted from acceptance and step times, as measured in the same pair:
 
         expected = wall(off) / (wall(off) - rank(off) + rank(on))      all per token
 
 `rank` is rank 0's time for prompts, drafts, verification and sampling per generated token: it
 contains both the cost of steps and the acceptance. The rest of `wall` is outside the rank, between
-requests and in messages, and should be the same per token without drafts: where drafting makes it
-longer, the ratio is below the expected one. Decisions of the gate to draft or not are not rated, as
-they have their part in acceptance and costs.
+requests and in messages, and should be the same per token without drafts: if drafting makes it
+longer, the ratio is below the expected one. Decisions of the gate are not rated, as acceptance and
+costs include them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worker.config import EngineConfig
 _GOALS: Final = {("heldout", 1): 1.3, ("copy", 1): 2.0}
 _NEVER_BELOW = 0.98
 _ALONE = 2.0
-"""Factor of the length of turns with one request at a time, where a pause stops all work."""
+"""Factor of the length of turns with one request at a time, since a pause stops all work."""
 _OF_EXPECTED = 0.9
 _RANK_TIMES: Final = tuple(f"step_times.{name}" for name in ("prepare", "forward", "sample"))
 _DRAFTED, _ACCEPTED = "speculation.num_draft_tokens", "speculation.num_accepted_tokens"
@@ -146,6 +146,6 @@ def _checks(kind: str, running: int, figures: Result) -> list[Check]:
         checks.append(
             Check(name=f"ratio_{cell}", value=figures["ratio"], unit="", goal=goal, holds=holds)
         )
-    if expected > 0.05:  # a smaller gain cannot be told from noise
+    if expected > 0.05:  # a smaller gain is indistinguishable from noise
         checks.append(at_least(f"of_expected_{cell}", gain / expected, "", _OF_EXPECTED))
     return checks

@@ -1,1 +1,1 @@
-"""`bench kernels` and `bench roofline`: ops and decode steps relative to the device's peaks."""
+"""Benchmarks `kernels` and `roofline`: ops and decode steps relative to the device's peaks."""

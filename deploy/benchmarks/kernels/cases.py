@@ -1,5 +1,5 @@
-"""Cases of `bench kernels`: each op on shapes of a served model, with the least bytes and floating-
-point operations that it takes."""
+"""Cases of benchmark `kernels`: each op on shapes of a served model, with the minimum bytes and
+floating-point operations that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of `bench kernels` and `bench roofline`, which import torch; this module does not."""
+"""Options of the benchmarks `kernels` and `roofline`; does not import torch, as these do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from worker.config import Device, DType, EngineConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelOptions:
-    """Options of `bench kernels`. The default dimensions are Qwen3-8B's on CUDA, Qwen3-0.6B's on
-    CPU."""
+    """Options of benchmark `kernels`. The default dimensions are Qwen3-8B's on CUDA, Qwen3-0.6B's
+    on CPU."""
 
     device: Device = "auto"
     """Device; auto is cuda where a CUDA device is visible, else cpu."""
@@ -32,12 +32,12 @@ class KernelOptions:
         if not self.seconds > 0.0:
             raise ValueError("--seconds must be positive")
         if min(self.rows, default=1) < 1:
-            raise ValueError("--rows needs numbers of at least 1, such as 1,32")
+            raise ValueError("--rows must be numbers of at least 1, for example 1,32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RooflineOptions:
-    """Options of `bench roofline`. Weights are random; `overlap_depth`, `load_format` and
+    """Options of benchmark `roofline`. Weights are random; `overlap_depth`, `load_format` and
     `max_num_seqs` are set by the benchmark."""
 
     models: tuple[str, ...] = field(
@@ -62,4 +62,4 @@ class RooflineOptions:
         if self.turns < 1 or self.steps < 1 or self.input_len < 1:
             raise ValueError("--turns, --steps and --input-len must be at least 1")
         if not self.models or not self.running or min(self.running) < 1:
-            raise ValueError("--running needs numbers of at least 1, such as 1,32,128")
+            raise ValueError("--running must be numbers of at least 1, for example 1,32,128")

@@ -27,7 +27,7 @@ from worker.rank.dtype import resolve_dtype
 from worker.rank.rank import select_device
 
 _GOALS = {"qwen3-8b": {32: 65.0, 128: 65.0}, "qwen3-0.6b": {1: 40.0}}
-"""Least percentage of the roofline on a GPU, by model and number of requests."""
+"""Minimum percentage of the roofline on a GPU, by model and number of requests."""
 _PEAK_SECONDS = 0.2
 
 
@@ -64,7 +64,7 @@ def run_roofline(options: RooflineOptions) -> Result:
 def step_bytes(
     model: ModelConfig, *, running: int, context: float, value_bytes: int, ranks: int = 1
 ) -> float:
-    """Least bytes that one rank reads in a decode step of a dense model.
+    """Minimum bytes that one rank reads in a decode step of a dense model.
 
     Args:
         model: dimensions of the model.
@@ -130,7 +130,7 @@ def summarise(turns: list[DecodeTurn], running: int, roofline_us: float) -> Resu
     Args:
         turns: measured turns.
         running: number of requests.
-        roofline_us: least microseconds of a step.
+        roofline_us: minimum microseconds of a step.
     """
     wall = percentile([turn.wall_us for turn in turns], 50.0)
     compute = percentile([turn.compute_us for turn in turns], 50.0)

@@ -28,14 +28,14 @@ def run_kernels(options: KernelOptions) -> Result:
     """Measures the device's peaks, then each op at each number of rows.
 
     Raises:
-        ValueError: there is no such op, or no CUDA device where one is asked for.
+        ValueError: an op is unknown, or `device` is cuda and there is no CUDA device.
     """
     device = _device(options)
     shape = Shape.large() if device.type == "cuda" else Shape.small()
     dtype = _DTYPES.get(options.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
     unknown = sorted(set(options.ops) - {*registry, *OTHER_OPS})
     if unknown:
-        raise ValueError(f"--ops: there is no op {', '.join(unknown)}")
+        raise ValueError(f"--ops: unknown ops {', '.join(unknown)}")
     peaks = measure_peaks(device, dtype, options.seconds)
     note(f"copy {peaks.copy_gb_s:.0f} GB/s, read {peaks.read_gb_s:.0f} GB/s, "
          f"matrix product {peaks.matmul_tflop_s:.2f} TFLOP/s")  # fmt: skip

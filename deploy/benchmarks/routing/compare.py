@@ -57,7 +57,7 @@ class SimOptions:
     """Factor of the number of requests; published results have 1."""
     traces: str = ""
     """Folder with Mooncake's conversation_trace.jsonl and synthetic_trace.jsonl; without it these
-    workloads are left out."""
+    workloads are skipped."""
     sweep: bool = True
     """Also run routers that have settings with the best ones of a fixed grid, by other seeds."""
     resume: str = ""
@@ -85,14 +85,14 @@ def run_router_sim(options: SimOptions) -> Result:
     entries, notes = find_routers(options.policies or ROUTERS)
     if folder is None:
         where = f"in {options.traces}" if options.traces else "without --traces FOLDER"
-        notes.append(f"trace workloads are left out: no conversation_trace.jsonl {where}")
+        notes.append(f"skipping trace workloads: no conversation_trace.jsonl {where}")
     for text in notes:
         note(text)
     makers = workloads(options.scale, folder)
     small = workloads(options.scale * _TUNING_SCALE, folder)
     names = options.workloads or tuple(makers)
     if unknown := [name for name in names if name not in makers]:
-        raise ValueError(f"unknown workloads: {', '.join(unknown)} (there are {', '.join(makers)})")
+        raise ValueError(f"unknown workloads {', '.join(unknown)}: choose from {', '.join(makers)}")
     known = ResultCache(options.resume)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def run_router_sim(options: SimOptions) -> Result:
 
 
 def _over_the_best(rows: Sequence[Result]) -> list[Result]:
-    """Rows with times as ratios to the least of each workload."""
+    """Rows with times as ratios to the lowest of each workload."""
     best = {
         (row["workload"], name): min(
             other[name] for other in rows if other["workload"] == row["workload"]

@@ -1,8 +1,8 @@
 """Router of a simulation that calls NVIDIA Dynamo's SelectionService, of `ai-dynamo-runtime`.
 
-Index, cost function and reservations are Dynamo's own. It is told of simulated workers as of
-vLLM's: by KV events over a ZeroMQ socket, and by the first token and the end of each request. It
-breaks ties at random, so runs differ slightly.
+Index, cost function and reservations are Dynamo's own. Simulated workers report to it as vLLM does:
+by KV events over a ZeroMQ socket, and by the first token and the end of each request. It breaks
+ties at random, so runs differ slightly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONG_S = 30.0
 class DynamoRouter(SimulatedRouter):
     """Router by `dynamo.llm.SelectionService` in this process.
 
-    A broken stream of events has no effect: Dynamo asks the worker for events that it missed.
+    A broken stream of events has no effect: Dynamo requests missed events from the worker.
 
     Args:
         clock: clock of the simulation.
@@ -160,7 +160,7 @@ class DynamoRouter(SimulatedRouter):
             scores = self._run(self._service.overlap_scores, request)
             waiting -= {w["worker_id"] for w in scores["workers"] if w["device_blocks"]}
             if self._loop.time() > end:
-                raise RuntimeError("Dynamo's index does not follow: events are lost")
+                raise RuntimeError("Dynamo's index is incomplete: events were lost")
 
     def _tell(self, call: Any, request_id: str) -> None:
         booking = self._bookings.get(request_id)
@@ -169,7 +169,7 @@ class DynamoRouter(SimulatedRouter):
         try:
             self._run(call, booking)
         except DynamoException:
-            return  # the worker is gone, and its reservations with it
+            return  # the worker has gone, and so have its reservations
 
     def _run(self, call: Any, argument: Any) -> Any:
         async def wait() -> Any:
@@ -223,7 +223,7 @@ class _Publisher:
     def wait_for_subscriber(self) -> None:
         """Waits until Dynamo has subscribed, as events that are sent before are lost."""
         if not self._socket.poll(_LONG_S * 1000):
-            raise RuntimeError("Dynamo's selection service does not listen to its worker")
+            raise RuntimeError("Dynamo's selection service did not subscribe to its worker")
         self._socket.recv()
 
     def add(self, event: BlockEvent, tokens: BlockTokens) -> None:

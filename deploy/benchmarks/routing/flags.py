@@ -1,4 +1,4 @@
-"""Flags of `bench router`, and dispatch to the benchmark that they ask for."""
+"""Flags of benchmark `router`, and dispatch to the variant that they select."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_router(args: argparse.Namespace) -> Result:
-    """Runs the benchmark that the flags ask for."""
+    """Runs the benchmark that the flags select."""
     from deploy.benchmarks.routing.compare import SimOptions, run_router_sim
     from deploy.benchmarks.routing.micro import MicroOptions, run_router_micro
     from deploy.benchmarks.routing.replay import ReplayOptions, run_replay

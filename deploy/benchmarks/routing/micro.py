@@ -42,7 +42,7 @@ _GOALS_US = {"decision_us_1k": 60.0, "decision_us_128k": 1000.0, "decision_us_12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroOptions:
-    """Options of `bench router --micro`."""
+    """Options of `router --micro`."""
 
     workers: int = 64
     """Number of workers."""
@@ -57,9 +57,9 @@ class MicroOptions:
     growth: bool = True
     """Also measure other numbers of workers and blocks."""
     max_blocks: int = 10_000_000
-    """Most blocks that --growth measures."""
+    """Maximum number of blocks that --growth measures."""
     max_workers: int = 512
-    """Most workers that --growth measures."""
+    """Maximum number of workers that --growth measures."""
     seed: int = 0
     """Seed of all token ids."""
     routing_policy: str = "adaptive"

@@ -33,7 +33,7 @@ def build_paced(
     Args:
         config: configuration of the fleet.
         serve_engine: the engine; a function of a module, or a partial of one.
-        sockets: whether gateways are offered sockets; otherwise all are treated as on another node.
+        sockets: whether gateways may use sockets; otherwise all are treated as on another node.
     """
 
     class PacedWorkerGroup(WorkerGroup):

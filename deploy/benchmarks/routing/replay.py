@@ -22,7 +22,7 @@ _SEED = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayOptions:
-    """Options of `bench router --replay`."""
+    """Options of `router --replay`."""
 
     replay: str = ""
     """Decision log, or folder of such logs, as `serve` writes it with `decision_log` of
@@ -68,7 +68,7 @@ def recorded_workload(lines: Iterable[LogLine]) -> Workload:
     seen = {line.worker_id: line for line in lines if isinstance(line, WorkerSeen)}
     speeds = [line for line in lines if isinstance(line, FleetSpeed)]
     if not decided or not seen:
-        raise ValueError("the decision log holds no request, or no worker: let it grow first")
+        raise ValueError("the decision log has no requests or no workers yet: record more traffic")
     factors: dict[str, float] = {}
     for speed in speeds:
         factors.update(speed.factors)
@@ -115,10 +115,10 @@ def _tokens(line: Decided, number: int) -> bytes:
 
 
 def _recorded(lines: Iterable[LogLine]) -> Figures:
-    """Figures as recorded. Raises ValueError where no request got a token."""
+    """Figures as recorded. Raises ValueError if no request got a token."""
     decided = [d for d in lines if isinstance(d, Decided) and d.first_token_s >= 0.0]
     if not decided:
-        raise ValueError("no request of the decision log ever got a token")
+        raise ValueError("no request in the decision log got a token: record more traffic")
     times = np.array([line.first_token_s for line in decided])
     return Figures(
         mean_ttft=float(times.mean()),

@@ -41,7 +41,7 @@ class ResultCache:
             lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
             self._known = {line["run"]: line["figures"] for line in lines}
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"--resume {path} holds no simulations: {error}") from error
+            raise ValueError(f"--resume {path} is not a file of simulations: {error}") from error
 
     def take(self, run: Mapping[str, Any], simulate: Callable[[], Figures]) -> Figures:
         """Figures of the simulation that `run` describes, from the file or by calling `simulate`.

@@ -61,12 +61,12 @@ def find_routers(names: tuple[str, ...]) -> tuple[list[Entry], list[str]]:
     for name in names:
         if name == "ray-prefix":
             if importlib.util.find_spec("ray") is None:
-                notes.append("ray-prefix is left out: ray is not installed")
+                notes.append("skipping ray-prefix: ray is not installed")
                 continue
             entries.append(Entry(name=name, create=_ray, grid=_RAY_GRID, foreign=True))
         elif name == "dynamo":
             if importlib.util.find_spec("dynamo") is None:
-                notes.append("dynamo is left out: pip install 'rayfleet[bench-peers]'")
+                notes.append("skipping dynamo: pip install 'rayfleet[bench-peers]'")
                 continue
             entries.append(Entry(name=name, create=_dynamo, grid=_DYNAMO_GRID, foreign=True))
         else:

@@ -26,7 +26,7 @@ class Placement(NamedTuple):
 
 
 class SimulatedRouter(ABC):
-    """Interface of a router in a simulation; methods but `place` tell it of events."""
+    """Interface of a router in a simulation; all methods but `place` report events."""
 
     @abstractmethod
     def joined(self, worker: SimWorker) -> None:

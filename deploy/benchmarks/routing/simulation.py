@@ -106,7 +106,7 @@ class Simulation:
             known = self._outcomes.get(arrival.request_id)
             if placement is None:
                 assert any(kind in ("start", "incident") for _, _, kind, _ in self._events), (
-                    "no worker is left"
+                    "no workers left"
                 )
                 self._push(self._now + _RETRY_S, "arrive", arrival)
                 placement = Placement("")
@@ -180,7 +180,7 @@ class Simulation:
             self._resubmit(worker)
 
     def _resubmit(self, worker: SimWorker) -> None:
-        """Has requests of a dead worker placed again, without the tokens generated so far."""
+        """Places requests of a dead worker again, without the tokens generated so far."""
         lost = list(worker.open)
         worker.open.clear()
         for request_id in lost:

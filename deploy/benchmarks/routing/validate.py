@@ -34,7 +34,7 @@ _SUBJECTS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidateOptions:
-    """Options of `bench router --validate`."""
+    """Options of `router --validate`."""
 
     model: str = ""
     """Checkpoint folder; the demo model unless given."""

@@ -55,7 +55,7 @@ class FleetShape:
     num_pages: int = 6000
     """Pages of each worker's KV cache."""
     max_num_seqs: int = 64
-    """Most requests in a worker's running set."""
+    """Maximum number of running requests per worker."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step."""
 

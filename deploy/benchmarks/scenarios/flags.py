@@ -40,7 +40,7 @@ def add_scenarios_command(add: AddCommand) -> None:
 
 
 def scenario_run(args: argparse.Namespace) -> ScenarioRun:
-    """Options from parsed flags. Raises ValueError where a value is out of range."""
+    """Options from parsed flags. Raises ValueError if a value is out of range."""
     options = ScenarioOptions(**given_options(args, ScenarioOptions))
     given = given_options(args, EngineConfig)
     # Fleets run in turn: the workers of one of them share all cores.

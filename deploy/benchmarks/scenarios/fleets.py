@@ -15,7 +15,7 @@ DRAFTS = "drafts"
 
 
 def serve_config(run: ScenarioRun) -> ServeConfig:
-    """Configuration of an endpoint on a free port with all fleets that the options ask for.
+    """Configuration of an endpoint on a free port with all fleets of the options.
 
     They share proxy and gateway, whose costs are therefore equal, and get load in turn. The fleet
     FIFO prefills prompts in the order of arrival with the token budget that decodes leave, never

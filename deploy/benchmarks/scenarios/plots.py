@@ -1,4 +1,4 @@
-"""Plots of benchmarks, as PNG, where the extra `plots` is installed."""
+"""Plots of benchmarks as PNG; requires the extra `plots`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def draw_bars(
         key: name of the column whose values are compared.
         panels: label, and whether the scale is logarithmic, by the column of the figure.
         path: path of the file.
-        own: value of `key` that is drawn in black.
+        own: value of `key` that is plotted in black.
     """
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     names = list(dict.fromkeys(row[key] for row in rows))

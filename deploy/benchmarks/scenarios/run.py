@@ -53,7 +53,7 @@ def run_scenarios(run: ScenarioRun) -> Result:
     """Starts the fleets, measures all scenarios to run, and stops the fleets.
 
     Raises:
-        ValueError: too many requests fail to measure anything.
+        ValueError: too many requests failed.
         LaunchError: the fleets did not start.
     """
     config = serve_config(run)

@@ -67,7 +67,7 @@ def run_turn(
         target: the fleet.
         planned: the traffic.
         base_s: seconds that SLOs are multiples of; 0 for no SLOs.
-        concurrency: most concurrent requests; None for no limit.
+        concurrency: maximum number of concurrent requests; None for no limit.
         on_record: called with the record of each request that has ended.
         on_moment: called with each reading of the metrics.
     """

@@ -1,4 +1,4 @@
-"""What `helm test` runs: every model must answer within TIMEOUT_S seconds."""
+"""Smoke test of `helm test`: every model must answer within TIMEOUT_S seconds."""
 
 import json
 import os
@@ -12,7 +12,7 @@ DEADLINE = time.monotonic() + float(os.environ["TIMEOUT_S"])
 
 
 def ask(path, body=None):
-    """The JSON answer to a GET, or to a POST of `body`."""
+    """Returns the JSON response to a GET, or to a POST of `body`."""
     headers = {"content-type": "application/json"}
     if key := os.environ.get("API_KEY", "").split("\n")[0].strip():
         headers["authorization"] = f"Bearer {key}"
@@ -23,8 +23,8 @@ def ask(path, body=None):
 
 
 def wait_until_ready():
-    """Returns when every model has a worker; ends the test where that takes too long."""
-    answer = "no answer"
+    """Returns when every model has a worker; fails the test after the timeout."""
+    answer = "no response"
     while time.monotonic() < DEADLINE:
         try:
             ask("/ready")
@@ -34,15 +34,15 @@ def wait_until_ready():
         except OSError as error:
             answer = str(error)
         time.sleep(1)
-    sys.exit(f"{BASE_URL}/ready does not say yes: {answer}")
+    sys.exit(f"{BASE_URL}/ready did not succeed in time: {answer}")
 
 
 wait_until_ready()
 served = {card["id"] for card in ask("/v1/models")["data"]}
 for model in os.environ["MODELS"].split(","):
     if model not in served:
-        sys.exit(f"{model} is not among the models served: {sorted(served)}")
+        sys.exit(f"model {model} is not served; available: {sorted(served)}")
     answer = ask("/v1/completions", {"model": model, "prompt": "1 + 1 =", "max_tokens": 4})
     if not answer["usage"]["completion_tokens"]:
-        sys.exit(f"{model} answered nothing: {answer}")
+        sys.exit(f"model {model} returned no tokens: {answer}")
     print(f"{model} answers: {answer['choices'][0]['text']!r}")

@@ -1,4 +1,4 @@
-{{/* A pod that makes load. Takes root, container. */}}
+{{/* A pod that generates load. Arguments: root, container. */}}
 {{- define "rayfleet.benchmarkPod" -}}
 {{- $values := .root.Values -}}
 {{- $results := ternary $values.benchmark.resultsClaim "" (eq .container "ray-head") -}}

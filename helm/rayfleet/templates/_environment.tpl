@@ -1,11 +1,11 @@
 {{/*
 The environment of every Ray pod, head and workers alike: Ray Serve's controller runs on the head.
-Takes the root's Values, Chart and Release, and component.
+Arguments: Values, Chart and Release of the root; component.
 
-The first part is what `python -m cluster.environment` prints; a test holds the two together. The
-draining periods are longer here: an endpoint that has gone must first leave every load balancer.
-The token is KubeRay's to set (spec.rayClusterConfig.authOptions). RAY_AUTH_MODE is set here as well: a
-KubeRay that knows no authOptions sets neither, and Ray then refuses to start without a token.
+The first part is the output of `python -m cluster.environment`; a test keeps the two equal. Draining
+periods are longer here, since every load balancer must first remove an endpoint that has gone.
+KubeRay sets the token (spec.rayClusterConfig.authOptions). RAY_AUTH_MODE is set here as well, so that
+Ray does not start without a token if KubeRay is too old to support authOptions.
 */}}
 {{- define "rayfleet.environment" -}}
 {{- $longest := int64 .Values.longestStreamSeconds -}}

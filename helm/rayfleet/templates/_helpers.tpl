@@ -34,12 +34,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* The Service that KubeRay makes for the API port of whichever cluster serves at the moment. */}}
+{{/* Name of the Service that KubeRay creates for the API port of the serving cluster. */}}
 {{- define "rayfleet.serveService" -}}
 {{- printf "%s-serve-svc" (include "rayfleet.fullname" .) -}}
 {{- end -}}
 
-{{/* Secrets: the given one, or the chart's own; empty where there is neither. */}}
+{{/* Names of Secrets: the existing one, or the chart's own; empty if there is neither. */}}
 
 {{- define "rayfleet.apiKeySecret" -}}
 {{- if .Values.apiKeys.existingSecret -}}
@@ -57,7 +57,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* The entry of the API keys' Secret which holds a key for the chart's own pods and for Prometheus. */}}
+{{/* Entry of the API keys' Secret with the key for the chart's own pods and for Prometheus. */}}
 {{- define "rayfleet.apiKeyEntry" -}}
 {{- if .Values.apiKeys.existingSecret -}}{{- .Values.apiKeys.entry -}}{{- else -}}key-0{{- end -}}
 {{- end -}}
@@ -74,18 +74,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (printf "%s-model-cache" (include "rayfleet.fullname" .)) .Values.modelCache.existingClaim -}}
 {{- end -}}
 
-{{/* Where pods keep what outlives them; the head loads no model and has no volume for any. */}}
+{{/* Folder for files that outlive a container; /tmp on the head, which loads no model and mounts no cache. */}}
 {{- define "rayfleet.cacheFolder" -}}
 {{- $cached := and .Values.modelCache.enabled (ne (default "" .component) "head") -}}
 {{- ternary .Values.modelCache.mountPath "/tmp" $cached -}}
 {{- end -}}
 
-{{/* Where checkpoints from the Hub are kept. */}}
+{{/* Folder for checkpoints from the Hub. */}}
 {{- define "rayfleet.hubFolder" -}}
 {{- printf "%s/huggingface" (include "rayfleet.cacheFolder" .) -}}
 {{- end -}}
 
-{{/* How many pods, or sets of numOfHosts pods, a worker group has, as YAML. Takes root, group. */}}
+{{/* Numbers of pods, or of sets of numOfHosts pods, of a worker group, as YAML. Arguments: root, group. */}}
 {{- define "rayfleet.groupScale" -}}
 {{- $least := .group.replicas -}}
 {{- $most := .group.replicas -}}
@@ -98,7 +98,7 @@ minReplicas: {{ int $least }}
 maxReplicas: {{ int $most }}
 {{- end -}}
 
-{{/* The worker group of a name, as YAML; fails where there is none. Takes root, name, model. */}}
+{{/* The worker group with a name, as YAML; fails if there is none. Arguments: root, name, model. */}}
 {{- define "rayfleet.group" -}}
 {{- $found := dict -}}
 {{- $names := list -}}
@@ -107,7 +107,7 @@ maxReplicas: {{ int $most }}
 {{- if eq .name $.name -}}{{- $found = . -}}{{- end -}}
 {{- end -}}
 {{- if not $found -}}
-{{- fail (printf "models: %q is to run in group %q, but workerGroups has only: %s" .model .name (join ", " $names)) -}}
+{{- fail (printf "models: %q names group %q, but workerGroups has only: %s" .model .name (join ", " $names)) -}}
 {{- end -}}
 {{- toYaml $found -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* The template of a Ray pod. Takes root, component (head, gateway, worker), settings, group. */}}
+{{/* The template of a Ray pod. Arguments: root, component (head, gateway, worker), settings, group. */}}
 {{- define "rayfleet.podTemplate" -}}
 {{- $root := .root -}}
 {{- $values := .root.Values -}}
@@ -121,8 +121,8 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* They ask for Ray's processes (the raylet; on the head the GCS as well), never for a model: a pod that
-loads for an hour is healthy. The readiness probe is KubeRay's, which also asks Serve's proxy on the pod. */}}
+{{/* Probes check Ray's processes (the raylet; on the head also the GCS), not models: a pod that loads a
+model for an hour is healthy. KubeRay adds the readiness probe, which also checks Serve's proxy on the pod. */}}
 {{- define "rayfleet.probes" -}}
 {{- $ask := dict "exec" (dict "command" (list "wget" "-q" "-T" "4" "-O" "/dev/null" "http://127.0.0.1:52365/api/healthz")) "periodSeconds" 10 "timeoutSeconds" 5 -}}
 startupProbe:
@@ -131,21 +131,21 @@ livenessProbe:
   {{- toYaml (merge (dict "failureThreshold" (int (ceil (divf .probes.livenessSeconds 10)))) $ask) | nindent 2 }}
 {{- end -}}
 
-{{/* Before a pod ends: Serve moves its replicas elsewhere, and they finish their streams. Where Ray
-cannot be asked (the whole cluster goes), nothing is waited for. */}}
+{{/* Before a pod stops, Serve moves its replicas to other pods, and they finish their streams. If Ray does
+not respond (the whole cluster is being deleted), the pod stops without waiting. */}}
 {{- define "rayfleet.drain" -}}
 preStop:
   exec:
     command: [python, -m, cluster.drain, --deadline, {{ int64 .Values.longestStreamSeconds | quote }}]
 {{- end -}}
 
-{{/* How long a pod, or a cluster that has been replaced, stays for its streams: they may begin until
-all nodes know that it goes. */}}
+{{/* Seconds that a pod, or a replaced cluster, is kept for its streams. The extra minute is for streams that
+start before all nodes know that it stops. */}}
 {{- define "rayfleet.graceSeconds" -}}
 {{- add (int64 .Values.longestStreamSeconds) 60 -}}
 {{- end -}}
 
-{{/* What Ray counts of a pod: CPUs as requested, rounded up, and GPUs. */}}
+{{/* A pod's resources as Ray counts them: requested CPUs, rounded up, and GPUs. */}}
 {{- define "rayfleet.rayStartParams" -}}
 {{- $cpu := toString (default "1" (get (default dict .resources.requests) "cpu")) -}}
 {{- if hasSuffix "m" $cpu -}}

@@ -1,4 +1,4 @@
-{{/* What Ray Serve is to run: the text of serveConfigV2, a ServeDeploySchema. */}}
+{{/* Configuration of Ray Serve: the text of serveConfigV2, a ServeDeploySchema. */}}
 
 {{- define "rayfleet.serveConfig" -}}
 {{- $grace := int64 .Values.longestStreamSeconds -}}
@@ -10,11 +10,11 @@
 -}}
 {{- $maxGateways := int (include "rayfleet.maxGateways" .) -}}
 {{- if gt $maxGateways 1 -}}
-{{- /* The first pod that joins would otherwise get two gateways, and keep them. */ -}}
+{{- /* Otherwise the first pod to join would get two gateways, and keep them. */ -}}
 {{- $_ := set $gateway "ray_actor_options" (dict "num_cpus" 0.1 "resources" (dict "rayfleet_gateway" 2)) -}}
 {{- $_ := set $gateway "max_surge_percent" 0 -}}
 {{- end -}}
-{{- /* Gateways that report the load to an autoscaler have their number from num_gateways alone. */ -}}
+{{- /* With autoscaling, num_gateways alone sets the number of gateways. */ -}}
 {{- if not (or (include "rayfleet.autoscales" .) (gt $maxGateways (int .Values.gateway.replicas))) -}}
 {{- $_ := set $gateway "num_replicas" (int .Values.gateway.replicas) -}}
 {{- end -}}
@@ -64,8 +64,8 @@
 ) -}}
 {{- end -}}
 
-{{/* One model's deployment: its replicas, and where the ranks of each go. No resource may be called
-`..._group_` and hexadecimal digits, as of a group `a100`: Ray takes it for a placement group's own. */}}
+{{/* One model's deployment: its replicas and the placement of their ranks. No resource may be named
+`..._group_` plus hexadecimal digits (a group `a100`): Ray uses such names for placement groups. */}}
 {{- define "rayfleet.workerDeployment" -}}
 {{- $bundle := dict (printf "rayfleet_workers_%s" .group.name) 0.001 -}}
 {{- if gt (int .group.gpus) 0 -}}
@@ -95,12 +95,12 @@
 {{- max (int .Values.gateway.replicas) (int .Values.gateway.maxReplicas) -}}
 {{- end -}}
 
-{{/* Whether any model's workers follow its load. */}}
+{{/* Whether any model has autoscaling. */}}
 {{- define "rayfleet.autoscales" -}}
 {{- range .Values.models -}}{{- if .autoscaling -}}yes{{- end -}}{{- end -}}
 {{- end -}}
 
-{{/* A model's autoscaling under the names of rayfleet's own options. */}}
+{{/* A model's autoscaling settings under the names of rayfleet's options. */}}
 {{- define "rayfleet.modelAutoscaling" -}}
 {{- $names := dict
   "minWorkers" "min_workers"

@@ -1,12 +1,12 @@
-{{/* What KubeRay leaves out when it compares a changed RayService with the running RayCluster. */}}
+{{/* Settings that KubeRay ignores when it compares a changed RayService with the running RayCluster. */}}
 
-{{/* A shell word that names the RayCluster which serves at the moment. */}}
+{{/* Shell word with the name of the serving RayCluster. */}}
 {{- define "rayfleet.activeCluster" -}}
 "$(kubectl -n {{ .Release.Namespace }} get rayservice {{ include "rayfleet.fullname" . }} -o jsonpath='{.status.activeServiceStatus.rayClusterName}')"
 {{- end -}}
 
-{{/* A JSON patch that gives a RayCluster the numbers of pods and the tolerations of these values. It fails
-where the groups are others. With the autoscaler the number between least and most is Ray's. */}}
+{{/* JSON patch that sets the numbers of pods and the tolerations of a RayCluster to these values. It fails if
+the cluster has other groups. With the autoscaler, Ray sets `replicas`. */}}
 {{- define "rayfleet.clusterPatch" -}}
 {{- $gateways := int .Values.gateway.replicas -}}
 {{- $scale := dict "replicas" $gateways "minReplicas" $gateways "maxReplicas" (include "rayfleet.maxGateways" . | int) -}}

@@ -1,17 +1,17 @@
-{{/* What a schema cannot say: values that contradict each other. Each message names the remedy. */}}
+{{/* Checks that a schema cannot express: values that contradict each other. */}}
 {{- define "rayfleet.validate" -}}
 {{- $values := .Values -}}
 {{- if gt (len (include "rayfleet.fullname" .)) 40 -}}
 {{- /* KubeRay's limit is 47, for the RayJob NAME-bench as well. */ -}}
-{{- fail (printf "the name %q is longer than 40 characters, to which KubeRay adds its own: set fullnameOverride" (include "rayfleet.fullname" .)) -}}
+{{- fail (printf "the name %q is longer than 40 characters, and KubeRay appends to it: set fullnameOverride" (include "rayfleet.fullname" .)) -}}
 {{- end -}}
 
 {{- $groups := dict -}}
 {{- range $values.workerGroups -}}
 {{- if or (eq .name "gateway") (eq .name "head") -}}
-{{- fail (printf "workerGroups: the name %q is taken by the chart, choose another" .name) -}}
+{{- fail (printf "workerGroups: the name %q is reserved by the chart: choose another one" .name) -}}
 {{- end -}}
-{{- if hasKey $groups .name -}}{{- fail (printf "workerGroups: there are two named %q" .name) -}}{{- end -}}
+{{- if hasKey $groups .name -}}{{- fail (printf "workerGroups: two groups are named %q: rename one" .name) -}}{{- end -}}
 {{- $_ := set $groups .name (dict "ranks" 0) -}}
 {{- if and (hasKey . "maxReplicas") (lt (int .maxReplicas) (int .replicas)) -}}
 {{- fail (printf "workerGroups: %q has maxReplicas %d below replicas %d" .name (int .maxReplicas) (int .replicas)) -}}
@@ -21,11 +21,11 @@
 {{- $names := dict -}}
 {{- range $values.models -}}
 {{- $model := . -}}
-{{- if hasKey $names .name -}}{{- fail (printf "models: two are served as %q" .name) -}}{{- end -}}
+{{- if hasKey $names .name -}}{{- fail (printf "models: two models are named %q: rename one" .name) -}}{{- end -}}
 {{- $_ := set $names .name true -}}
 {{- range list "model" "served_model_name" "num_workers" "min_workers" "max_workers" "tensor_parallel_size" "device" -}}
 {{- if hasKey (default dict $model.options) . -}}
-{{- fail (printf "models: options of %q must not hold %q, for which the chart has a value of its own" $model.name .) -}}
+{{- fail (printf "models: options of %q must not contain %q: set the chart value instead" $model.name .) -}}
 {{- end -}}
 {{- end -}}
 {{- include "rayfleet.validateNames" (dict "where" (printf "models: options of %q" .name) "options" .options) -}}
@@ -39,13 +39,13 @@
 {{- fail (printf "gateway.maxReplicas %d is below gateway.replicas %d: raise it, or set it to 0 for a fixed number" . (int $values.gateway.replicas)) -}}
 {{- end -}}
 {{- if and (gt . (int $values.gateway.replicas)) (not $values.autoscaler.enabled) -}}
-{{- fail "gateway.maxReplicas needs autoscaler.enabled=true: Ray's autoscaler adds and removes the pods of gateways" -}}
+{{- fail "gateway.maxReplicas needs autoscaler.enabled=true: Ray's autoscaler adds and removes gateway pods" -}}
 {{- end -}}
 {{- end -}}
 {{- include "rayfleet.validateNames" (dict "where" "gateway.options" "options" $values.gateway.options) -}}
 {{- range list "models" "num_gateways" "max_gateways" "fairness_key" "api_key_file" "api_keys" "admin_api_key_file" "admin_api_key" "metrics_host" "metrics_port" "metrics_vllm_names" -}}
 {{- if hasKey (default dict $values.gateway.options) . -}}
-{{- fail (printf "gateway.options must not hold %q, for which the chart has a value of its own" .) -}}
+{{- fail (printf "gateway.options must not contain %q: set the chart value instead" .) -}}
 {{- end -}}
 {{- end -}}
 
@@ -60,44 +60,44 @@
 {{- end -}}
 {{- $outside := or $values.ingress.enabled $values.httpRoute.enabled (ne $values.service.type "ClusterIP") -}}
 {{- if and $outside (not (include "rayfleet.apiKeySecret" .)) (not $values.allowOpenEndpoint) -}}
-{{- fail "the endpoint is to be reached from outside the cluster and lets everyone in: set apiKeys, or allowOpenEndpoint=true if something in front asks for keys" -}}
+{{- fail "the endpoint is exposed outside the cluster without API keys: set apiKeys, or allowOpenEndpoint=true if a proxy in front authenticates clients" -}}
 {{- end -}}
 {{- if and (not $values.rayAuth.enabled) (not $values.networkPolicy.enabled) -}}
-{{- fail "with rayAuth.enabled=false and networkPolicy.enabled=false whoever reaches the pods could run code in them: enable one" -}}
+{{- fail "with rayAuth.enabled=false and networkPolicy.enabled=false, anyone who can reach the pods could run code in them: enable one" -}}
 {{- end -}}
 {{- with $values.gcsFaultTolerance -}}
 {{- if and .enabled (eq .backend "redis") (not .redisAddress) -}}
-{{- fail "gcsFaultTolerance needs redisAddress, such as redis:6379, or backend=rocksdb" -}}
+{{- fail "gcsFaultTolerance needs redisAddress, for example redis:6379, or backend=rocksdb" -}}
 {{- end -}}
 {{- if and .enabled (eq .backend "rocksdb") (or .redisAddress .externalStorageNamespace) -}}
 {{- fail "gcsFaultTolerance.backend=rocksdb uses neither redisAddress nor externalStorageNamespace: remove them" -}}
 {{- end -}}
 {{- if and .enabled (eq .backend "rocksdb") .storage.claimName (ne $values.upgradeStrategy.type "None") -}}
-{{- fail "gcsFaultTolerance.storage.claimName with upgradeStrategy.type NewCluster: the new cluster would open the files of the one that still serves. Leave the claim to KubeRay, which makes one per cluster, or set upgradeStrategy.type=None" -}}
+{{- fail "gcsFaultTolerance.storage.claimName with upgradeStrategy.type NewCluster: the new cluster would open the files of the one that still serves. Remove it (KubeRay creates a claim per cluster), or set upgradeStrategy.type=None" -}}
 {{- end -}}
 {{- if and .enabled .externalStorageNamespace (ne $values.upgradeStrategy.type "None") -}}
-{{- fail "gcsFaultTolerance.externalStorageNamespace with upgradeStrategy.type NewCluster: the new cluster would read and overwrite the state of the one that still serves. Leave the namespace to KubeRay, which makes one per cluster, or set upgradeStrategy.type=None" -}}
+{{- fail "gcsFaultTolerance.externalStorageNamespace with upgradeStrategy.type NewCluster: the new cluster would overwrite the state of the one that still serves. Remove it (KubeRay creates a namespace per cluster), or set upgradeStrategy.type=None" -}}
 {{- end -}}
 {{- end -}}
 {{- if and $values.ingress.enabled (not $values.ingress.host) -}}
-{{- fail "ingress needs a host" -}}
+{{- fail "ingress.enabled needs ingress.host" -}}
 {{- end -}}
 {{- if and $values.httpRoute.enabled (not $values.httpRoute.parentRefs) -}}
-{{- fail "httpRoute needs parentRefs, the Gateway that it belongs to" -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that the route belongs to" -}}
 {{- end -}}
 {{- if eq $values.upgradeStrategy.type "NewClusterWithIncrementalUpgrade" -}}
-{{- fail "upgradeStrategy.type NewClusterWithIncrementalUpgrade is not supported: KubeRay then names the Service after each cluster, so that no Ingress, HTTPRoute or client could name it, and shows /admin and /metrics on a Gateway of its own. Set NewCluster or None" -}}
+{{- fail "upgradeStrategy.type NewClusterWithIncrementalUpgrade is not supported: KubeRay then names the Service after each cluster, so that Ingress, HTTPRoute and clients cannot refer to it, and exposes /admin and /metrics on its own Gateway. Set NewCluster or None" -}}
 {{- end -}}
 {{- include "rayfleet.validateNetwork" . -}}
 {{- include "rayfleet.validateKubeRay" . -}}
 {{- with $values.modelCache -}}
 {{- if and .enabled .persistent (not .existingClaim) (not .storageClassName) (has "ReadWriteMany" .accessModes) -}}
-{{- fail "modelCache.persistent needs storageClassName, a class whose volumes several nodes may write (NFS, EFS, Filestore, Azure Files): with the default class of most clouds the claim stays Pending, and all pods with it. Where all pods run on one node, accessModes=[ReadWriteOnce] does" -}}
+{{- fail "modelCache.persistent needs storageClassName, a class that supports ReadWriteMany (NFS, EFS, Filestore, Azure Files): with the default class of most clouds the claim stays Pending, and so do all pods. If all pods run on one node, set accessModes=[ReadWriteOnce] instead" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Options under names that they had before; pods would refuse them, one by one. */}}
+{{/* Options under their old names, which the pods would reject. */}}
 {{- define "rayfleet.validateNames" -}}
 {{- $where := .where -}}
 {{- $options := default dict .options -}}
@@ -106,7 +106,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Whether those who are to come in, and those that the pods must reach, pass the NetworkPolicy. */}}
+{{/* Checks that the NetworkPolicy admits the clients, and the connections that the pods need. */}}
 {{- define "rayfleet.validateNetwork" -}}
 {{- $policy := .Values.networkPolicy -}}
 {{- $addresses := $policy.clientCidrs -}}
@@ -114,29 +114,29 @@
 {{- with .ipBlock -}}{{- $addresses = append $addresses .cidr -}}{{- end -}}
 {{- end -}}
 {{- if and $policy.enabled (ne .Values.service.type "ClusterIP") (not $addresses) -}}
-{{- fail (printf "service.type %s: what comes in there has the address of a node or of the client, and networkPolicy lets in pods alone. Set networkPolicy.clientCidrs, such as [10.0.0.0/16] for the network of the nodes" .Values.service.type) -}}
+{{- fail (printf "service.type %s: its traffic has the address of a node or of the client, but networkPolicy only admits pods. Set networkPolicy.clientCidrs, for example to [10.0.0.0/16], the network of the nodes" .Values.service.type) -}}
 {{- end -}}
 {{- if and $policy.enabled $policy.egress.restricted .Values.autoscaler.enabled (not $policy.egress.apiServerCidrs) -}}
-{{- fail "networkPolicy.egress.restricted with autoscaler.enabled: Ray's autoscaler asks the API server for pods. Set networkPolicy.egress.apiServerCidrs to its addresses, which `kubectl get endpointslices -n default -l kubernetes.io/service-name=kubernetes` lists, each with /32" -}}
+{{- fail "networkPolicy.egress.restricted with autoscaler.enabled: Ray's autoscaler must reach the API server. Set networkPolicy.egress.apiServerCidrs to its addresses, each with /32 (`kubectl get endpointslices -n default -l kubernetes.io/service-name=kubernetes` lists them)" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the cluster's KubeRay knows what it is told; offline nothing is known of it. */}}
+{{/* Checks that the cluster's KubeRay supports the values; skipped if no cluster is connected. */}}
 {{- define "rayfleet.validateKubeRay" -}}
 {{- $versions := .Capabilities.APIVersions -}}
 {{- /* RayCronJob came with KubeRay 1.6, as did authOptions.secretName. */ -}}
 {{- $old := and ($versions.Has "ray.io/v1/RayService") (not ($versions.Has "ray.io/v1/RayCronJob")) -}}
 {{- if and $old .Values.rayAuth.enabled .Values.rayAuth.existingSecret -}}
-{{- fail "rayAuth.existingSecret needs KubeRay 1.6 or newer, and the resource definitions of this cluster are older: they would drop it, and Ray would ask for a token of KubeRay's own. Upgrade them with the operator, or leave existingSecret empty" -}}
+{{- fail "rayAuth.existingSecret needs KubeRay 1.6 or newer, but the CRDs of this cluster are older: they would drop it, and Ray would use a token created by KubeRay. Upgrade the CRDs with the operator, or leave existingSecret empty" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the ranks of a model, and with it all of its group, find a place. */}}
+{{/* Checks that the ranks of a model, and of all models of its group, fit into the group's pods. */}}
 {{- define "rayfleet.validateFit" -}}
 {{- $group := include "rayfleet.group" (dict "root" .root "name" .model.group "model" .model.name) | fromYaml -}}
 {{- $tp := int (default 1 .model.tensorParallelSize) -}}
 {{- if and .model.autoscaling (hasKey .model "workers") -}}
-{{- fail (printf "models: %q has both workers and autoscaling, which decides their number" .model.name) -}}
+{{- fail (printf "models: %q has both workers and autoscaling: remove one" .model.name) -}}
 {{- end -}}
 {{- $least := int (default 1 .model.workers) -}}
 {{- with .model.autoscaling -}}
@@ -155,7 +155,7 @@
 {{- $_ := set $sum "ranks" (add (get $sum "ranks") (mul $tp $least)) -}}
 {{- $there := mul $gpus $hosts (int (default $group.replicas (ternary $group.maxReplicas nil .root.Values.autoscaler.enabled))) -}}
 {{- if gt (int (get $sum "ranks")) (int $there) -}}
-{{- fail (printf "models: group %q has %d GPUs in all, but its models need %d" .model.group (int $there) (int (get $sum "ranks"))) -}}
+{{- fail (printf "models: group %q has %d GPUs in total, but its models need %d" .model.group (int $there) (int (get $sum "ranks"))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -52,4 +52,4 @@ def test_options_are_checked(options: dict[str, object], message: str) -> None:
 
 def test_an_unknown_op_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "--device", "cpu", "--ops", "rms_norm,softmax"]) == 2
-    assert "there is no op softmax" in capsys.readouterr().err
+    assert "unknown ops softmax" in capsys.readouterr().err

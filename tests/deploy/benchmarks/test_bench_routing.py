@@ -200,7 +200,7 @@ def test_command_reports_ratios(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert [row["policy"] for row in result["rows"]] == ["adaptive", "round-robin"]
     ratio = result["rows"][0]["mean_ttft_s"] / result["rows"][1]["mean_ttft_s"]
     assert result["worst_mean_ttft_ratio"] == pytest.approx(ratio)
-    assert "trace workloads are left out" in result["notes"][0]
+    assert "skipping trace workloads" in result["notes"][0]
     assert plot.stat().st_size > 1000
 
 
@@ -226,7 +226,7 @@ def test_a_comparison_that_was_stopped_goes_on(
     assert second["rows"][1:] == first["rows"][1:]
     path.write_text("else\n")
     assert main(command) == 2
-    assert "holds no simulations" in capsys.readouterr().err
+    assert "is not a file of simulations" in capsys.readouterr().err
 
 
 def test_other_settings_are_another_simulation(

@@ -302,7 +302,7 @@ def test_a_peer_whose_router_ends_at_once_costs_its_turn_and_not_the_run(
     assert turn_of(options, "sglang-router", 0) == []
     said = capfd.readouterr().err
     assert "a process ended before" in said
-    assert "sglang-router, round 0, is left out" in said
+    assert "skipping sglang-router, round 0" in said
 
 
 def test_a_peer_that_is_not_installed_is_told_and_left_out(

@@ -1,1 +1,1 @@
-"""`bench router --real`: routers as real processes, in turn, with equal workers and traffic."""
+"""Benchmark `router --real`: routers as real processes, in turn, with equal workers and traffic."""

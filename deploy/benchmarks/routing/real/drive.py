@@ -1,4 +1,4 @@
-"""Load of `bench router --real`, and outcomes of its requests."""
+"""Load of `router --real`, and outcomes of its requests."""
 
 from __future__ import annotations
 

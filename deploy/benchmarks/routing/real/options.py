@@ -1,4 +1,4 @@
-"""Options of `bench router --real`."""
+"""Options of `router --real`."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class RealOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.peers if name not in PEERS]:
-            raise ValueError(f"unknown --peer {', '.join(unknown)} (there are {', '.join(PEERS)})")
+            raise ValueError(f"unknown --peer {', '.join(unknown)}: choose from {', '.join(PEERS)}")
         if unknown := [name for name in self.workloads if name not in WORKLOADS]:
             known = ", ".join(WORKLOADS)
-            raise ValueError(f"unknown --workload {', '.join(unknown)} (--real has {known})")
+            raise ValueError(f"unknown --workload {', '.join(unknown)}: choose from {known}")
         if self.variant and self.variant not in (OWN, *PEERS):
             raise ValueError(
                 f"--variant must be one of {', '.join((OWN, *PEERS))}, got {self.variant}"
             )
         if self.num_workers < 2:
-            raise ValueError("--num-workers must be at least 2: with one there is no choice")
+            raise ValueError("--num-workers must be at least 2: a router needs a choice")
         if self.rounds < 1 or self.pace <= 0.0 or self.scale <= 0.0:
             raise ValueError("--rounds must be at least 1, --pace and --scale above 0")
 

@@ -43,7 +43,7 @@ def missing(options: RealOptions, peer: str) -> str:
     """Reason why a peer cannot be measured here, with the remedy; empty if it can."""
     if peer == "sglang-router" and shutil.which(options.sglang_router) is None:
         return (
-            "sglang-router is left out: install it where it disturbs nothing (python -m venv V; "
+            "skipping sglang-router: install it into its own environment (python -m venv V; "
             "V/bin/pip install sglang-router==0.3.2) and give --sglang-router V/bin/sglang-router"
         )
     return ""
@@ -116,13 +116,13 @@ def _wait(url: str, processes: Sequence[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if any(process.poll() is not None for process in processes):
-            raise ValueError(f"a process ended before {url} answered; its error is above")
+            raise ValueError(f"a process exited before {url} was ready; see its error above")
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise ValueError(f"{url} gave no answer within {_START_S:g} s")
+    raise ValueError(f"{url} did not respond within {_START_S:g} s")
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -26,9 +26,9 @@ from deploy.benchmarks.routing.real.traffic import workloads
 _WARM_SEED = 0
 _WARM_SCALE = 0.1
 _START_S = 300.0
-"""Most seconds to start and stop a router and its workers."""
+"""Time limit in seconds to start and stop a router and its workers."""
 _TURN_S = 300.0
-"""Most seconds of a turn at scale and pace 1, which takes a fifth of that."""
+"""Time limit in seconds of a turn at scale and pace 1, which takes a fifth of that."""
 
 _PANELS = {
     "hit_rate": ("prompt tokens found in the cache", False),
@@ -62,7 +62,7 @@ def run_router_real(options: RealOptions) -> Result:
     for text in notes:
         note(text)
     if not peers:
-        raise ValueError("no router is left to compare with; what is missing is told above")
+        raise ValueError("no router to compare with; see above for what is missing")
     turns = take_turns(
         {variant: partial(turn_of, options, variant) for variant in (OWN, *peers)}, options.rounds
     )
@@ -125,7 +125,7 @@ def figures(workload: str, sent: Sequence[Sent]) -> Figures:
     """Figures of a workload's measured requests that succeeded. Raises ValueError without any."""
     one = [s for s in sent if s.workload == workload and s.measured and not s.error]
     if not one:
-        raise ValueError(f"no request of {workload} got through: {[s.error for s in sent][:3]}")
+        raise ValueError(f"all requests of {workload} failed: {[s.error for s in sent][:3]}")
     times = 1e3 * np.array([s.ttft_s for s in one])
     return Figures(
         hit_rate=sum(s.num_cached for s in one) / sum(s.num_prompt for s in one),
@@ -161,7 +161,7 @@ def _turn(options: RealOptions) -> Result:
 
 
 def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
-    """Outcomes of one turn, in a process of its own; empty where a peer's turn failed."""
+    """Outcomes of one turn, in a process of its own; empty if a peer's turn failed."""
     names = options.workloads or WORKLOADS
     try:
         sent = _in_process(options, variant, number)
@@ -169,7 +169,7 @@ def turn_of(options: RealOptions, variant: str, number: int) -> list[Sent]:
     except ValueError as error:
         if variant == OWN:
             raise
-        note(f"{variant}, round {number}, is left out: {error}")
+        note(f"skipping {variant}, round {number}: {error}")
         return []
     for name, one in found.items():
         note(

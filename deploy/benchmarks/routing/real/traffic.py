@@ -1,4 +1,4 @@
-"""Workloads of `bench router --real`: those of the simulation, shorter, with prompts as text whose
+"""Workloads of `router --real`: those of the simulation, shorter, with prompts as text whose
 tokens are known."""
 
 from __future__ import annotations
