@@ -27,6 +27,8 @@ KubeRay that knows no authOptions sets neither, and Ray then refuses to start wi
   "RAY_SERVE_EVENT_LOOP_MONITORING_INTERVAL_S" "60"
   "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S" "3600"
   "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" "cluster.connections.serve_middlewares"
+  "FORWARDED_ALLOW_IPS" "none"
+  "RAYFLEET_HAPROXY_TRUSTED_PROXIES" (join "," .Values.haproxy.trustedProxies)
   "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S" "120"
   "RAY_SERVE_CONTROL_LOOP_INTERVAL_S" "0.25"
   "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S" "3"
