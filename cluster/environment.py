@@ -204,6 +204,9 @@ def serve_settings() -> dict[str, str]:
         # manager, without which HAProxy serves on until gateways change. A check takes some 2 ms of
         # controller and proxy; three of them and a start take about 12 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3",
+        # Kills replicas that fail health checks. Serve would ask them to shut down and wait for
+        # LONGEST_STREAM_S, for which one that hangs keeps its GPUs from its replacement.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). At Serve's default of 5 s
         # it kills a proxy that a busy machine or a cold disk makes slow, and the start fails.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
