@@ -196,10 +196,11 @@ def build_application(
         max_surge_percent=100,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=2,
-        # A gateway is killed after three checks in a row without an answer, 9 to 11 s after it
-        # hangs: Serve's default of 30 s leaves its clients waiting for 96 s. A check runs on the
-        # event loop, which no request may keep for more than 0.05 s.
-        health_check_timeout_s=3,
+        # A gateway that hangs is killed after three checks in a row without an answer, 15 to 17 s;
+        # one that is stopped by a signal, within 3 s (`cluster.stopped_replicas`). With Serve's
+        # default of 30 s per check its clients would wait for 96 s. A check runs on the event loop,
+        # which no request may keep for more than 0.05 s.
+        health_check_timeout_s=5,
         graceful_shutdown_timeout_s=LONGEST_STREAM_S,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=QUIET,
@@ -253,6 +254,9 @@ def _bind_worker_group(
             request_router_class="cluster.pinning.PinnedRouter"
         ),
         health_check_period_s=2,
+        # Likewise. Three checks take half a minute: gateways give up a worker after as long, even
+        # if its event loop is only busy.
+        health_check_timeout_s=10,
         # Gateways close the attach stream of a draining worker once all its requests are finished.
         graceful_shutdown_timeout_s=LONGEST_STREAM_S,
         graceful_shutdown_wait_loop_s=0.2,

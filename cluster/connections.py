@@ -10,6 +10,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from cluster.forwarded import ForwardedClient
 from router.api.http.parts import server_send
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -17,7 +18,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 def serve_middlewares() -> list[Middleware]:
     """Middlewares for all of Serve's HTTP applications."""
-    return [Middleware(ReadableHeaders)]
+    return [Middleware(ForwardedClient), Middleware(ReadableHeaders)]
 
 
 class ReadableHeaders:

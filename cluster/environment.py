@@ -24,8 +24,9 @@ from cluster.directories import (
     private_directory,
     remove_private_directory,
 )
+from cluster.forwarded import trusted_proxies
 from cluster.gcs import gcs_settings
-from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS, trusted_proxies
+from cluster.haproxy import BINARY_VARIABLE, IDLE_CONNECTIONS
 from cluster.ports import PORTS_PER_FLEET, PortRange, free_ports
 
 LONGEST_STREAM_S = 3600
@@ -102,12 +103,12 @@ def prepare(
         os.environ[ENABLE_HAPROXY] = str(int(use_haproxy))
         if Path(os.environ.get(BINARY_VARIABLE, "")).name == NODE_WRAPPER:
             del os.environ[BINARY_VARIABLE]
+    trusted_proxies()  # elsewhere the error would be in Serve's logs only
     directory = private_directory()
     settings = cluster_settings()
     if local:
         settings |= local_ray_settings()
     if use_haproxy:
-        trusted_proxies()  # in HAProxy's own process the error would show in Serve's logs alone
         gateway_ports = PortRange()
         settings |= haproxy_settings(directory / "haproxy", host, port, gateway_ports.first)
     for name, value in settings.items():
@@ -189,6 +190,9 @@ def serve_settings() -> dict[str, str]:
         "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
         # Middleware of gateways and of Serve's Python proxy; HAProxy has a rule for the same.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.connections.serve_middlewares",
+        # uvicorn would read X-Forwarded-For of whatever connects from this machine;
+        # `cluster.forwarded` reads that of HAProxy on any node.
+        "FORWARDED_ALLOW_IPS": "none",
         # Clients keep their connections for minutes; the proxy in front closes idle ones.
         "RAY_SERVE_HTTP_KEEP_ALIVE_TIMEOUT_S": "120",
         # Period of the controller's loop over all replicas. At Serve's default of 0.1 s controller,
@@ -200,6 +204,9 @@ def serve_settings() -> dict[str, str]:
         # manager, without which HAProxy serves on until gateways change. A check takes some 2 ms of
         # controller and proxy; three of them and a start take about 12 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3",
+        # Kills replicas that fail health checks. Serve would ask them to shut down and wait for
+        # LONGEST_STREAM_S, for which one that hangs keeps its GPUs from its replacement.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # As long as `serve.start` waits for proxies (HTTP_PROXY_TIMEOUT). At Serve's default of 5 s
         # it kills a proxy that a busy machine or a cold disk makes slow, and the start fails.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",

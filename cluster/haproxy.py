@@ -30,7 +30,6 @@ idempotent. Imports nothing but the standard library, and Ray's wheel on nodes.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -39,6 +38,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.forwarded import (
+    FORWARDED_FOR,
+    PROOF_HEADER,
+    SECRET_VARIABLE,
+    proxy_secret,
+    trusted_proxies,
+)
 from cluster.haproxy_guard import can_guard, die_with_parent, has_routes
 from cluster.haproxy_parent import Parent
 
@@ -58,9 +64,6 @@ behind an ingress, a load balancer or a port forwarding all clients share one ad
 CERTIFICATE_VARIABLE = "RAYFLEET_HAPROXY_SSL_CERTIFICATE"
 """Environment variable with the path of a PEM file that holds the certificate chain and its key.
 Clients then connect by TLS; unset for plain HTTP."""
-TRUSTED_PROXIES_VARIABLE = "RAYFLEET_HAPROXY_TRUSTED_PROXIES"
-"""Environment variable with the addresses and networks, separated by commas, of proxies in front
-whose X-Forwarded-For is kept. That of all others is replaced by the address that connects."""
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 """Variable of Serve's with the most connections; where it is set, MAX_CONNECTIONS is not used."""
 MAX_CONNECTIONS = 16_384
@@ -145,23 +148,10 @@ def correct(configuration: str, host: str | None = None, port: int | None = None
         timeout_s=int(os.environ.get(REQUEST_TIMEOUT_VARIABLE, REQUEST_TIMEOUT_S)),
         max_per_source=int(os.environ.get(PER_SOURCE_VARIABLE, 0)),
         maxconn=None if MAXCONN_VARIABLE in os.environ else max_connections(num_descriptors),
-        trusted=trusted_proxies(),
     )
-    return serve_tls(make_repeatable(limited), os.environ.get(CERTIFICATE_VARIABLE, ""))
-
-
-def trusted_proxies() -> list[str]:
-    """Networks in TRUSTED_PROXIES_VARIABLE. Raises ValueError if one is malformed."""
-    networks = []
-    for word in os.environ.get(TRUSTED_PROXIES_VARIABLE, "").split(","):
-        try:
-            networks += [str(ipaddress.ip_network(word.strip()))] if word.strip() else []
-        except ValueError as error:
-            raise ValueError(
-                f"{TRUSTED_PROXIES_VARIABLE}: {error}: give addresses or networks, such as "
-                "10.0.0.7,10.1.0.0/16"
-            ) from error
-    return networks
+    trusted = [str(network) for network in trusted_proxies()]
+    named = name_clients(limited, trusted, is_proven=bool(os.environ.get(SECRET_VARIABLE)))
+    return serve_tls(make_repeatable(named), os.environ.get(CERTIFICATE_VARIABLE, ""))
 
 
 def confine(configuration: str, host: str | None = None, port: int | None = None) -> str:
@@ -214,7 +204,6 @@ def limit_connections(
     timeout_s: int,
     max_per_source: int,
     maxconn: int | None,
-    trusted: Sequence[str] = (),
 ) -> str:
     """The configuration with limits on connections, and on the time that a request may take to
     arrive; drops request ids that Serve cannot decode.
@@ -231,7 +220,6 @@ def limit_connections(
         timeout_s: seconds for a request to arrive.
         max_per_source: most connections of one IP address; 0 for any number.
         maxconn: most connections in all; None leaves Serve's number.
-        trusted: networks of proxies whose X-Forwarded-For is kept.
     """
     if maxconn is not None:
         configuration = re.sub(r"(?m)^(\s+maxconn )\d+", rf"\g<1>{maxconn}", configuration, count=1)
@@ -242,17 +230,31 @@ def limit_connections(
         f"{{ {request_id} -m reg '[^\\x21-\\x7e]' }} or {{ {request_id} -m len 129: }}"
         " or { req.fhdr_cnt(x-request-id) gt 1 }"
     )
-    is_trusted = f" unless {{ src {' '.join(trusted)} }}" if trusted else ""
     rules = [
         *_by_fill_level(configuration),
         f"http-request del-header x-request-id if {is_bad}",
-        # Replaces what the client sent: gateways take it for the client's address in audit logs.
-        # A trusted proxy's own address is not added, since gateways take the last address.
-        f"http-request set-header x-forwarded-for %[src]{is_trusted}",
     ]
     if max_per_source:
         rules.append(f"tcp-request connection reject if {{ sc0_conn_cur gt {max_per_source} }}")
     return _begin(configuration, "frontend http_frontend", *rules)
+
+
+def name_clients(configuration: str, trusted: Sequence[str], *, is_proven: bool) -> str:
+    """The configuration with the client's address and the fleet's secret in each request's headers.
+
+    Args:
+        configuration: text of Serve's configuration.
+        trusted: networks of proxies in front whose X-Forwarded-For is kept.
+        is_proven: whether SECRET_VARIABLE has a secret, which HAProxy itself reads.
+    """
+    is_kept = f" unless {{ src {' '.join(trusted)} }} {{ req.hdr({FORWARDED_FOR}) -m found }}"
+    proof = f'http-request set-header {PROOF_HEADER} "${{{SECRET_VARIABLE}}}"'
+    return _begin(
+        configuration,
+        "frontend http_frontend",
+        f"http-request set-header {FORWARDED_FOR} %[src]{is_kept if trusted else ''}",
+        proof if is_proven else f"http-request del-header {PROOF_HEADER}",
+    )
 
 
 def _by_fill_level(configuration: str) -> list[str]:
@@ -321,6 +323,7 @@ def _run(
     binary: str, arguments: list[str], host: str | None = None, port: int | None = None
 ) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
+    os.environ[SECRET_VARIABLE] = proxy_secret()
     configuration = correct(path.read_text(), host, port)
     path.write_text(configuration)
     if "-c" not in arguments and can_guard(configuration):

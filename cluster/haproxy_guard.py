@@ -7,6 +7,7 @@ configuration that it was started with. `cluster.haproxy_parent` is its parent, 
 - HAProxy that ends without having been told to is restarted at once; where it keeps ending by
   itself, after pauses that double.
 - HAProxy that hangs is killed, and restarted: it has to answer at its socket within HUNG_S.
+- The node's replicas are watched as well (`cluster.stopped_replicas`).
 - Serve's manager may be killed: HAProxy goes on serving with its last configuration. The next
   manager starts with a configuration that has no routes, which is never loaded: its guard adopts
   the running guard and answers in that one's place, until the manager has a configuration with
@@ -43,13 +44,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster.haproxy_admin import ADOPT, ANSWER_TIMEOUT_S, INFO, ask, connect, process_id, receive
+from cluster.stopped_replicas import StoppedReplicas
+
 RAYLET_VARIABLE = "RAY_RAYLET_PID"
 """Variable of Ray's with the raylet's process id, in the environment of all that it starts."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
 """Seconds between two checks whether a new HAProxy answers yet."""
-ASK_TIMEOUT_S = 5.0
-"""Seconds that HAProxy may take to answer, and a client of the guard to send its command."""
 CHECK_PERIOD_S = 1.0
 """Seconds between two checks whether HAProxy hangs. A check takes 0.3 ms of CPU time."""
 HUNG_S = 3.0
@@ -70,9 +72,6 @@ ADOPTION_S = 120.0
 HAProxy here any more. A manager starts within 10 s, on a busy machine within 60 s."""
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 10.0
-INFO, ADOPT = b"show info", b"adopt"
-"""Commands at the admin socket: one of HAProxy's, and one to a guard, by which another guard adopts
-it: from then on it ends when that connection is closed."""
 STOPPING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 """Signals that stop HAProxy; the first lets it finish its streams."""
 LINKED = ("sock", "cfg")
@@ -154,6 +153,7 @@ class Guard:
         self._question: socket.socket | None = None
         """Connection of the check that waits for HAProxy's answer."""
         self._next_check = 0.0
+        self._replicas = StoppedReplicas(raylet_id())
         self._unanswered_since: float | None = None
         self._has_started = False
         """Whether this HAProxy listens at its socket."""
@@ -181,6 +181,7 @@ class Guard:
         if timeout is not None and time.monotonic() > before + timeout + CHECK_PERIOD_S:
             # This process was stopped or starved, and HAProxy perhaps as well.
             self._unanswered_since = None
+            self._replicas.forget()
         for key, _ in events:
             key.data()
         if self._deadline is not None and time.monotonic() >= self._deadline[0]:
@@ -224,6 +225,7 @@ class Guard:
             self._unanswered_since = None
         elif now >= self._next_check:
             self._next_check = now + CHECK_PERIOD_S
+            self._replicas.check(now)
             if self._unanswered_since is None:
                 self._unanswered_since = now
             if self._question is None:
@@ -324,7 +326,7 @@ class Guard:
             theirs = self._file("cfg", other).read_text()
             if has_routes(self._configuration) or not has_routes(theirs):
                 return False
-            connection = _connect(self._admin)
+            connection = connect(self._admin)
             self._kept.append(connection)
             connection.sendall(ADOPT + b"\n")
             guard = int(connection.recv(64) or 0)
@@ -360,8 +362,8 @@ class Guard:
             connection, _ = listener.accept()
             with contextlib.ExitStack() as stack:
                 stack.callback(connection.close)
-                connection.settimeout(ASK_TIMEOUT_S)
-                command = _read(connection, until=b"\n").strip()
+                connection.settimeout(ANSWER_TIMEOUT_S)
+                command = receive(connection, until=b"\n").strip()
                 if command == ADOPT:
                     connection.sendall(b"%d\n" % self._pid)
                     self._kept.append(connection)
@@ -508,17 +510,24 @@ def has_ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
+def raylet_id() -> int | None:
+    """Process id of the node's raylet; None if it is unknown."""
+    value = os.environ.get(RAYLET_VARIABLE, "")
+    return int(value) if value.isdecimal() else None
+
+
 def open_raylet() -> int | None:
     """pidfd of the node's raylet; None if it is unknown.
 
     Raises:
         ProcessLookupError: it has ended.
     """
+    raylet = raylet_id()
     try:
-        return os.pidfd_open(int(os.environ[RAYLET_VARIABLE]))
+        return None if raylet is None else os.pidfd_open(raylet)
     except ProcessLookupError:
         raise
-    except (KeyError, ValueError, OSError):
+    except (OverflowError, OSError):
         return None
 
 
@@ -542,44 +551,6 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[int]]:
 def has_routes(configuration: str) -> bool:
     """Whether a configuration routes any request to an application; a manager's first does not."""
     return re.search(r"(?m)^\s*use_backend ", configuration) is not None
-
-
-def ask(path: Path, command: bytes, timeout_s: float = ASK_TIMEOUT_S) -> bytes:
-    """The answer to a command at a Unix socket; empty if nothing answers within `timeout_s`."""
-    try:
-        with contextlib.closing(_connect(path, timeout_s)) as connection:
-            connection.sendall(command + b"\n")
-            return _read(connection)
-    except OSError:
-        return b""
-
-
-def process_id(info: bytes) -> int | None:
-    """Process id in an answer to `show info`; None where it has none."""
-    found = re.search(rb"(?m)^Pid: (\d+)", info)
-    return int(found[1]) if found is not None else None
-
-
-def _connect(path: Path, timeout_s: float = ASK_TIMEOUT_S) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(timeout_s)
-        connection.connect(str(path))
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def _read(connection: socket.socket, until: bytes | None = None) -> bytes:
-    """Bytes that are received until the connection is closed, or `until` is among them."""
-    received = b""
-    while until is None or until not in received:
-        piece = connection.recv(2**16)
-        if not piece:
-            break
-        received += piece
-    return received
 
 
 def _spawn(command: list[str]) -> int:

@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 
 from cluster.haproxy import CERTIFICATE_VARIABLE
-from cluster.haproxy_guard import ask
+from cluster.haproxy_admin import ask
 
 NODES_SERVE_TLS = (
     "--ssl-certfile is not supported with --address, since proxies of a running cluster are "

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from cluster import launch
 from cluster.directories import private_directory
@@ -76,6 +77,7 @@ def test_settings_are_names_that_ray_reads() -> None:
 
     package = Path(ray.__file__).parent
     known = (package / "serve" / "_private" / "constants.py").read_text()
+    known += Path(uvicorn.config.__file__).read_text()
     settings = serve_settings()
     if has_haproxy():
         directory = private_directory()

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from cluster.directories import private_directory
-from cluster.environment import has_haproxy
+from cluster.environment import has_haproxy, serve_settings
+from cluster.forwarded import (
+    PROOF_HEADER,
+    TRUSTED_PROXIES_VARIABLE,
+    ForwardedClient,
+    proxy_secret,
+    trusted_proxies,
+)
 from cluster.haproxy import (
     BINARY_VARIABLE,
     ERRORS,
@@ -33,9 +45,7 @@ from cluster.haproxy import (
     REQUEST_TIMEOUT_VARIABLE,
     RESERVE_SHARE,
     RETRYABLE,
-    TRUSTED_PROXIES_VARIABLE,
     max_connections,
-    trusted_proxies,
 )
 from router.errors import ApiError
 from tests.support.cluster.serve_haproxy import (
@@ -126,6 +136,79 @@ async def test_the_client_s_address_replaces_what_the_client_claims(
     [head] = [head.lower() for head in gateway.heads if b"/forged" in head]
     lines = [line for line in head.split(b"\r\n") if line.startswith(b"x-forwarded-for:")]
     assert lines == [b"x-forwarded-for: " + address for address in forwarded]
+
+
+async def test_a_trusted_proxy_without_the_header_is_the_client(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRUSTED_PROXIES_VARIABLE, "127.0.0.0/8")
+    gateway = Gateway("gateway")
+    await gateway.start()
+    await proxy.start(gateway)
+    await ask(await proxy.connect(), "/plain")
+    [head] = [head.lower() for head in gateway.heads if b"/plain" in head]
+    assert b"\r\nx-forwarded-for: 127.0.0.1\r\n" in head
+
+
+class ServedByUvicorn(Gateway):
+    """A gateway whose HTTP server is Serve's, with our settings and middleware around it."""
+
+    async def start(self) -> None:
+        app = ForwardedClient(_answer_with_client)
+        config = uvicorn.Config(app, port=0, lifespan="off", log_config=None)
+        assert config.forwarded_allow_ips == serve_settings()["FORWARDED_ALLOW_IPS"]
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        self.server = uvicorn.Server(config)
+        self.serving = asyncio.create_task(self.server.serve(sockets=[listening]))
+
+    async def end(self) -> None:
+        self.server.should_exit = True
+        await self.serving
+
+
+async def _answer_with_client(scope: Scope, receive: Receive, send: Send) -> None:
+    request = Request(scope)
+    assert request.client is not None
+    assert PROOF_HEADER not in request.headers
+    await PlainTextResponse(request.client.host)(scope, receive, send)
+
+
+async def _client_at(port: int, headers: bytes, *, address: str = "127.0.0.2") -> str:
+    """The client's address as the gateway at `port` sees it, of a connection from `address`."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n" + headers + b"\r\n")
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await reader.read()
+    writer.close()
+    return answer.partition(b"\r\n\r\n")[2].decode()
+
+
+async def test_only_haproxy_names_a_gateway_s_clients(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "token of this fleet")
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", serve_settings()["FORWARDED_ALLOW_IPS"])
+    monkeypatch.setenv(TRUSTED_PROXIES_VARIABLE, "127.0.0.3, 10.0.0.0/8")
+    gateway = ServedByUvicorn("gateway")
+    await gateway.start()
+    try:
+        await proxy.start(gateway)
+        proof = f"{PROOF_HEADER}: {proxy_secret()}\r\n".encode()
+        wrong = f"{PROOF_HEADER}: {'0' * 64}\r\n".encode()
+        forged = b"X-Forwarded-For: 9.9.9.9\r\n"
+        for headers in (b"", forged, wrong + forged, proof + forged):
+            assert await _client_at(proxy.port, headers) == "127.0.0.2"
+        for headers in (forged, wrong + forged):  # past HAProxy
+            assert await _client_at(gateway.port, headers, address="127.0.0.1") == "127.0.0.1"
+        chain = b"X-Forwarded-For: 6.6.6.6, 1.2.3.4, 10.0.0.5\r\n"
+        assert await _client_at(proxy.port, chain, address="127.0.0.3") == "1.2.3.4"
+        assert await _client_at(proxy.port, chain) == "127.0.0.2"
+        files = [path for path in proxy.directory.rglob("*") if path.is_file()]
+        assert any(path.suffix == ".cfg" for path in files)
+        assert not [path for path in files if proxy_secret().encode() in path.read_bytes()]
+    finally:
+        await gateway.end()
 
 
 def test_a_wrong_address_of_a_proxy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

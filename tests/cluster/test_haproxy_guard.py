@@ -23,14 +23,15 @@ import pytest
 
 from cluster.directories import private_directory
 from cluster.environment import has_haproxy
+from cluster.haproxy_admin import ask as guard_ask
+from cluster.haproxy_admin import process_id
 from cluster.haproxy_guard import (
     CHECK_PERIOD_S,
     HUNG_S,
     has_routes,
-    process_id,
     split_arguments,
 )
-from cluster.haproxy_guard import ask as guard_ask
+from cluster.stopped_replicas import STOPPED_S
 from tests.support.cluster.serve_haproxy import (
     DEADLINE_S,
     HOST,
@@ -223,6 +224,27 @@ async def test_a_stopped_guard_does_not_take_its_haproxy_for_stopped(node: Node)
     await wait_answer(node.port, "gateway")
     await asyncio.sleep(HUNG_S)
     assert node.haproxies == [haproxy]
+
+
+async def test_a_stopped_replica_of_the_node_is_killed(node: Node) -> None:
+    node.raylet.kill()
+    script = "exec -a ray::ServeReplica:a sleep 1000 & exec -a ray::Rank0:b sleep 1000 & wait"
+    node.raylet = subprocess.Popen(["bash", "-c", script], start_new_session=True)
+    raylet = psutil.Process(node.raylet.pid)
+    try:
+        (gateway,) = await gateways("gateway")
+        await node.manager(gateway)
+        replica, rank = sorted(raylet.children(), key=lambda child: child.pid)
+        began = time.monotonic()
+        for child in (replica, rank):
+            child.suspend()
+        await until(lambda: replica not in raylet.children())
+        assert STOPPED_S <= time.monotonic() - began < STOPPED_S + 3 * CHECK_PERIOD_S
+        assert rank.status() == psutil.STATUS_STOPPED
+        assert await answer(node.port) == "gateway"
+    finally:
+        os.killpg(node.raylet.pid, signal.SIGKILL)
+        node.raylet.wait()
 
 
 async def test_serve_may_change_what_does_not_come_back(proxy: Proxy) -> None:

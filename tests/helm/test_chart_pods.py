@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from cluster.environment import cluster_settings, haproxy_settings, has_haproxy
+from cluster.forwarded import TRUSTED_PROXIES_VARIABLE, trusted_proxies
 from tests.support.helm.chart import CHART, EXAMPLES, Helm, Object, only, pod_specs
 from tests.support.helm.small_endpoint import serve_models
 from tests.support.paths import ROOT
@@ -97,6 +98,17 @@ def test_haproxy_is_set_as_in_the_code(objects: list[Object], tmp_path: Path) ->
     assert name in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     for image in (ROOT / "deploy" / "images").glob("*.Dockerfile"):
         assert f"ENV PATH={folder}:$PATH" in image.read_text()
+
+
+def test_all_pods_know_the_proxies_in_front(helm4: Helm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy keeps their X-Forwarded-For, and gateways skip their addresses in it."""
+    networks = ["10.1.0.0/16", "fd00::7/128"]
+    for given, expected in (([], []), (networks, networks)):
+        rendered = helm4.template("--set-json", f"haproxy.trustedProxies={json.dumps(given)}")
+        for pod in ray_pods(rendered).values():
+            environment = environment_of(pod)
+            monkeypatch.setenv(TRUSTED_PROXIES_VARIABLE, environment[TRUSTED_PROXIES_VARIABLE])
+            assert [str(network) for network in trusted_proxies()] == expected
 
 
 def test_pods_and_replicas_wait_for_the_longest_stream(helm4: Helm) -> None:

@@ -24,6 +24,7 @@ WRONG = {
     "resources": (["--set-json", 'head.resources={"limit": {}}'], "limit"),
     "key with a space": (["--set-json", 'apiKeys.keys=["a b"]'], "keys"),
     "digest": (["--set", "image.digest=sha256:1"], "digest"),
+    "trusted proxy by name": (["--set-json", 'haproxy.trustedProxies=["ingress"]'], "trustedProxies"),
     "ray's version": (["--set", "rayVersion=latest"], "rayVersion"),
     # what contradicts something else
     "no such group": (["--set-json", 'models=[{"name": "a", "model": "m", "group": "gpu"}]'], 'group "gpu", but workerGroups has only: cpu'),

@@ -23,6 +23,7 @@ from tests.support.chaos.schedule import Planned
 
 WAIT_S = 120.0
 FRONT = "ray::ServeReplica:rayfleet:worker-x"
+CONTROLLER = "ray::ServeController"
 LISTENS = """
 import os, socket, sys
 folder = sys.argv[1] + "/rf-one"
@@ -122,12 +123,12 @@ def test_who_is_killed_is_the_one_that_was_picked(tmp_path: Path, start: Start) 
 
 
 def test_a_stopped_process_goes_on_when_its_time_is_over(tmp_path: Path, start: Start) -> None:
-    front = start(FRONT)
+    controller = start(CONTROLLER)
     breaker = saboteur(tmp_path, stop_s=0.3)
-    fault = breaker.strike(planned("stop-front"))
-    wait_until(lambda: state(front.pid) == psutil.STATUS_STOPPED)
+    fault = breaker.strike(planned("stop-controller"))
+    wait_until(lambda: state(controller.pid) == psutil.STATUS_STOPPED)
     wait_until(lambda: breaker.is_over)
-    wait_until(lambda: state(front.pid) != psutil.STATUS_STOPPED)
+    wait_until(lambda: state(controller.pid) != psutil.STATUS_STOPPED)
     assert fault.stopped_s >= 0.3
     assert not fault.is_given_up
 
@@ -144,12 +145,12 @@ def test_that_a_stopped_process_was_ended_is_noted(tmp_path: Path, start: Start)
 
 
 def test_nothing_stays_stopped(tmp_path: Path, start: Start) -> None:
-    front = start(FRONT)
+    controller = start(CONTROLLER)
     breaker = saboteur(tmp_path, stop_s=WAIT_S)
-    breaker.strike(planned("stop-front"))
-    wait_until(lambda: state(front.pid) == psutil.STATUS_STOPPED)
+    breaker.strike(planned("stop-controller"))
+    wait_until(lambda: state(controller.pid) == psutil.STATUS_STOPPED)
     breaker.close()
-    wait_until(lambda: state(front.pid) != psutil.STATUS_STOPPED)
+    wait_until(lambda: state(controller.pid) != psutil.STATUS_STOPPED)
 
 
 def test_a_fault_without_anyone_to_hit_is_told(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def _stop(part: Part) -> Kind:
         part=part,
         sign=signal.SIGSTOP,
         noticed=noticed,
-        given_up=noticed is Noticed.BY_WATCHDOG or part in (Part.GATEWAY, Part.HAPROXY),
+        given_up=noticed is Noticed.BY_WATCHDOG or part in (Part.FRONT, Part.GATEWAY, Part.HAPROXY),
         takes_streams=part in _IN_FRONT,  # where Serve loses patience with it
     )
 
@@ -100,6 +100,7 @@ KINDS: Final[dict[str, Kind]] = {
 
 RECOVERY_LIMITS_S: Final[dict[str, float]] = {
     "stop-gateway": 15.0,
+    "stop-front": 15.0,
     "stop-haproxy": 5.0,
     "kill-haproxy": 5.0,
     "kill-guard": 10.0,

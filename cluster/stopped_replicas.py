@@ -1,0 +1,97 @@
+"""Kills Serve's replicas on this node that a signal has stopped, so that Serve replaces them.
+
+Serve gives a replica three health checks to answer, 10 to 30 s in all, and then asks it to end,
+which a stopped process cannot do: it keeps its GPU, its port and its clients' connections. The end
+of a process, in contrast, is an event, which Serve handles within two seconds.
+
+A process that is stopped is in a state of its own (T). One that gets no core, waits for a disk or
+is held by a debugger is not in that state, so none of these is killed, however late it is.
+
+HAProxy's guard runs this: there is one on each node with replicas, and it outlives them. Not
+reported upstream; needed until Serve itself kills replicas that are stopped. Imports nothing but
+the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+STOPPED_S = 2.0
+"""Seconds in the stopped state after which a replica is killed. Gateways wait as long for a worker
+that is silent before they resume its requests on another one."""
+TITLE = b"ray::ServeReplica:"
+"""Start of a replica's process title."""
+_STOPPED = "T"
+"""State of proc_pid_stat(5)."""
+
+
+class StoppedReplicas:
+    """Watches the replicas of one Ray node: gateways and fronts of worker groups.
+
+    Args:
+        raylet: process id of the node's raylet, whose children they are; None for no replicas.
+    """
+
+    def __init__(self, raylet: int | None) -> None:
+        self._raylet = raylet
+        self._since: dict[tuple[int, str], float] = {}
+        """When a stopped process was first seen so, by its id and start time."""
+
+    def forget(self) -> None:
+        """Starts over: the caller was stopped or starved itself, and they perhaps with it."""
+        self._since.clear()
+
+    def check(self, now: float) -> None:
+        """Kills the replicas that were stopped in all checks of the last STOPPED_S seconds."""
+        stopped = self._stopped()
+        self._since = {process: self._since.get(process, now) for process in stopped}
+        for process, since in self._since.items():
+            if now - since >= STOPPED_S:
+                self._kill(process[0], now - since)
+
+    def _stopped(self) -> list[tuple[int, str]]:
+        if self._raylet is None:
+            return []
+        found = []
+        for pid in _children(self._raylet):
+            state, started = _state(pid)
+            if state == _STOPPED and _title(pid).startswith(TITLE):
+                found.append((pid, started))
+        return found
+
+    def _kill(self, pid: int, stopped_s: float) -> None:
+        name = _title(pid).partition(b"\0")[0].decode(errors="replace")
+        text = f"killing {name} (process {pid}): stopped by a signal for {stopped_s:.1f} s"
+        print(f"stopped_replicas: {text}", file=sys.stderr, flush=True)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError as error:
+            print(f"stopped_replicas: cannot kill process {pid}: {error}", file=sys.stderr)
+
+
+def _children(pid: int) -> Iterator[int]:
+    """Process ids of the children that the main thread has started, as a raylet's does."""
+    return map(int, _read(Path(f"/proc/{pid}/task/{pid}/children")).split())
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """State and start time of a process; empty if it has ended."""
+    # A name may hold anything, brackets too.
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].decode().split()
+    return (fields[0], fields[19]) if fields else ("", "")
+
+
+def _title(pid: int) -> bytes:
+    return _read(Path(f"/proc/{pid}/cmdline"))
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a file; none if its process has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
