@@ -18,8 +18,10 @@ from worker.plan.channel import CoordinatorChannel
 from worker.plan.messages import Failure, FromRank, Hello, Ready, Stop, ToRank
 from worker.plan.rendezvous import Rendezvous, RendezvousHost
 
-LAST_WORD_MS = 200
-"""Milliseconds to wait for the last message of an exiting rank, or for the exit of another."""
+LAST_WORD_MS = 1000
+"""Maximum milliseconds to wait for the last message of an exiting rank, or for the exit of another.
+A killed process closes its sockets first, and ranks have a low priority: on a loaded machine its
+exit follows much later."""
 
 
 class RankGroup:
