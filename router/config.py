@@ -55,13 +55,15 @@ class RoutingConfig:
     loading or started on demand; then it fails with a 503."""
 
     def __post_init__(self) -> None:
-        for name, least in (
+        for name, minimum in (
             ("max_request_attempts", 1),
             ("decision_log_mib", 1),
             ("no_worker_timeout_s", 0),
         ):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{option_name(self, name)} must be at least {least}, got {value}")
+            if (value := getattr(self, name)) < minimum:
+                raise ValueError(
+                    f"{option_name(self, name)} must be at least {minimum}, got {value}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +86,10 @@ class ModelRoute:
     """Source of default sampling parameters: auto for the checkpoint, vllm for vLLM's defaults, or
     a folder or Hub repository with a generation_config.json."""
     tool_call_parser: str = ""
-    """Format of the model's tool calls, see router.replies; detected from the chat template by
+    """Format of the model's tool calls, see router.parsers; detected from the chat template by
     default, none disables parsing."""
     reasoning_parser: str = ""
-    """Format of the model's reasoning, see router.replies; detected from the chat template by
+    """Format of the model's reasoning, see router.parsers; detected from the chat template by
     default, none disables parsing."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """Routing options."""

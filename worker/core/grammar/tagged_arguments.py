@@ -1,6 +1,6 @@
 """Grammars of arguments between tags, as Qwen3-Coder and GLM write them.
 
-Texts are written as they are; other values are JSON. `router.replies.arguments` reads them by the
+Texts are written as they are; other values are JSON. `router.parsers.arguments` reads them by the
 types of each argument: where a text is among these, what is written is the text.
 """
 
