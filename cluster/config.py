@@ -15,7 +15,7 @@ import msgspec
 from cluster.autoscaling.config import AutoscalingConfig
 from cluster.ports import is_loopback
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
-from router.replies import check_parsers
+from router.parsers import check_parsers
 from worker.config import EngineConfig
 from worker.metrics.node import NodeMetricsConfig
 from worker.protocol.admission import option_name

@@ -91,10 +91,10 @@ class ModelRoute:
     """Source of default sampling parameters: auto for the checkpoint, vllm for none, otherwise a
     folder or Hub repository with a generation_config.json."""
     tool_call_parser: str = ""
-    """Parser of the model's tool calls, see router.replies; detected from the chat template if
+    """Parser of the model's tool calls, see router.parsers; detected from the chat template if
     empty, none to disable parsing."""
     reasoning_parser: str = ""
-    """Parser of the model's reasoning, see router.replies; detected from the chat template if
+    """Parser of the model's reasoning, see router.parsers; detected from the chat template if
     empty, none to disable parsing."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """Routing options."""

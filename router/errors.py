@@ -167,7 +167,7 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def refuse(problem: Problem | None) -> None:
+def raise_for_problem(problem: Problem | None) -> None:
     """Raises ApiError (400) if a request exceeds the limits of workers."""
     if problem is not None:
         raise bad_request(problem.message, problem.param)

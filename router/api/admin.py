@@ -12,7 +12,7 @@ from router.api.http.account import Account, attach
 from router.api.http.auth import failed_attempt
 from router.api.http.body import Bodies, Payload
 from router.api.openai.protocol import json_object
-from router.api.openai.values import refuse_many_values
+from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
 from router.gateway import Gateway
 from router.keys import KeyLimits, KeyRing
@@ -84,5 +84,5 @@ class AdminRoutes:
 
 def _fields(payload: Payload) -> dict[str, Any]:
     """Decodes a body. Raises ApiError (400) if it is malformed or has too many values."""
-    refuse_many_values(payload)
+    check_num_values(payload)
     return json_object(payload)

@@ -22,9 +22,9 @@ from router.api.http.audit import AuditLog
 from router.api.http.auth import ApiKeys
 from router.api.http.body import Bodies, BodyLimits
 from router.api.http.browsers import BrowserGuard
+from router.api.http.client_streams import ClientStreams, StreamLimits
 from router.api.http.count import AnswerCounter
 from router.api.http.parts import PartsApp
-from router.api.http.readers import ReaderLimits, Readers
 from router.api.openai.completions import CompletionRoutes, request_id_of
 from router.api.openai.tokenize import TokenRoutes
 from router.api.openapi import openapi_document
@@ -60,14 +60,14 @@ EXPOSED_HEADERS = (
 def create_app(
     gateway: Gateway,
     body_limits: BodyLimits | None = None,
-    reader_limits: ReaderLimits | None = None,
+    stream_limits: StreamLimits | None = None,
 ) -> Starlette:
     """Creates the HTTP API of a gateway, which the caller starts and closes on the same event loop.
 
     Args:
         gateway: the gateway.
         body_limits: limits on request bodies; None for the defaults.
-        reader_limits: limits on clients that read slowly; None for the defaults.
+        stream_limits: limits on clients that read slowly; None for the defaults.
 
     Raises:
         ValueError: a file of API keys is unreadable, invalid or empty, or the audit log is not
@@ -76,9 +76,9 @@ def create_app(
     config = gateway.config
     keys = KeyRing(config.api_keys, config.api_key_file)
     admin_keys = KeyRing(config.admin_api_keys, config.admin_api_key_file)
-    bodies, readers = Bodies(body_limits), Readers(reader_limits)
+    bodies, streams = Bodies(body_limits), ClientStreams(stream_limits)
     app = PartsApp(
-        routes=_routes(gateway, bodies, readers, keys, admin_keys),
+        routes=_routes(gateway, bodies, streams, keys, admin_keys),
         exception_handlers={
             ApiError: _ModelNames(gateway).api_error,
             HTTPException: _http_error,
@@ -108,9 +108,9 @@ def create_app(
 
 
 def _routes(
-    gateway: Gateway, bodies: Bodies, readers: Readers, keys: KeyRing, admin_keys: KeyRing
+    gateway: Gateway, bodies: Bodies, streams: ClientStreams, keys: KeyRing, admin_keys: KeyRing
 ) -> list[Route]:
-    completions = CompletionRoutes(gateway, bodies, readers)
+    completions = CompletionRoutes(gateway, bodies, streams)
     anthropic = AnthropicRoutes(gateway, bodies, completions)
     responses = ResponsesRoutes(gateway, bodies, completions)
     tokens = TokenRoutes(gateway, bodies)

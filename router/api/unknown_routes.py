@@ -43,7 +43,7 @@ def describe_unknown_route(path: str, known: Iterable[str]) -> str:
         path: path of the request.
         known: paths of all routes.
     """
-    served = [one for one in known if "{" not in one and one != "/"]
+    served = [route for route in known if "{" not in route and route != "/"]
     for name in _other_spellings(path):
         for prefix, meaning in _UNSUPPORTED.items():
             if name == prefix or name.startswith(prefix + "/"):
@@ -73,7 +73,7 @@ def _meant(path: str, served: list[str]) -> str | None:
 
     A wrong base URL adds or drops the start of a path, so the path ends like a route.
     """
-    ends = {one.removeprefix(_VERSION): one for one in served}
+    ends = {route.removeprefix(_VERSION): route for route in served}
     same = [end for end in ends if path.endswith(end)]
     if same:
         return ends[max(same, key=len)]

@@ -5,7 +5,7 @@ from router.channel.link import WorkerLink
 from router.channel.protocols import (
     ChannelListener,
     Receiver,
-    Refused,
+    SubmitRejected,
     WorkerTransport,
     WorkerUnreachable,
 )
@@ -13,7 +13,7 @@ from router.channel.protocols import (
 __all__ = [
     "ChannelListener",
     "Receiver",
-    "Refused",
+    "SubmitRejected",
     "WorkerChannel",
     "WorkerLink",
     "WorkerTransport",

@@ -17,14 +17,14 @@ from collections.abc import Collection
 
 import msgspec
 
+from router.channel.heartbeat_timeout import TICK_S, HeartbeatTimeout
 from router.channel.protocols import (
     ChannelListener,
     Receiver,
-    Refused,
+    SubmitRejected,
     WorkerTransport,
     WorkerUnreachable,
 )
-from router.channel.silence import TICK_S, Silence
 from router.channel.submit_queue import SubmitQueue
 from worker.protocol.admission import AdmissionChange
 from worker.protocol.messages import (
@@ -94,7 +94,7 @@ class WorkerChannel:
         """Oldest epoch whose rank group may still exist."""
         self._seq = 0
         """Number of the stream's last WorkerUpdate."""
-        self._silence = Silence(lambda: transport.pulse(worker_id))
+        self._heartbeat_timeout = HeartbeatTimeout(lambda: transport.pulse(worker_id))
         self._task: asyncio.Task[None] | None = None
         self._decoder: msgspec.msgpack.Decoder[WorkerItem] = msgspec.msgpack.Decoder(WorkerItem)
 
@@ -119,7 +119,7 @@ class WorkerChannel:
 
         Raises:
             WorkerUnreachable: the worker did not get the request, or failed with it.
-            Refused: the worker has rejected the request.
+            SubmitRejected: the worker has rejected the request.
         """
         if self._epoch is None:
             raise WorkerUnreachable(f"worker {self.worker_id} is not attached")
@@ -176,7 +176,7 @@ class WorkerChannel:
     async def _attach_once(self) -> str:
         """Reads one attach stream to its end; returns why it ended."""
         self._epoch, self._seq = None, 0
-        self._silence.received()
+        self._heartbeat_timeout.received()
         pump = asyncio.create_task(self._pump())
         try:
             while True:
@@ -186,13 +186,13 @@ class WorkerChannel:
                 if done:
                     error = pump.exception()
                     return "the stream ended" if error is None else f"{error!r}"
-                reason = self._silence.tick(is_attached=self._epoch is not None)
+                reason = self._heartbeat_timeout.tick(is_attached=self._epoch is not None)
                 if reason is not None:
                     return reason
                 if self.leaving and not self._in_flight:
                     return "the worker has left the set"
         finally:
-            self._silence.close()
+            self._heartbeat_timeout.close()
             pump.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await pump
@@ -202,7 +202,7 @@ class WorkerChannel:
         decode = self._decoder.decode
 
         def on_item(payload: bytes) -> None:
-            self._silence.received()
+            self._heartbeat_timeout.received()
             self._handle(decode(payload), clock())
 
         await self._transport.attach(self.worker_id, self._gateway_id, on_item)
@@ -286,7 +286,7 @@ class WorkerChannel:
                 continue
             if rejection is not None:
                 del self._in_flight[submit.request_id]
-                request.ack.set_exception(Refused(rejection))
+                request.ack.set_exception(SubmitRejected(rejection))
             elif self._epoch is None or reply.epoch < self._oldest_epoch:
                 del self._in_flight[submit.request_id]
                 reason = "its rank group was rebuilt"

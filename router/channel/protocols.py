@@ -54,7 +54,7 @@ class WorkerUnreachable(ConnectionError):
         self.had_it = had_it
 
 
-class Refused(Exception):
+class SubmitRejected(Exception):
     """The worker has rejected the request.
 
     Args:

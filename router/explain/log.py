@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from router.explain.keyed import KEY_BYTES, KeyedNames
-from router.explain.record import Decided, FleetSpeed, LogLine, WorkerSeen
+from router.explain.record import DecisionLine, FleetSpeed, LogLine, WorkerSeen
 from router.fleet import Fleet, WorkerState
 from router.private_files import RotatedFile
 
@@ -78,7 +78,7 @@ class DecisionLog:
                 )
             )
 
-    def decided(self, line: Decided, fleet: Fleet) -> None:
+    def decided(self, line: DecisionLine, fleet: Fleet) -> None:
         """Logs the decision of an ended completion, periodically preceded by the fleet's speeds."""
         if self._file is not None and not self._file.has_room():
             self._turn_over(self._file, fleet)

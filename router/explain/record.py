@@ -7,7 +7,7 @@ import msgspec
 from worker.protocol.step_time import StepCosts
 
 
-class Decided(msgspec.Struct, kw_only=True, tag="decided"):
+class DecisionLine(msgspec.Struct, kw_only=True, tag="decided"):
     """A completion and its routing decision, written when the completion has ended."""
 
     request_id: str
@@ -60,4 +60,4 @@ class FleetSpeed(msgspec.Struct, kw_only=True, tag="speed"):
     """Step times of each worker relative to `costs`, by worker id."""
 
 
-LogLine = Decided | WorkerSeen | FleetSpeed
+LogLine = DecisionLine | WorkerSeen | FleetSpeed

@@ -3,7 +3,7 @@
 from router.fleet.batch_window import BatchWindow
 from router.fleet.blocks import BlockKey, PromptBlocks
 from router.fleet.explain import Explanation
-from router.fleet.feasibility import Feasibility, RefusedGrammars
+from router.fleet.feasibility import Feasibility, RejectedGrammars
 from router.fleet.fleet import Choice, Fleet
 from router.fleet.state import WorkerState
 
@@ -15,6 +15,6 @@ __all__ = [
     "Feasibility",
     "Fleet",
     "PromptBlocks",
-    "RefusedGrammars",
+    "RejectedGrammars",
     "WorkerState",
 ]

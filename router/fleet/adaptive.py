@@ -49,16 +49,16 @@ class AdaptivePolicy(RoutingPolicy):
     ) -> Terms:
         """The terms in seconds; see RoutingPolicy.terms."""
         eligible, queue_s, work_s = request.eligible, estimate.queue_s, estimate.work_s
-        members = int(np.count_nonzero(eligible)) or 1
+        num_workers = int(np.count_nonzero(eligible)) or 1
         utilisations = self._utilisation.of_workers(len(queue_s), now)
         # Not a dot product: BLAS would wake its threads for ten thousand workers.
-        busy = np.add.reduce(utilisations, where=eligible).item() / members
+        busy = np.add.reduce(utilisations, where=eligible).item() / num_workers
         shortest_s = np.minimum.reduce(queue_s, where=eligible, initial=np.inf).item()
-        beta = self._congestion.anywhere(busy, members, shortest_s)
+        beta = self._congestion.anywhere(busy, num_workers, shortest_s)
         delays_anywhere = beta * workers.relative_speed
         delays_worker = self._congestion.at_workers(utilisations, queue_s)
         terms = {"queue": estimate.delay_s, "slot": estimate.slot_wait_s, "compute": work_s}
-        saving = self._copy_saving(request, queue_s, members, now)
+        saving = self._copy_saving(request, queue_s, num_workers, now)
         if saving is not None:
             price = _copy_s(request, workers) * (1.0 + delays_anywhere + delays_worker)
             terms["copy"] = -np.minimum(saving, price)
@@ -67,7 +67,7 @@ class AdaptivePolicy(RoutingPolicy):
         return terms
 
     def _copy_saving(
-        self, request: RequestView, queue_s: Floats, members: int, now: float
+        self, request: RequestView, queue_s: Floats, num_workers: int, now: float
     ) -> Floats | None:
         """Seconds that later requests save if a worker also caches the shared prefix, per row.
 
@@ -81,7 +81,7 @@ class AdaptivePolicy(RoutingPolicy):
         # A worker with half of the prefix counts as having it: most of a copy is there.
         holders = request.eligible & (request.hit_tokens >= 0.5 * request.best_hit)
         num_holders = np.count_nonzero(holders)
-        if not num_holders or num_holders + 0.5 > share * members:  # rounded
+        if not num_holders or num_holders + 0.5 > share * num_workers:  # rounded
             return None
         shorter = np.maximum(queue_s[holders].min() - queue_s, 0.0)
         saving: Floats = shorter * (times / (num_holders + 1))

@@ -47,13 +47,13 @@ class BatchWindow:
             raise
 
     def _place(self) -> None:
-        waiting = [one for one in self._waiting if not one.answer.done()]
+        waiting = [request for request in self._waiting if not request.answer.done()]
         self._waiting.clear()
         try:
-            choices = self._fleet.reserve_group([one[:3] for one in waiting])
+            choices = self._fleet.reserve_group([request[:3] for request in waiting])
         except Exception as error:
-            for one in waiting:
-                one.answer.set_exception(error)
+            for request in waiting:
+                request.answer.set_exception(error)
             return
-        for one, choice in zip(waiting, choices, strict=True):
-            one.answer.set_result(choice)
+        for request, choice in zip(waiting, choices, strict=True):
+            request.answer.set_result(choice)

@@ -65,12 +65,12 @@ class Feasibility:
         The text is not tokenized yet, which would take seconds for texts far too long. A token has
         up to `longest_token` characters.
         """
-        most = max((kind.max_tokens - 1 for kind in kinds), default=None)
-        if most is None or num_characters <= most * longest_token:
+        max_tokens = max((kind.max_tokens - 1 for kind in kinds), default=None)
+        if max_tokens is None or num_characters <= max_tokens * longest_token:
             return None
         message = (
-            f"the prompt has {num_characters} characters, but this model supports at most {most} "
-            f"tokens of up to {longest_token} characters: shorten the prompt"
+            f"the prompt has {num_characters} characters, but this model supports at most "
+            f"{max_tokens} tokens of up to {longest_token} characters: shorten the prompt"
         )
         return self._of_all([Problem("prompt", message)])
 
@@ -107,7 +107,7 @@ class Feasibility:
         return first._replace(param=self._names.get(first.param, first.param))
 
 
-class RefusedGrammars:
+class RejectedGrammars:
     """Grammars that a worker could not compile, with its messages; cleared when a worker joins.
 
     A request with such a grammar is rejected before anything is booked. Grammars are identified by

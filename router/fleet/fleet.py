@@ -22,7 +22,7 @@ from router.fleet.policies import create_policy
 from router.fleet.pricing import price_all, price_load
 from router.fleet.queue_order import QueueOrder
 from router.fleet.request import RequestView, estimate
-from router.fleet.state import Members, Reservation, SentPrompt, WorkerState
+from router.fleet.state import ReadyWorkers, Reservation, SentPrompt, WorkerState
 from router.fleet.utilisation import Utilisation
 from router.fleet.workers import WorkerTable
 from worker.protocol.limits import Limits
@@ -99,7 +99,7 @@ class Fleet:
         self._queue_order = QueueOrder()
         self._hits = HitFinder(self.index, self.in_flight)
         self._priced_with = self.pace.costs
-        self._members = Members()
+        self._ready_workers = ReadyWorkers()
         self._num_chosen = 0
         self._unpriced: dict[str, WorkerState] = {}
         """Workers whose last report is not in the table yet, by id."""
@@ -129,7 +129,7 @@ class Fleet:
     @property
     def ready(self) -> bool:
         """Whether any worker is available."""
-        return self._members.number > 0
+        return self._ready_workers.number > 0
 
     @property
     def info(self) -> EngineInfo | None:
@@ -140,11 +140,11 @@ class Fleet:
     @property
     def limits(self) -> Collection[Limits]:
         """Distinct limits of the ready workers; empty while none is ready."""
-        return self._members.limits
+        return self._ready_workers.limits
 
     def block_keys(self) -> list[BlockKey]:
         """Distinct block-hash parameters of the ready workers; prompts are hashed with each."""
-        return list(self._members.keys)
+        return list(self._ready_workers.keys)
 
     def attach(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """Adds a worker, or replaces its state, with its snapshot."""
@@ -170,7 +170,7 @@ class Fleet:
         assert slot is not None, "an attached worker has a slot"
         self._hits.placed(slot, worker.row)
         self._unbook_reported(worker)
-        self._member_changed(worker, before)
+        self._update_ready(worker, before)
         self._unpriced.pop(worker_id, None)
         self._tabulate(worker)
 
@@ -208,7 +208,7 @@ class Fleet:
             self.pace.forget(worker.row)
             worker.info = None
             worker.load = LoadSnapshot()
-            self._member_changed(worker, before)
+            self._update_ready(worker, before)
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
         """Sets whether a worker is draining: it finishes its requests and accepts no new ones."""
@@ -216,7 +216,7 @@ class Fleet:
         if worker is not None:
             before = worker.info if worker.ready else None
             worker.draining = draining
-            self._member_changed(worker, before)
+            self._update_ready(worker, before)
 
     def remove(self, worker_id: str) -> None:
         """Removes a worker that has left."""
@@ -370,10 +370,10 @@ class Fleet:
             table.reserved_s[row] = table.reserved_first_chunks_s[row] = 0.0
         table.set_active(row, worker.num_active)
 
-    def _member_changed(self, worker: WorkerState, before: EngineInfo | None) -> None:
+    def _update_ready(self, worker: WorkerState, before: EngineInfo | None) -> None:
         """Updates the sets of ready workers; `before` is this one's engine if it was ready."""
         self._table.eligible[worker.row] = worker.ready
-        self._members.change(before, worker.info if worker.ready else None)
+        self._ready_workers.change(before, worker.info if worker.ready else None)
         self._compare_speeds()
 
     def _compare_speeds(self) -> None:

@@ -130,8 +130,8 @@ class GrowingTable:
         return freed
 
     def _sweep_if_due(self) -> None:
-        most = max(_MAX_DEAD, self._sets.num_slots // _DEAD_PART)
-        if self._num_stale > self._size // 2 or len(self._dead) > most:
+        max_dead = max(_MAX_DEAD, self._sets.num_slots // _DEAD_PART)
+        if self._num_stale > self._size // 2 or len(self._dead) > max_dead:
             self._start_moving(0)
 
     def _make_room(self, count: int) -> None:

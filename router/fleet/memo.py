@@ -48,8 +48,8 @@ class HashMemo:
             name = int(digest)
             names.append((page_size, name))
         with self._lock:
-            for one in names:
-                segment = self._segments.get(one)
+            for key in names:
+                segment = self._segments.get(key)
                 if segment is None:
                     break
                 known.append(segment)
@@ -58,8 +58,8 @@ class HashMemo:
         if start < len(token_ids):
             rest = block_hash_array(view[start:], page_size, parent)
             with self._lock:
-                for place, one in enumerate(names[len(known) :]):
+                for place, key in enumerate(names[len(known) :]):
                     # A copy; otherwise the segment would keep all of the prompt's hashes alive.
-                    self._segments[one] = rest[place * _SEGMENT : (place + 1) * _SEGMENT].copy()
+                    self._segments[key] = rest[place * _SEGMENT : (place + 1) * _SEGMENT].copy()
             known.append(rest)
         return np.concatenate(known)

@@ -64,8 +64,10 @@ def work_of(load: LoadSnapshot, chunk: int) -> Work[float]:
     if not tokens:
         half = 0.5 if rows else 0.0  # on average half of the running decode step remains
         return Work(0.0, 0.0, half, 0.0, 0.0, rows, context)
-    most = load.new_prompt_share * chunk
-    first = min(waiting, load.num_waiting * most) + min(reserved, load.num_reserved * most)
+    max_prompt_tokens = load.new_prompt_share * chunk
+    first = min(waiting, load.num_waiting * max_prompt_tokens) + min(
+        reserved, load.num_reserved * max_prompt_tokens
+    )
     attended = (
         load.prefilling_attended
         + _attended(waiting, load.num_waiting, load.queued_cached_tokens)

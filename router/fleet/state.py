@@ -90,7 +90,7 @@ class WorkerState:
         return booking.epoch < self.epoch or booking.ordinal <= seen
 
 
-class Members:
+class ReadyWorkers:
     """Ready workers counted by kind, so that a request is checked once per kind of worker."""
 
     def __init__(self) -> None:

@@ -183,9 +183,11 @@ class WorkerTable:
     def set_active(self, row: int, num_active: int) -> None:
         """Sets a worker's `num_active`, and updates `slot_wait_s`."""
         self.num_active[row] = num_active
-        most = self.max_num_seqs.item(row)
-        over = max(num_active + 1.0 - most, 0.0)
-        self.slot_wait_s[row] = over / most * OUTPUT_STEPS * self.step_s.item(row) if over else 0.0
+        num_slots = self.max_num_seqs.item(row)
+        over = max(num_active + 1.0 - num_slots, 0.0)
+        self.slot_wait_s[row] = (
+            over / num_slots * OUTPUT_STEPS * self.step_s.item(row) if over else 0.0
+        )
 
     def date(self, rows: int | slice) -> None:
         """Computes when the queues of workers end, from their reports and prices."""

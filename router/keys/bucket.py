@@ -49,11 +49,11 @@ class Bucket:
             self._left = self.left(now) - amount
             self._at = now
 
-    def wait_s(self, least: float, now: float) -> float:
-        """Seconds until the content is at least `least` and positive; 0 if it is already."""
+    def wait_s(self, minimum: float, now: float) -> float:
+        """Seconds until the content is at least `minimum` and positive; 0 if it is already."""
         if not self._per_minute:
             return 0.0
         left = self.left(now)
-        if left >= least and left > 0.0:
+        if left >= minimum and left > 0.0:
             return 0.0
-        return max(1e-9, (least - left) * MINUTE_S / self._per_minute)
+        return max(1e-9, (minimum - left) * MINUTE_S / self._per_minute)

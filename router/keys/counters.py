@@ -95,12 +95,15 @@ class KeyCounters:
 
     def _begin(self, gateway_id: str, num_admitted: int, now: float) -> KeyAnswer | None:
         """Counts a request; returns the answer for it and all later ones if it exceeds a limit."""
-        most = self.limits.max_concurrent_requests
-        if most and sum(self.num_open.values()) >= most:
-            message = f"this API key is limited to {most} concurrent request(s)"
+        maximum = self.limits.max_concurrent_requests
+        if maximum and sum(self.num_open.values()) >= maximum:
+            message = f"this API key is limited to {maximum} concurrent request(s)"
             return KeyAnswer(num_admitted, self.left(now), message, 1, is_concurrency=True)
-        for bucket, least, unit in ((self.requests, 1.0, "requests"), (self.tokens, 0.0, "tokens")):
-            wait_s = bucket.wait_s(least, now)
+        for bucket, minimum, unit in (
+            (self.requests, 1.0, "requests"),
+            (self.tokens, 0.0, "tokens"),
+        ):
+            wait_s = bucket.wait_s(minimum, now)
             if wait_s > 0.0:
                 message = f"this API key is limited to {bucket.per_minute:.0f} {unit} per minute"
                 return KeyAnswer(num_admitted, self.left(now), message, max(1, math.ceil(wait_s)))

@@ -111,7 +111,7 @@ class KeyFile:
             raise ValueError(
                 f"{self._path} contains no API key: put one per line or omit the option"
             )
-        refuse_doubles(entries)
+        check_unique(entries)
         return tuple(entries)
 
 
@@ -128,7 +128,7 @@ def parse_keys(text: str) -> list[KeyEntry]:
     return list({entry.digests: entry for entry in map(unnamed, kept)}.values())
 
 
-def refuse_doubles(entries: Sequence[KeyEntry]) -> None:
+def check_unique(entries: Sequence[KeyEntry]) -> None:
     """Raises ValueError if two entries have the same key or name."""
     names = Counter(entry.name for entry in entries if entry.is_named)
     doubles = [name for name, count in names.items() if count > 1]

@@ -67,9 +67,9 @@ class KeyUse:
             limits.requests_per_minute or limits.tokens_per_minute or limits.max_concurrent_requests
         )
 
-    async def begin(self) -> None:
-        """Counts a request, which must be followed by `end`. If it exceeds a limit, raises ApiError
-        (429) without counting it."""
+    async def begin_request(self) -> None:
+        """Counts a request, which must be followed by `end_request`. If it exceeds a limit, raises
+        ApiError (429) without counting it."""
         if not self.is_limited:
             self.num_open += 1
             return
@@ -80,8 +80,8 @@ class KeyUse:
         if rejection is not None:
             raise rate_limited(rejection.message, rejection.retry_after_s)
 
-    def end(self) -> None:
-        """Ends a request that `begin` has counted."""
+    def end_request(self) -> None:
+        """Ends a request that `begin_request` has counted."""
         self.num_open -= 1
         assert self.num_open >= 0
         if self.is_limited:
@@ -148,5 +148,5 @@ class KeyUse:
             return await waiting
         except asyncio.CancelledError:
             if waiting.done() and not waiting.cancelled() and waiting.result() is None:
-                self.end()
+                self.end_request()
             raise

@@ -113,7 +113,7 @@ _TENANT_COUNTERS: dict[str, tuple[str, Callable[[TenantStats], float]]] = {
     ),
     "rejections": (
         "Completions rejected because queues were full, per tenant.",
-        lambda t: t.refused,
+        lambda t: t.rejected,
     ),
 }
 _GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
@@ -133,8 +133,8 @@ _GAUGES: dict[str, tuple[str, Callable[[Source], float]]] = {
         "Number of ready workers.",
         lambda s: sum(worker.ready for worker in s.fleet.workers),
     ),
-    "num_workers_min": ("Minimum number of workers.", lambda s: s.stats.workers.least),
-    "num_workers_max": ("Maximum number of workers.", lambda s: s.stats.workers.most),
+    "num_workers_min": ("Minimum number of workers.", lambda s: s.stats.workers.minimum),
+    "num_workers_max": ("Maximum number of workers.", lambda s: s.stats.workers.maximum),
 }
 
 
@@ -231,7 +231,7 @@ class GatewayCollector(Collector):
             labels, stats = self._of(source), source.stats
             for reason, count in stats.finished.items():
                 success.add_metric([*labels, reason], count, self._created)
-            for reason, count in (("queue_full", stats.refused), ("no_worker", stats.unplaced)):
+            for reason, count in (("queue_full", stats.rejected), ("no_worker", stats.unplaced)):
                 rejections.add_metric([*labels, reason], count, self._created)
             # Both outcomes from the start, since a series without a past has no rate.
             for priority, kind in sorted({(priority, kind) for priority, kind, _ in stats.slo}):

@@ -81,9 +81,9 @@ class WorkerTarget(NamedTuple):
 
     wanted: int
     """Current target."""
-    least: int
-    """Minimum; equal to `most` without autoscaling."""
-    most: int
+    minimum: int
+    """Minimum; equal to `maximum` without autoscaling."""
+    maximum: int
     """Maximum."""
 
 
@@ -108,8 +108,8 @@ class ModelStats:
         "prediction_error",
         "prompt_length",
         "prompt_tokens",
-        "refused",
         "regret_s",
+        "rejected",
         "resubmissions",
         "retries",
         "routed",
@@ -147,7 +147,7 @@ class ModelStats:
         """Submits that failed and were retried on another worker."""
         self.resubmissions = 0
         """Worker failures after which a completion was resumed elsewhere."""
-        self.refused = 0
+        self.rejected = 0
         """Completions rejected because all workers' queues were full."""
         self.unplaced = 0
         """Completions rejected because no worker was available."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from router.explain import Decided
+from router.explain import DecisionLine
 from router.fleet import BlockKey, Choice, Explanation
 from router.metrics.stats import ModelStats
 from router.serving.completion import Completion
@@ -58,13 +58,13 @@ def cost_headers(explanation: Explanation) -> dict[str, str]:
     return {"cost": str(sum(map(Decimal, texts.values()), Decimal())), **texts}
 
 
-def decision_line(completion: Completion) -> Decided | None:
+def decision_line(completion: Completion) -> DecisionLine | None:
     """The decision-log line of an ended completion; None if it never reached a worker."""
     choice, spec = completion.choice, completion.spec
     if choice is None or choice.explanation is None:
         return None
     prompt = spec.prompt
-    return Decided(
+    return DecisionLine(
         request_id=spec.request_id,
         at=completion.times.arrived_at,
         num_tokens=prompt.num_tokens,

@@ -234,7 +234,7 @@ class Completion:
                 self.error = delta.error or "the worker aborted the request"
                 self.rejection = delta.rejection
                 if delta.rejection is not None and delta.rejection.status == 429:
-                    self.times.refused()
+                    self.times.rejected()
             self._end(delta.finish_reason, now)
         is_partial = delta.prompt_logprobs is not None and not delta.token_ids
         if (self._stream and not is_partial) or self.finish_reason is not None:

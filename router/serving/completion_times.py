@@ -107,10 +107,10 @@ class CompletionTimes:
             self._latency.first_flush.observe(max(now - self._submitted_at - at_worker, 0.0))
         return True
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         """Counts a rejection because the queues of all workers are full."""
-        self._stats.refused += 1
-        self._tenant.refused += 1
+        self._stats.rejected += 1
+        self._tenant.rejected += 1
 
     def ended(
         self, reason: FinishReason, now: float, num_tokens: int, num_cached: int

@@ -13,9 +13,9 @@ from typing import Any
 from router.channel import WorkerChannel, WorkerTransport
 from router.config import ModelRoute
 from router.explain import DecisionLog
-from router.fleet import Fleet, PromptBlocks, RefusedGrammars
+from router.fleet import Fleet, PromptBlocks, RejectedGrammars
 from router.metrics.stats import ModelStats, WorkerTarget
-from router.replies import dialect_of
+from router.parsers import dialect_of
 from router.serving.admission import AdmissionRules, SettingsStore
 from router.serving.completion import Completion
 from router.serving.completion_times import CompletionSpec, CompletionTimes
@@ -74,11 +74,11 @@ class ServedModel:
         self._channels: dict[str, WorkerChannel] = {}
         self._closed = False
         self.admission = AdmissionRules(settings, self._notify_admission)
-        self.refused_grammars = RefusedGrammars()
+        self.rejected_grammars = RejectedGrammars()
         self.load = LoadMeter(self.stats, fleet, time.monotonic)
         self._log_file = _decision_log(route, gateway_id)
         self._placer = Placer(
-            route, fleet, self._channels, self.stats, self.refused_grammars, self._log_file
+            route, fleet, self._channels, self.stats, self.rejected_grammars, self._log_file
         )
 
     @property
@@ -162,7 +162,7 @@ class ServedModel:
     def on_snapshot(self, worker_id: str, snapshot: AttachSnapshot) -> None:
         """A worker has attached with this snapshot; see ChannelListener."""
         self.fleet.attach(worker_id, snapshot)
-        self.refused_grammars.clear()
+        self.rejected_grammars.clear()
         # The worker may have left before the fleet registered it, while the stream was being
         # opened.
         self.fleet.set_draining(worker_id, self._channels[worker_id].leaving)

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from router.channel import Refused, WorkerChannel, WorkerUnreachable
+from router.channel import SubmitRejected, WorkerChannel, WorkerUnreachable
 from router.config import ModelRoute
-from router.errors import ApiError, no_worker, refuse, rejected
+from router.errors import ApiError, no_worker, raise_for_problem, rejected
 from router.explain import DecisionLog
-from router.fleet import BatchWindow, Choice, Fleet, RefusedGrammars
+from router.fleet import BatchWindow, Choice, Fleet, RejectedGrammars
 from router.metrics.stats import ModelStats
 from router.serving.account import count_choice, decision_line
 from router.serving.completion import Completion
@@ -45,7 +45,7 @@ class Placer:
         fleet: workers of the model.
         channels: channels to the workers, by id.
         stats: counters of decisions, retries and resubmissions.
-        refused_grammars: grammars that workers could not compile.
+        rejected_grammars: grammars that workers could not compile.
         log: decision log; None for none.
     """
 
@@ -55,14 +55,14 @@ class Placer:
         fleet: Fleet,
         channels: Mapping[str, WorkerChannel],
         stats: ModelStats,
-        refused_grammars: RefusedGrammars,
+        rejected_grammars: RejectedGrammars,
         log: DecisionLog | None,
     ) -> None:
         self._route = route
         self._fleet = fleet
         self._channels = channels
         self._stats = stats
-        self._refused_grammars = refused_grammars
+        self._rejected_grammars = rejected_grammars
         self._log_file = log
         self._wait_s = route.routing.no_worker_timeout_s
         self._batch_window = BatchWindow(fleet)
@@ -208,7 +208,7 @@ class Placer:
                 completion.lose(str(error))
                 return None
             return str(error)
-        except Refused as error:
+        except SubmitRejected as error:
             if error.rejection.status == 429:
                 completion.rejection = error.rejection
             if error.rejection.status == 429 or error.rejection.status >= 500:
@@ -218,7 +218,7 @@ class Placer:
             self._release(completion)
             grammar = spec.sampling.structured_outputs
             if error.rejection.is_final and grammar is not None:
-                self._refused_grammars.add(grammar, error.rejection.message)
+                self._rejected_grammars.add(grammar, error.rejection.message)
             param = spec.feasibility.param(error.rejection.param)
             raise rejected(error.rejection, param) from error
         if not completion.finished:  # the last delta may overtake the reply to the submit
@@ -260,7 +260,7 @@ class Placer:
         excluded = tried
         if problems:
             if len(problems) == len(kinds):
-                refuse(next(iter(problems.values())))
+                raise_for_problem(next(iter(problems.values())))
             workers = self._fleet.workers
             unfit = [w.worker_id for w in workers if w.info and Limits.of(w.info) in problems]
             excluded = [*tried, *unfit]
@@ -272,7 +272,7 @@ class Placer:
         if rejection is None:
             self._stats.unplaced += 1
             return no_worker(self._route.name, problem)
-        completion.times.refused()
+        completion.times.rejected()
         return rejected(rejection)
 
     async def _wait_for_worker(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from router.errors import ApiError, bad_request, refuse
+from router.errors import ApiError, bad_request, raise_for_problem
 from router.fleet import BlockKey, Feasibility, Fleet, PromptBlocks
 from router.tokens.pieces import PieceMemo, Tokens
 from router.tokens.pool import WorkPool
@@ -80,12 +80,12 @@ class PromptEncoder:
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility, last)
-        refuse_long = self._check_characters(feasibility)
+        check_length = self._check_characters(feasibility)
 
         def work() -> PromptBlocks:
-            refuse_long(num_characters(chat.texts))
+            check_length(num_characters(chat.texts))
             text = chat.render(self._tokenizer)
-            refuse_long(len(text))  # templates may repeat messages and add their own text
+            check_length(len(text))  # templates may repeat messages and add their own text
             token_ids = self._pieces.encode(text, cache_scope(cache_salt, tenant=tenant), accept)
             return self._blocks(_last(token_ids, last), cache_salt, tenant, session, keys)
 
@@ -115,17 +115,17 @@ class PromptEncoder:
         """
         keys = self._fleet.block_keys()
         accept = self._check(feasibility, last)
-        refuse_long = self._check_characters(feasibility)
+        check_length = self._check_characters(feasibility)
         info = self._fleet.info
         vocab_size = info.vocab_size if info is not None else self._tokenizer.vocab_size
 
         def work() -> list[PromptBlocks]:
             for prompt in prompts:
                 if isinstance(prompt, str):
-                    refuse_long(len(prompt))
+                    check_length(len(prompt))
                 else:
                     accept(len(prompt))
-                    _refuse_unknown(prompt, vocab_size)
+                    _check_vocabulary(prompt, vocab_size)
             encoded: list[Sequence[int]] = []
             for prompt in prompts:
                 if not isinstance(prompt, str):
@@ -157,15 +157,15 @@ class PromptEncoder:
             ApiError: 429 if too much work is waiting; 400 if the template rejects the messages, or
                 the text is too long to fit into the model with any tokens.
         """
-        refuse_long = self._check_characters(Feasibility(SamplingParams(), {}))
+        check_length = self._check_characters(Feasibility(SamplingParams(), {}))
 
         def work() -> list[int]:
             if isinstance(prompt, str):
-                refuse_long(len(prompt))
+                check_length(len(prompt))
                 return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-            refuse_long(num_characters(prompt.texts))
+            check_length(num_characters(prompt.texts))
             text = prompt.render(self._tokenizer)
-            refuse_long(len(text))
+            check_length(len(text))
             return self._tokenizer.encode(text, add_special_tokens=False)
 
         texts = prompt if isinstance(prompt, str) else prompt.texts
@@ -199,14 +199,14 @@ class PromptEncoder:
         Raises:
             ApiError: 429 if too much work is waiting.
         """
-        refuse_long = self._check_characters(Feasibility(SamplingParams(), {}))
+        check_length = self._check_characters(Feasibility(SamplingParams(), {}))
 
         def fits(index: int) -> bool:
             try:
                 prompt = prompt_of(index)
-                refuse_long(num_characters(prompt.texts))
+                check_length(num_characters(prompt.texts))
                 text = prompt.render(self._tokenizer)
-                refuse_long(len(text))
+                check_length(len(text))
             except ApiError:
                 return False  # far too long, or rejected by the template
             return len(self._tokenizer.encode(text, add_special_tokens=False)) <= max_tokens
@@ -239,7 +239,7 @@ class PromptEncoder:
         """
 
         def work() -> str:
-            _refuse_unknown(token_ids, self._tokenizer.vocab_size, "tokens")
+            _check_vocabulary(token_ids, self._tokenizer.vocab_size, "tokens")
             return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return await self._run(work, len(token_ids), owner)
@@ -319,7 +319,7 @@ class PromptEncoder:
 
         def accept(num_tokens: int) -> None:
             num_tokens = num_tokens if last is None else min(num_tokens, last)
-            refuse(feasibility.prompt(kinds, num_tokens))
+            raise_for_problem(feasibility.prompt(kinds, num_tokens))
 
         return accept
 
@@ -329,7 +329,7 @@ class PromptEncoder:
         kinds = self._kinds()
 
         def accept(number: int) -> None:
-            refuse(feasibility.characters(kinds, number, self._longest_token))
+            raise_for_problem(feasibility.characters(kinds, number, self._longest_token))
 
         return accept
 
@@ -452,8 +452,8 @@ def num_characters(data: Any, *, per_value: int = 0, enough: float = inf) -> int
     return total
 
 
-def _last(token_ids: Sequence[int] | Tokens, most: int | None) -> Sequence[int] | Tokens:
-    return token_ids if most is None else token_ids[-most:]
+def _last(token_ids: Sequence[int] | Tokens, maximum: int | None) -> Sequence[int] | Tokens:
+    return token_ids if maximum is None else token_ids[-maximum:]
 
 
 def _up_to_end_of(last: str, text: str) -> str:
@@ -476,7 +476,7 @@ def _up_to_end_of(last: str, text: str) -> str:
     return text[: end + len(rest)] if text.startswith(rest, end) else text[:end]
 
 
-def _refuse_unknown(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
+def _check_vocabulary(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise bad_request(

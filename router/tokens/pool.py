@@ -82,7 +82,7 @@ class WorkPool:
         """
         loop = asyncio.get_running_loop()
         size = max(size, LEAST)
-        self._refuse_more(size, owner)
+        self._check_room(size, owner)
         start = max(self._clock, self._ends.get(owner, 0.0))
         waiting = _Waiting(start, next(self._order), size, owner, size > LONG, loop.create_future())
         self._ends[owner] = start + size
@@ -117,7 +117,7 @@ class WorkPool:
         """Stops starting work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _refuse_more(self, size: int, owner: str) -> None:
+    def _check_room(self, size: int, owner: str) -> None:
         held = sum(self._held.values())
         if held + size <= MAX_WAITING and self._held.get(owner, 0) + size <= MAX_WAITING // 2:
             return

@@ -39,7 +39,7 @@ from deploy.models.tokenizer import (
     segments,
     train_tokenizer,
 )
-from router.replies.dialect import dialect_of
+from router.parsers.dialect import dialect_of
 from tests.support.effort import IS_LONG, cases
 from tests.support.paths import MODELS
 from worker.protocol.text.tokenizer import load_tokenizer

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from router.channel import channel
-from router.channel.silence import TICK_S
+from router.channel.heartbeat_timeout import TICK_S
 from tests.support.router import stub_worker
 from tests.support.router.agent import agent_rig, build_agent
 from tests.support.router.rig import Rig, build_checkpoint, events
@@ -35,7 +35,7 @@ async def rig(checkpoint: Path, tokenizer: Tokenizer) -> AsyncIterator[Rig]:
 
 @pytest.fixture(scope="session")
 def agent_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
-    """Checkpoint and tokenizer of a model that thinks and knows tools."""
+    """Checkpoint and tokenizer of a model with reasoning and tools."""
     folder = tmp_path_factory.mktemp("agent")
     build_agent(folder)
     return folder, load_tokenizer(str(folder))
@@ -51,7 +51,7 @@ async def agent(agent_model: tuple[Path, Tokenizer]) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is counted in ticks, and in a heartbeat's time no more of them pass than usual."""
+    """Heartbeat timeouts count ticks; as many ticks as usual pass between two heartbeats."""
     shorter = 0.2
     monkeypatch.setattr(channel, "TICK_S", shorter * TICK_S)
     monkeypatch.setattr(stub_worker, "HEARTBEAT_S", shorter * stub_worker.HEARTBEAT_S)

@@ -1,4 +1,5 @@
-"""Who may change a running fleet, and who comes to know of it: all gateways, and later ones too."""
+"""Changes to a running fleet: who may make them, and that all current and future gateways apply
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PACK = {"prefill_admission_policy": "pack", "max_prefill_share": 0.25}
 
 
 class Store:
-    """What gateways share, in memory."""
+    """An in-memory settings store."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -105,7 +106,7 @@ async def test_wrong_rules_are_a_400_and_reach_nobody(rig, body, complaint):
     "field", [o.name for o in fields(AdmissionOptions) if "policy" not in o.name]
 )
 async def test_no_number_keeps_requests_from_the_workers(rig, field):
-    """Whatever is taken can be sent, and what is not leaves nothing behind."""
+    """Every accepted change can be sent, and rejected ones have no effect."""
     await rig.start(admin_api_keys=(ADMIN,))
     for value in (2**31 - 1, 2**31, 2**63, 2**64, 2**200, -1, 0, 0.5, 1e308):
         response = await post(rig, {field: value})
@@ -152,7 +153,7 @@ async def test_keys_of_users_do_not_open_admin_nor_the_admin_s_the_rest(rig, tmp
 
 
 class Gateways:
-    """Further gateways of the rig's workers, each a process of its own as far as they know."""
+    """Additional gateways of the rig's workers, like separate processes."""
 
     def __init__(self, rig: Any, store: Store) -> None:
         self.rig = rig

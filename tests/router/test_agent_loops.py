@@ -1,4 +1,4 @@
-"""Clients' loops with tools through a gateway with the demo's template; its model is scripted."""
+"""Tool loops of clients through a gateway with the demo's template; the model is scripted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's tokenizer with the template that shows functions."""
+    """The demo's tokenizer with the template that includes functions."""
     folder = tmp_path_factory.mktemp("demo")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (folder / name).write_bytes((DEMO / name).read_bytes())
@@ -49,7 +49,7 @@ async def rig(folder: Path) -> AsyncIterator[Rig]:
 
 
 def questions() -> list[Asked]:
-    """Some of each kind: one and two calls, failing ones, none."""
+    """Some questions of each kind: one and two calls, failing ones, none."""
     rng = random.Random(1)
     return list(
         {one.question: one for one in (asked(rng) for _ in range(16 if IS_LONG else 8))}.values()
@@ -57,14 +57,14 @@ def questions() -> list[Asked]:
 
 
 def asked_of(rig: Rig, submit: Submit) -> str:
-    """The last turn of the user's, as the model reads it."""
+    """The last user turn, as rendered for the model."""
     ids = memoryview(submit.prompt).cast("i").tolist()
     prompt = rig.tokenizer.decode(ids, skip_special_tokens=False)
     return prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
 
 
 def play(rig: Rig, known: list[Asked], *, opening: str = "<tool_call>\n") -> None:
-    """Lets the model call what each question needs, and tell the results."""
+    """Scripts the model to make the calls that each question needs, and to report the results."""
 
     def script(submit: Submit) -> list[int]:
         last = asked_of(rig, submit)
@@ -94,7 +94,7 @@ async def test_a_loop_makes_the_calls_and_brings_the_results(rig: Rig, name: str
             assert run.faults == []
             assert run.calls == list(one.calls)
             results = [made(*call) for call in one.calls]
-            # Anthropic's clients tell which calls have failed.
+            # Anthropic's clients mark failed calls.
             marked = name == "anthropic"
             told = [f"Error: {text}" if marked and failed else text for text, failed in results]
             assert run.answer == (f"Told: {', '.join(told)}" if told else "Nothing to call.")

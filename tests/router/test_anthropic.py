@@ -1,4 +1,4 @@
-"""/v1/messages over HTTP: what Anthropic's clients send, and what they get back."""
+"""/v1/messages over HTTP: requests and responses of Anthropic's clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ask(rig: Rig, path: str = "", **fields: Any) -> httpx.Response:
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, each named as its data says."""
+    """The events of a stream; each event's name matches its data."""
     made = []
     for part in response.text.removesuffix("\n\n").split("\n\n"):
         name, data = part.split("\n")
@@ -46,7 +46,7 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def joined(response: httpx.Response) -> dict[str, Any]:
-    """The message that a stream adds up to; blocks follow each other."""
+    """The message assembled from a stream; blocks are consecutive."""
     begun, *events, ended, stop = events_of(response)
     assert (begun["type"], ended["type"], stop["type"]) == (
         "message_start",
@@ -165,7 +165,7 @@ async def test_forced_calls(agent: Rig, choice: Any, names: list[str], is_one: b
 
 
 async def test_history(agent: Rig) -> None:
-    """Results come before what else the user says; neighbours of one role are one turn."""
+    """Tool results come before other user content; consecutive messages of a role are one turn."""
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Bern"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1"}
     messages = [
@@ -280,7 +280,7 @@ async def test_effort_is_named_where_nothing_reads_it(
 
 async def test_fields_without_effect_have_none(agent: Rig) -> None:
     ignored: dict[str, Any] = {name: {"surely": "harmless"} for name in KNOWN.ignored}
-    for name, refused in KNOWN.refused.items():
+    for name, refused in KNOWN.unsupported.items():
         ignored[name] = None
         for value in refused.harmless:
             assert (await ask(agent, **{name: value})).status_code == 200

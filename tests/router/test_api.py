@@ -130,7 +130,7 @@ async def test_token_ids_in_a_stream(rig, events):
 
 
 async def test_token_ids_of_a_chat(rig, events):
-    """The prompt's stand beside the choices, once."""
+    """The prompt's are next to the choices, once."""
     await rig.start()
     body = (await rig.chat(n=2, return_token_ids=True)).json()
     prompt = memoryview(rig.submits()[0].prompt).cast("i").tolist()
@@ -153,7 +153,7 @@ async def test_stop_string_across_tokens_aborts_the_worker(rig, events, stream):
     work = asyncio.create_task(rig.complete(stop=["o wor", "zzz"], stream=stream))
     await rig.until(lambda: bool(rig.submits()))
     [worker] = [w for w in rig.workers if w.running]
-    while worker.running:  # an abort ends it, or the end of the script
+    while worker.running:  # ended by an abort or the end of the script
         worker.step()
         await asyncio.sleep(0)
     response = await work
@@ -176,7 +176,7 @@ async def test_stop_string_may_stay(rig):
 
 
 async def test_length_and_held_text(rig):
-    """What was held back as a possible stop string shows when the end comes first."""
+    """Text held back as a possible stop string is sent if the completion ends first."""
     await rig.start()
     first = rig.tokenizer.encode(rig.answer)[:2]
     text = rig.tokenizer.decode(first)
@@ -402,7 +402,7 @@ async def test_api_keys(rig):
 
 
 async def test_why_nothing_is_ready_is_told_to_holders_of_a_key(rig):
-    """Reasons name folders, repositories and processes; probes need the status alone."""
+    """Reasons contain folders, repositories and processes; probes only need the status."""
     for worker in rig.workers:
         worker.ready = False
     await rig.start(attached=0, api_keys=KEYS, admin_api_keys=("admin",))

@@ -34,7 +34,7 @@ FOREIGN = (
     {"sec-fetch-site": "same-site"},
     {"origin": "http://gateway:81", "sec-fetch-site": "same-site"},
 )
-"""Headers of requests for pages of other origins than `http://gateway`."""
+"""Headers of requests for pages of origins other than `http://gateway`."""
 OWN: tuple[dict[str, str], ...] = (
     {},
     {"origin": "http://gateway"},
@@ -42,7 +42,7 @@ OWN: tuple[dict[str, str], ...] = (
     {"origin": "https://llm.example", "sec-fetch-site": "same-origin"},  # a proxy rewrote Host
     {"sec-fetch-site": "none"},
 )
-"""Headers of requests of the server's own page and of clients that are no browsers."""
+"""Headers of requests by the server's own page and by clients that are not browsers."""
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)

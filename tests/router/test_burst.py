@@ -86,7 +86,7 @@ def test_two_gateways_share_a_burst_fairly(num_prefixes: int) -> None:
     prompts = {f"r{n}": prompt_with(n // 2 % num_prefixes, n) for n in range(64)}
     placed: dict[str, str] = {}
     choices: list[tuple[int, str, Choice]] = []
-    for gateway, fleet in enumerate(cluster.fleets):  # neither knows of the other yet
+    for gateway, fleet in enumerate(cluster.fleets):  # without reports about each other yet
         mine = [name for name in prompts if int(name[1:]) % 2 == gateway]
         answers = fleet.reserve_group([(name, prompts[name], ()) for name in mine])
         for name, choice in zip(mine, answers, strict=True):
@@ -121,7 +121,7 @@ def test_a_second_gateway_sees_what_the_first_has_sent() -> None:
         worker.attachments["1"].put_step(1, [], [], worker.load)
         taken.append(choice.worker_id)
     cluster.deliver()
-    for number in range(8):  # whatever it is: only one worker is free
+    for number in range(8):  # for any request, only one worker is free
         choice = second.reserve(f"b{number}", prompt_with(10 + number, number))
         assert choice is not None
         second.release(choice.worker_id, f"b{number}")
@@ -140,8 +140,8 @@ def test_a_hot_prefix_is_copied_when_its_queue_costs_more_than_that() -> None:
         assert choice is not None
         holders.append(choice.worker_id)
     first_copy = next(place for place, holder in enumerate(holders) if holder != holders[0])
-    assert first_copy > PREFIX // 8 // 4  # not before others with the prefix have work of their own
-    assert len(set(holders)) == 4  # and in the end everywhere
+    assert first_copy > PREFIX // 8 // 4  # not before the workers with the prefix have other work
+    assert len(set(holders)) == 4  # and eventually everywhere
 
 
 def test_group_order_puts_shared_prefixes_together_and_large_groups_first() -> None:
@@ -192,6 +192,6 @@ async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_nothing() -
 async def test_an_idle_turn_adds_no_wait() -> None:
     fleet = Cluster(num_workers=2, num_gateways=1).fleets[0]
     placed = asyncio.create_task(BatchWindow(fleet).place("r", prompt_with(0, 0)))
-    for _ in range(4):  # rounds of the loop, each of which would end a timer of zero seconds
+    for _ in range(4):  # loop iterations, each of which would end a timer of zero seconds
         await asyncio.sleep(0)
     assert placed.done()

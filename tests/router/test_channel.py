@@ -8,14 +8,14 @@ import weakref
 
 import pytest
 
-from router.channel import Refused, WorkerChannel, WorkerUnreachable, submit_queue
+from router.channel import SubmitRejected, WorkerChannel, WorkerUnreachable, submit_queue
 from tests.support.router.stub_worker import StubTransport, StubWorker
 from worker.protocol.messages import AttachSnapshot, Submit, TokenDelta, WorkerUpdate
 from worker.protocol.sampling import SamplingParams
 
 
 class Recorder:
-    """Receiver and listener that remembers."""
+    """Receiver and listener that records all calls."""
 
     def __init__(self) -> None:
         self.deltas: list[TokenDelta] = []
@@ -87,7 +87,7 @@ async def wire():
 
 async def test_request_taken_by_the_next_rank_group_survives_its_snapshot(wire):
     await wire.start()
-    wire.worker.epoch = 2  # rebuilt; the answer overtakes the snapshot
+    wire.worker.epoch = 2  # rebuilt; the reply overtakes the snapshot
     await wire.submit("young")
     wire.worker.send(wire.worker.snapshot())
     wire.worker.step()
@@ -111,7 +111,7 @@ async def test_answer_of_a_rank_group_that_is_gone_counts_as_not_taken(wire):
     work = wire.submit()
     await wire.until(lambda: bool(wire.worker.batches))
     wire.worker.crash()
-    wire.worker.epoch = 1  # the answer was written before the crash
+    wire.worker.epoch = 1  # the reply was sent before the crash
     await wire.until(lambda: bool(wire.seen.down))
     wire.worker.gate.set()
     with pytest.raises(WorkerUnreachable):
@@ -182,7 +182,7 @@ async def test_aborts_that_did_not_arrive_are_sent_again(wire, monkeypatch):
     monkeypatch.setattr(submit_queue, "ABORT_RETRY_S", 0.01)
     await wire.start()
     await wire.submit()
-    wire.worker.reachable = False  # submits only: the stream stays
+    wire.worker.reachable = False  # only submits fail: the stream stays
     wire.channel.abort("r")
     with pytest.raises(WorkerUnreachable):
         await wire.submit("next")
@@ -217,7 +217,7 @@ async def test_receiver_that_fails_takes_nobody_along(wire):
 
 
 async def test_accepted_submits_of_a_batch_have_consecutive_ordinals(wire):
-    """Rejected ones have none; another gateway's submits come in between batches."""
+    """Rejected ones have none; another gateway's submits arrive between batches."""
     await wire.start()
     wire.worker.gate.clear()
     works = [wire.submit("a")]
@@ -228,12 +228,12 @@ async def test_accepted_submits_of_a_batch_have_consecutive_ordinals(wire):
     wire.worker.refuses = {"refused"}
     wire.worker.gate.set()
     results = await asyncio.gather(*works, return_exceptions=True)
-    assert [isinstance(result, Refused) for result in results] == [False, False, True, False]
+    assert [isinstance(result, SubmitRejected) for result in results] == [False, False, True, False]
     assert wire.seen.accepted == [("a", 1, 6), ("b", 1, 7), ("c", 1, 8)]
 
 
 async def test_refused_requests_are_not_left_to_the_garbage_collector(wire):
-    """Under overload they are most of all requests."""
+    """Under overload most requests are rejected."""
     await wire.start()
     wire.worker.refuses = {"refused"}
     submit = Submit(
@@ -241,7 +241,7 @@ async def test_refused_requests_are_not_left_to_the_garbage_collector(wire):
     )
     gc.disable()
     try:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(SubmitRejected) as refused:
             await wire.channel.submit(submit, wire.seen)
         exception = weakref.ref(refused.value)
         del refused
@@ -252,7 +252,7 @@ async def test_refused_requests_are_not_left_to_the_garbage_collector(wire):
 
 
 async def test_strays_are_aborted_once(wire):
-    """A submit whose answer got lost may run on although nobody waits for it any more."""
+    """A submit whose reply was lost may keep running although nobody waits for it."""
     await wire.start()
     for _ in range(3):
         wire.worker.update([TokenDelta("stray", 0, [1])], [])
@@ -290,7 +290,7 @@ async def test_new_stream_does_not_mix_up_requests_of_the_old_one(wire):
 
 
 async def test_cancelled_stream_is_attached_again(wire):
-    """A transport's own call may be cancelled from below."""
+    """The transport may cancel a call itself."""
     await wire.start()
     wire.worker.send(asyncio.CancelledError())
     await wire.until(lambda: len(wire.seen.snapshots) == 2)

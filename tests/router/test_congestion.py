@@ -1,4 +1,4 @@
-"""How many requests a second of work delays."""
+"""The number of requests delayed by a second of work."""
 
 from __future__ import annotations
 

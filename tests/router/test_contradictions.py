@@ -1,4 +1,4 @@
-"""Grammars beside parameters that contradict them, through a gateway to a real engine on CPU."""
+"""Grammars and parameters that contradict them, through a gateway to a real engine on CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUT_OF_REACH = {"structured_outputs": {"regex": "[0-9]+"}, "allowed_token_ids": 
 
 
 class FrontTransport:
-    """Reaches one front in this process."""
+    """Connects to a front in the same process."""
 
     def __init__(self, front: WorkerFrontend) -> None:
         self._front = front
@@ -68,7 +68,7 @@ class Served:
         self._loop.close()
 
     async def _post(self, body: dict[str, Any]) -> httpx.Response:
-        async with asyncio.timeout(120):  # HAZARD: the client's own does not count without sockets
+        async with asyncio.timeout(120):  # HAZARD: the client's timeout needs sockets
             return await self._client.post("/v1/completions", json=body)
 
     async def _start(self) -> None:
@@ -92,7 +92,7 @@ class Served:
             while not fleet.ready:
                 await asyncio.sleep(0.01)
             body = {"prompt": "hi", "structured_outputs": {"regex": "a"}}
-            while (await self._post(body)).status_code != 200:  # compilers are yet to start
+            while (await self._post(body)).status_code != 200:  # compilers have not started
                 await asyncio.sleep(0.01)
 
     async def _stop(self) -> None:
@@ -111,7 +111,7 @@ def served() -> Iterator[Served]:
 
 
 def errors(response: httpx.Response) -> list[dict[str, Any]]:
-    """Of the whole response, or in its stream."""
+    """For the complete response, or within its stream."""
     if response.status_code != 200:
         return [response.json()["error"]]
     lines = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: {")]
@@ -155,7 +155,7 @@ def test_a_contradiction_further_on_is_reported_in_the_stream(
     for name in ("structured_outputs", *names):
         assert name in errors(response)[0]["message"]
     response = served.post({**body, "stream": True})
-    # It has begun, unless the first token and the error reached a busy gateway together.
+    # It has started, unless the first token and the error reached a busy gateway together.
     assert response.status_code in (200, 400)
     [error] = errors(response)
     assert (error["code"], error["type"]) == (400, "invalid_request_error")

@@ -1,4 +1,4 @@
-"""Requests to block-diffusion models: parameters, refusals, blocks in streams, usage, metrics."""
+"""Requests to block diffusion models: parameters, rejections, blocks in streams, usage, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors quote no more than a bit of what clients send, however long it is."""
+"""Errors quote only a bounded part of what clients send."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ NESTED: list[tuple[str, dict[str, Any]]] = [
 
 
 def with_huge(value: Any) -> Iterator[Any]:
-    """Copies of a JSON value, each with one leaf or one key replaced by something huge."""
+    """Copies of a JSON value, each with one value or key replaced by something huge."""
     if isinstance(value, dict):
         for key, item in value.items():
             for changed in with_huge(item):
@@ -186,7 +186,7 @@ async def test_a_huge_nested_value_makes_no_huge_error(
 )
 async def test_a_huge_path_makes_no_huge_error(rig: Rig, method: str, path: str) -> None:
     await rig.start()
-    # Beyond 64 KiB the client itself refuses a URL.
+    # Beyond 64 KiB the client itself rejects a URL.
     response = await rig.client.request(method, path.replace(HUGE, "y" * 60_000))
     assert response.status_code >= 400
     assert len(response.content) <= MAX_ERROR_BYTES

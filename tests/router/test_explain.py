@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from router.config import ModelRoute, RoutingConfig
-from router.explain import Decided, DecisionLog, WorkerSeen, read_decisions
+from router.explain import DecisionLine, DecisionLog, WorkerSeen, read_decisions
 from router.explain.keyed import KEY_BYTES, KeyedNames
 from router.explain.log import MAX_BLOCKS
 from router.fleet import Fleet
@@ -94,7 +94,7 @@ async def test_the_log_has_every_request_and_no_text(rig, tmp_path):
     lines = list(read_decisions(str(tmp_path)))
     workers = [line for line in lines if isinstance(line, WorkerSeen)]
     assert {line.worker_id for line in workers} == {"w0", "w1"}
-    decided = [line for line in lines if isinstance(line, Decided)]
+    decided = [line for line in lines if isinstance(line, DecisionLine)]
     assert len(decided) == 3
     assert decided[0].hashes == decided[1].hashes != b""
     assert decided[0].first_token_s > 0.0
@@ -103,8 +103,8 @@ async def test_the_log_has_every_request_and_no_text(rig, tmp_path):
         assert line.num_output == len(rig.tokenizer.encode(rig.answer)) + 1
 
 
-def decided(hashes: np.ndarray, session: str = "") -> Decided:
-    return Decided(
+def decided(hashes: np.ndarray, session: str = "") -> DecisionLine:
+    return DecisionLine(
         request_id="r",
         at=1.0,
         num_tokens=len(hashes) * PAGE,
@@ -124,15 +124,17 @@ def decided(hashes: np.ndarray, session: str = "") -> Decided:
     )
 
 
-def written(folder: Path, *lines: Decided, gateway: str = "gw", **options: object) -> list[Decided]:
-    """What there is to read of a gateway's log once it has taken these lines."""
+def written(
+    folder: Path, *lines: DecisionLine, gateway: str = "gw", **options: object
+) -> list[DecisionLine]:
+    """The readable lines of a gateway's log after writing these lines."""
     log = DecisionLog(str(folder), "stub", gateway, **{"max_bytes": 1 << 20, **options})
     for line in lines:
         log.decided(line, Fleet())
     log.close(Fleet())
     files = sorted(folder.glob(f"stub-{gateway}*.jsonl"))
     found = [line for file in files for line in read_decisions(str(file))]
-    return [line for line in found if isinstance(line, Decided)]
+    return [line for line in found if isinstance(line, DecisionLine)]
 
 
 @contextmanager
@@ -160,7 +162,7 @@ def test_nobody_else_may_read_the_log(tmp_path):
 
 
 def test_the_log_is_bounded_and_goes_on(tmp_path):
-    """Half of it is the file before; each record has so many hashes at most."""
+    """The previous file is half of it; each record has a limited number of hashes."""
     max_bytes = 40_000
     lines = [decided(np.arange(n, n + 20, dtype=np.uint64)) for n in range(1000)]
     left = written(tmp_path, *lines, max_bytes=max_bytes)
@@ -193,7 +195,7 @@ async def test_each_file_of_the_log_begins_with_the_workers(rig, tmp_path, monke
 
 
 def test_hashes_of_a_log_are_keyed(tmp_path):
-    """Who has the log and guesses a prompt finds no hash of it; equal prefixes stay equal."""
+    """A guessed prompt's hashes are not found in the log; equal prefixes remain equal."""
     guessed = np.array([5, 2**63 + 1, 0], np.uint64)
     line = decided(guessed, "alice@example.org")
     a, again = written(tmp_path, line, decided(guessed[:2], "alice@example.org"), gateway="a")
@@ -223,7 +225,7 @@ def test_gateways_may_share_a_key(tmp_path):
 
 
 def test_keyed_names_are_siphash():
-    """The eighth vector of its authors: key 00..0f, message 00..07."""
+    """The eighth test vector of SipHash's authors: key 00..0f, message 00..07."""
     names = KeyedNames(bytes(range(KEY_BYTES)))
     message = np.frombuffer(bytes(range(8)) * 5, "<u8")
     assert names.blocks(message).tolist() == [0x93F5F5799A932462] * 5
@@ -247,12 +249,12 @@ def test_a_full_disk_ends_the_log_and_no_request(tmp_path, caplog):
 
 
 def test_a_log_that_was_cut_off_hides_no_other(tmp_path):
-    """A gateway that was killed leaves half a line; the next file has its own."""
+    """A killed gateway leaves half a line; the next file is unaffected."""
     for gateway in ("a", "b"):
         written(tmp_path, decided(np.arange(3, dtype=np.uint64)), gateway=gateway)
     first = tmp_path / "stub-a.jsonl"
     first.write_bytes(first.read_bytes()[:-20])
-    assert [type(line) for line in read_decisions(str(tmp_path))] == [Decided]
+    assert [type(line) for line in read_decisions(str(tmp_path))] == [DecisionLine]
 
 
 def test_a_log_that_is_none_is_refused(tmp_path):
@@ -269,6 +271,6 @@ def test_a_pooled_cache_keeps_what_was_used_last():
     a, b = np.arange(4, dtype=np.uint64), np.arange(10, 14, dtype=np.uint64)
     assert cache.take(a, 6) == 0
     assert cache.take(b, 6) == 0
-    assert cache.take(a[:2], 6) == 2  # the leaves of the oldest have gone
+    assert cache.take(a[:2], 6) == 2  # the leaves of the oldest were evicted
     assert cache.take(a, 6) == 2
     assert cache.take(b, 100) == 2

@@ -1,4 +1,4 @@
-"""No field of a body is silently ignored: it is served, known to change nothing, or refused."""
+"""No field of a body is silently ignored: it is supported, known to have no effect, or rejected."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_choice_of_tools_needs_tools(rig: Any, choice: object) -> None:
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
 async def test_effort_reaches_the_template(rig: Any, effort: str) -> None:
-    """That of the rig asks for `thinking` alone."""
+    """The rig's template only reads `thinking`."""
     await rig.start()
     assert (await rig.chat(reasoning_effort=effort)).status_code == 200
     prompt = memoryview(rig.submits()[0].prompt).cast("i").tolist()

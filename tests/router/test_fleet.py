@@ -40,11 +40,11 @@ def test_booking_ends_with_the_load_that_contains_the_request() -> None:
     fleet.update("a", update(busy(3, 3)))  # of other gateways: this one is not accepted yet
     assert worker.num_active == 4
     fleet.accepted("a", "r", 1, 5)
-    for _ in range(3):  # heartbeats, and a step that began before it arrived
+    for _ in range(3):  # heartbeats, and a step that started before it arrived
         fleet.update("a", update(busy(3, 3)))
         fleet.update("a", update(busy(4, 4)))
         assert worker.num_active == 5
-    fleet.update("a", update(busy(4, 5)))  # it is in; another one has ended
+    fleet.update("a", update(busy(4, 5)))  # it is included; another one has ended
     assert (worker.num_active, worker.reserved_tokens) == (4, 0)
     fleet.release("a", "r")
     assert (worker.num_active, worker.reserved_tokens) == (4, 0)
@@ -70,7 +70,7 @@ def test_bookings_of_an_epoch_end_with_it() -> None:
         fleet.reserve(name, prompt_of(8, name))
     fleet.accepted("a", "old", 1, 7)
     fleet.lose("a")
-    fleet.accepted("a", "young", 2, 1)  # the answer overtakes the snapshot
+    fleet.accepted("a", "young", 2, 1)  # the reply overtakes the snapshot
     fleet.attach("a", snapshot("a", epoch=2))
     [worker] = fleet.workers
     assert list(worker.reservations) == ["open", "young"]

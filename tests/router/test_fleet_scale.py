@@ -1,4 +1,4 @@
-"""Thousands of workers: what changes one must not cost a look at all."""
+"""Thousands of workers: the cost of a change must not grow with their number."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_one_worker_of_thousands_that_has_the_prompt_is_found_until_it_is_lo
     assert choice is not None
     assert choice.worker_id != "w2345"
     assert choice.hit_tokens == 0
-    # Its slot of the index goes to another cache sooner or later: nobody may hit by mistake.
+    # Its index slot is reused eventually: it must not cause false hits.
     attach(fleet, 2345, [], epoch=3)
     assert fleet.view(PromptBlocks(tokens), ()).best_hit <= 20 * PAGE
     assert fleet.view(PromptBlocks(prompt(2)), ()).best_hit == 0
@@ -172,7 +172,7 @@ def test_steps_that_should_take_no_time_say_nothing_of_a_workers_speed() -> None
 
 
 class Calls:
-    """Counts the calls of functions, compiled ones too, while it is entered."""
+    """Counts function calls, including compiled functions, while entered."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -189,7 +189,7 @@ class Calls:
 
 
 def calls_of_decisions(num_workers: int) -> tuple[int, int]:
-    """Of 20 decisions, and of 20 workers that are lost and attached again."""
+    """Of 20 decisions, and of 20 workers that fail and reattach."""
     fleet = large_fleet(num_workers)
     with Calls() as decided:
         for number in range(20):
@@ -203,14 +203,14 @@ def calls_of_decisions(num_workers: int) -> tuple[int, int]:
 
 
 def test_among_ten_thousand_workers_python_does_no_more_than_among_a_hundred() -> None:
-    """All else is numpy's, some 10 ns a worker."""
+    """The rest is numpy's, some 10 ns per worker."""
     small, large = calls_of_decisions(100), calls_of_decisions(10_000)
     assert large[0] <= 1.1 * small[0]
     assert large[1] <= 1.1 * small[1]
 
 
 def test_waits_for_a_slot_follow_bookings_reports_and_prices() -> None:
-    """They are entered one by one, and are what all at once would be."""
+    """They are added one by one, with the same result as all at once."""
     fleet = large_fleet(8)
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""Whatever a client sends: 200 or an error in OpenAI's shape; workers see sound submits only."""
+"""Any input gets a 200 or an error in OpenAI's format; workers only receive valid submits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from worker.protocol.text.chat_template import ChatTemplate
 
 @pytest.fixture
 def loop(rig: Any) -> Iterator[asyncio.AbstractEventLoop]:
-    """Hypothesis calls plain functions: they drive the gateway's loop themselves."""
+    """Hypothesis calls plain functions, which drive the gateway's loop themselves."""
     loop = asyncio.new_event_loop()
     loop.run_until_complete(rig.start())
     yield loop
@@ -62,7 +62,7 @@ def test_any_body_is_answered_and_reaches_workers_sound(
     rig: Any, loop: asyncio.AbstractEventLoop, request: tuple[str, dict[str, Any]]
 ) -> None:
     path, body = request
-    content = json.dumps(body)  # with NaN and lone surrogates, as Python clients write them
+    content = json.dumps(body)  # with NaN and lone surrogates, as sent by Python clients
     response = loop.run_until_complete(rig.client.post(path, content=content))
     submits = rig.submits()
     for worker in rig.workers:
@@ -170,7 +170,7 @@ async def test_lone_surrogates_are_no_text(rig, text):
 
 
 async def test_a_submit_that_is_too_long_to_encode_harms_no_other(rig):
-    """Every value of a batch that rides together must fit the wire."""
+    """Every value of a batch must be encodable."""
     await rig.start()
     works = [rig.complete(max_tokens=2**70), rig.complete(), rig.complete(top_k=2**65)]
     responses = await asyncio.gather(*works)

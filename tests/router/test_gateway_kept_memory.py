@@ -1,4 +1,4 @@
-"""What a gateway keeps of requests that have ended: nothing, however they ended."""
+"""A gateway keeps no memory of completed requests, however they ended."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.router.rig import CHATML, Rig, build_checkpoint
 from worker.protocol.text.tokenizer import load_tokenizer
 
 PROMPTS = 8
-"""Different ones. What is known of prompts has bounds of its own."""
+"""Number of different prompts. Caches of prompts have their own bounds."""
 WARM_ROUNDS, ROUNDS = 70, 20
 MOST_BYTES = 64.0
-"""Kept per request; an id alone takes over 80."""
+"""Bytes kept per request; an id alone takes over 80."""
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 FIELDS: dict[str, dict[str, Any]] = {
     "whole": {},
@@ -39,7 +39,7 @@ STATUS = {"malformed": 400, "failed": 503}
 
 
 async def ask(rig: Rig, client: httpx.AsyncClient, kind: str) -> None:
-    """A round of requests of one kind, one after the other: side by side, the client keeps more."""
+    """A round of requests of one kind, one after another: concurrently, the client keeps more."""
     for number in range(PROMPTS):
         body = {
             "model": "stub",
@@ -59,7 +59,7 @@ async def ask(rig: Rig, client: httpx.AsyncClient, kind: str) -> None:
 
 @pytest.fixture
 def traced(frozen_heap: None) -> Iterator[None]:
-    logging.disable(logging.CRITICAL)  # pytest keeps what is logged
+    logging.disable(logging.CRITICAL)  # pytest keeps log records
     tracemalloc.start()
     yield
     logging.disable(logging.NOTSET)
@@ -73,7 +73,7 @@ def traced_bytes() -> int:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """A gateway of a model that knows tools; not started yet."""
+    """A gateway for a model with tools; not started yet."""
     build_checkpoint(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE + CHATML)
     return Rig(tmp_path, load_tokenizer(str(tmp_path)))
@@ -83,7 +83,7 @@ def rig(tmp_path: Path) -> Rig:
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("kind", FIELDS)
 def test_nothing_of_a_request_stays_once_it_has_ended(rig: Rig, kind: str) -> None:
-    """By number of requests, not by hours: what one leaves behind shows after some hundred."""
+    """By number of requests, not by hours: a leak shows after some hundred."""
 
     async def kept() -> float:
         await rig.start()
@@ -91,8 +91,7 @@ def test_nothing_of_a_request_stays_once_it_has_ended(rig: Rig, kind: str) -> No
         for worker in rig.workers:
             worker.rejection = "full" if kind == "failed" else None
             worker.rejection_is_final = True
-        # A connection that its client has closed is kept by uvicorn until it would have been idle
-        # for too long.
+        # uvicorn keeps a connection that its client has closed until its keep-alive timeout.
         async with (
             rig.server(timeout_keep_alive=0 if kind == "left" else 60) as url,
             httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,

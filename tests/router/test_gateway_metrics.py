@@ -1,4 +1,4 @@
-"""What a gateway counts, as Prometheus reads it."""
+"""A gateway's metrics as scraped by Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Samples = dict[tuple[str, frozenset[str]], float]
 
 
 def samples(response: httpx.Response) -> Samples:
-    """Values by name and label values, the gateway's and the model's left out."""
+    """Values by name and label values, without the gateway's and the model's."""
     return {
         (
             sample.name.removeprefix("rayfleet_"),
@@ -67,7 +67,7 @@ async def test_the_first_tokens_time_is_split(rig):
         )
         for part in ("route", "queue", "prefill", "first_flush")
     }
-    assert parts["queue"] == (2, 0.5)  # as the stub tells
+    assert parts["queue"] == (2, 0.5)  # as reported by the stub
     assert parts["prefill"] == (2, 1.0)
     assert parts["route"][0] == 2
     assert parts["first_flush"][0] == 1, "only streams write a first token"
@@ -177,7 +177,7 @@ async def test_openmetrics_say_when_counters_began(rig):
 
 
 async def answers(rig) -> dict[tuple[str, ...], float]:
-    """Answers by (route, method, status), those without any left out."""
+    """Responses by (route, method, status), without zeros."""
     response = await rig.client.get("/metrics")
     found = {family.name: family.samples for family in parse(response.text)}
     return {

@@ -1,4 +1,4 @@
-"""The gateway's span: context in, context out, and nothing where nothing is traced."""
+"""The gateway's span: context in, context out, and nothing if nothing is traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-oss' messages, taken apart however they come; history and forms as its template has them."""
+"""Parsing of gpt-oss' messages in any chunks; history and forms as in its template."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from router.api.openai.messages import chat_messages
-from router.replies import FORMATS, THOUGHTS, Call, CallArguments, Dialect, Thought, dialect_of
-from router.replies import num_thought_tokens as count_thoughts
-from router.replies.harmony import MARKERS
-from router.replies.json_text import closed
+from router.parsers import FORMATS, THOUGHTS, Call, CallArguments, Dialect, Thought, dialect_of
+from router.parsers import num_thought_tokens as count_thoughts
+from router.parsers.harmony import MARKERS
+from router.parsers.json_text import closed
 from tests.support.effort import cases
 from tests.support.router.agent import agent_rig
 from tests.support.router.rig import Rig, build_checkpoint
@@ -63,7 +63,7 @@ TABLE: list[tuple[str, Expected]] = [
     (f"{ANALYSIS}no end<|start|>assistant{FINAL}yes", ("no end", "yes", [])),
     ("<|channel|>commentary to=functions.now<|message|><|call|>", ("", "", [("now", {})])),
     (f'{WEATHER}{{"city": "Be', ("", "", [("get_weather", '{"city":"Be')])),
-    # What makes no sense is text.
+    # Malformed headers are content.
     ("plain, 1 < 2 <|x", ("", "plain, 1 < 2 <|x", [])),
     ("two things", ("", "two things", [])),
     (f"{WEATHER}no JSON<|call|>", ("", f"{WEATHER}no JSON", [])),
@@ -80,12 +80,12 @@ TABLE: list[tuple[str, Expected]] = [
 
 
 def read(parts: Iterable[str], *, is_header: bool = True, dialect: Dialect = HARMONY) -> Expected:
-    reader = dialect.reader(
+    parser = dialect.new_parser(
         tools=dialect.tools, properties=TOOLS, is_thinking=is_header, is_one=False
     )
     thoughts, content = "", ""
     calls: list[tuple[str, Any]] = []
-    for piece in [piece for part in parts for piece in reader.push(part)] + reader.end():
+    for piece in [piece for part in parts for piece in parser.push(part)] + parser.end():
         assert isinstance(piece, Call) or piece.text
         if isinstance(piece, Call):
             calls.append((piece.name, ""))
@@ -95,7 +95,7 @@ def read(parts: Iterable[str], *, is_header: bool = True, dialect: Dialect = HAR
             thoughts += piece.text
         else:
             content += piece.text
-    assert (reader.num_calls, reader.has_thoughts) == (len(calls), bool(thoughts))
+    assert (parser.num_calls, parser.has_thoughts) == (len(calls), bool(thoughts))
     return thoughts, content, [(name, loaded(arguments)) for name, arguments in calls]
 
 
@@ -130,7 +130,7 @@ def places_between_tokens(text: str) -> list[int]:
 
 @pytest.mark.parametrize(("text", "expected"), TABLE[:13], ids=range(13))
 def test_a_text_may_end_anywhere(text: str, expected: Expected) -> None:
-    """A header that is cut off says nothing, and no marker is content. A marker comes whole."""
+    """An incomplete header is dropped, and no marker is content. A marker is never split."""
     for end in places_between_tokens(text):
         thoughts, content, calls = read([text[:end]])
         assert expected[0].startswith(thoughts)
@@ -170,17 +170,17 @@ def test_an_answer_that_goes_on_has_no_header() -> None:
 
 
 def test_arguments_are_told_as_they_are_written() -> None:
-    reader = HARMONY.reader(
+    parser = HARMONY.new_parser(
         tools=FORMATS["harmony"], properties=TOOLS, is_thinking=True, is_one=True
     )
-    assert reader.push(WEATHER) == [], "its arguments have not begun"
-    assert reader.push('{"city": "Be') == [Call("get_weather"), CallArguments('{"city":"Be')]
-    assert reader.push('rn"}') == [CallArguments('rn"}')]
-    assert reader.push(f"<|call|><|start|>assistant{WEATHER}{{}}") == [], "it is one too many"
+    assert parser.push(WEATHER) == [], "its arguments have not begun"
+    assert parser.push('{"city": "Be') == [Call("get_weather"), CallArguments('{"city":"Be')]
+    assert parser.push('rn"}') == [CallArguments('rn"}')]
+    assert parser.push(f"<|call|><|start|>assistant{WEATHER}{{}}") == [], "it is one too many"
 
 
 def test_calls_of_another_format_stand_in_the_answer() -> None:
-    """Forced ones do."""
+    """Enforced ones are."""
     dialect = Dialect(tools=FORMATS["json"], thoughts=THOUGHTS["harmony"])
     text = f'{ANALYSIS}a{NEXT}{FINAL}[{{"name": "now", "parameters": {{}}}}]'
     assert read(text, dialect=dialect) == ("a", "", [("now", {})])

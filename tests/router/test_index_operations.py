@@ -1,4 +1,4 @@
-"""The index against real caches: whatever happens on the way, in the end it equals them."""
+"""The index matches real caches after any sequence of operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = BlockKey(PAGE_SIZE, SALT)
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Two gateways and three small workers; streams may lag, break and come back."""
+    """Two gateways and three small workers; streams may lag, break and reconnect."""
 
     @initialize()
     def begin(self) -> None:
@@ -79,7 +79,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(worker_id=st.sampled_from(WORKERS), gateway_id=st.sampled_from(GATEWAYS))
     def deliver(self, gateway_id: str, worker_id: str) -> None:
-        """The gateway reads all that its stream holds."""
+        """The gateway reads all items of its stream."""
         fleet = self.fleets[gateway_id]
         if (gateway_id, worker_id) in self.broken:
             return
@@ -97,7 +97,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(worker_id=st.sampled_from(WORKERS), gateway_id=st.sampled_from(GATEWAYS))
     def break_stream(self, gateway_id: str, worker_id: str) -> None:
-        """What was on its way is lost."""
+        """Items in flight are lost."""
         self.broken.add((gateway_id, worker_id))
         self.fleets[gateway_id].lose(worker_id)
         self.end(gateway_id, worker_id)
@@ -119,7 +119,7 @@ class IndexMachine(RuleBasedStateMachine):
                 assert self.fleets[gateway_id].index.num_blocks(worker_id) == 0
 
     def end(self, gateway_id: str, worker_id: str) -> None:
-        """As the gateway's channel ends the requests of a lost worker."""
+        """Ends the requests of a failed worker, as the gateway's channel does."""
         for request_id, place in list(self.booked.items()):
             if place == (gateway_id, worker_id):
                 del self.booked[request_id]

@@ -1,4 +1,4 @@
-"""A request that ends every worker which takes it, and those that run beside it."""
+"""A request that crashes every worker that accepts it, and the requests beside it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LONG = "the quick brown fox jumps over the lazy dog, hello there. " * 4
 
 
 class FragileWorker(StubWorker):
-    """Dies of a prompt that holds POISON, at the given moment; another takes its place at once."""
+    """Crashes on a prompt that contains POISON, at a given moment, and is replaced at once."""
 
     moment = "front"
     beside: list[int]
-    """For each death, how many requests of others were there."""
+    """Number of other requests at each crash."""
 
     async def submit(self, payload: bytes) -> bytes:
         if self.moment == "front" and POISON in payload:
@@ -74,9 +74,9 @@ async def test_only_the_one_that_ends_workers_is_given_up(rig, events, moment, n
     poison = await rig.complete([7] * 8, n=n)
     assert poison.status_code == 500
     assert "failed after 3 attempts" in poison.json()["error"]["message"]
-    # At its third token it is not suspected yet: it was lost with its worker, like all there.
+    # At its third token it is not suspected yet: its worker failed with several requests.
     num_deaths = 3 + (moment == "third token")
-    most = num_deaths if n == 1 else 2 * num_deaths  # completions may be at both workers
+    most = num_deaths if n == 1 else 2 * num_deaths  # completions may be on both workers
     assert num_deaths <= len(deaths) <= most
     assert deaths[-1] == 0, "the last time it was alone"
     for number, response in enumerate(await asyncio.gather(*others)):
@@ -95,7 +95,8 @@ async def test_only_the_one_that_ends_workers_is_given_up(rig, events, moment, n
 
 
 async def test_innocents_are_not_counted_however_often_their_workers_are_lost(rig):
-    """Three requests at a time that end workers took four other clients' streams along."""
+    """Three concurrent requests that crash workers once took four other clients' streams with
+    them."""
     rig.answer = LONG
     await rig.start(running=False)
     work = asyncio.create_task(rig.complete("another client's"))
@@ -112,7 +113,7 @@ async def test_innocents_are_not_counted_however_often_their_workers_are_lost(ri
 
 
 async def test_a_suspect_waits_for_a_worker_of_its_own_only_so_long(rig, monkeypatch):
-    """Where each worker always has something else, it goes beside that after all."""
+    """If every worker always has other requests, it is retried beside them eventually."""
     monkeypatch.setattr(isolation, "PATIENCE_S", 0.08)
     deaths = use_fragile(rig, "first step")
     await rig.start(running=False)
@@ -137,7 +138,7 @@ async def test_no_further_attempt_means_none(rig):
 
 @pytest.mark.usefixtures("short_ticks")
 async def test_a_busy_worker_is_waited_for(rig):
-    """Its event loop is late: it says nothing, but another thread of it does."""
+    """Its event loop is blocked, but another of its threads sends signs of life."""
     await rig.start(running=False)
     work = asyncio.create_task(rig.complete())
     await rig.until(lambda: any(w.running for w in rig.workers))
@@ -147,6 +148,6 @@ async def test_a_busy_worker_is_waited_for(rig):
     rig.tasks = [asyncio.create_task(other.run())]
     await rig.until(lambda: busy.num_asked >= 9)  # once a tick, after the first three
     assert (busy.num_attached, len(rig.submits())) == (1, 1)
-    busy.busy = False  # it gives no more signs: it was stopped
+    busy.busy = False  # it sends no more signs: it was stopped
     assert (await work).json()["choices"][0]["text"] == rig.answer
     assert len(rig.submits()) == 2

@@ -175,7 +175,7 @@ async def test_the_only_model_is_not_named_to_a_key_that_may_not_use_it(rig, key
 
 @pytest.mark.parametrize("num_keys", [1, 2])
 async def test_several_keys_share_neither_caches_nor_turns(rig, num_keys):
-    """By default: from the time to a first token nobody learns what another key asked."""
+    """By default the time to first token reveals nothing about another key's prompts."""
     await rig.start(api_keys=("alpha", "beta")[:num_keys])
     for key in ("alpha", "beta")[:num_keys]:
         rig.client.headers["authorization"] = f"Bearer {key}"

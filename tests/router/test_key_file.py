@@ -1,4 +1,4 @@
-"""API keys in files that change while the gateway serves, and what each of them may do."""
+"""API keys in files that change at runtime, and their permissions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SteppedClock:
         return self.now
 
     def settle(self, keys: KeyFile) -> None:
-        """As long as a change may take to count, with a request now and then."""
+        """Waits as long as a change may take to apply, with occasional requests."""
         for step_s in (CHECK_INTERVAL_S, STABLE_S):
             self.now += step_s
             keys.entries()
@@ -131,7 +131,7 @@ def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_mounted_secret(tmp_path: Path) -> None:
-    """As the kubelet lays it out: the data behind links, the links in the folder."""
+    """The kubelet's layout: data behind symbolic links."""
     data = tmp_path / "..2026_01_01"
     data.mkdir()
     (data / "alice").write_text("key-a")
@@ -169,7 +169,7 @@ def test_a_change_is_noticed_and_what_is_wrong_keeps_the_keys(tmp_path: Path) ->
 
 
 def test_a_file_that_is_being_written_is_not_taken(tmp_path: Path) -> None:
-    """Half a key would be a key, and one that is easier to guess."""
+    """Half a key would be a valid key that is easier to guess."""
     file, clock = tmp_path / "keys", SteppedClock()
     file.write_text("old")
     keys = KeyFile(str(file), clock)

@@ -1,4 +1,4 @@
-"""Key guessing slows down; valid keys are not affected."""
+"""Guessing keys is slowed down; valid keys are not affected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_guesses_of_a_source_are_answered_ever_later() -> None:
     assert waits == [PAUSE_S * (n + 1) for n in range(num_waiting)]
     assert [attempts.delay_s("10.0.0.1", 100.0) for _ in range(1000)] == [None] * 1000
     assert attempts.delay_s("10.0.0.2", 100.0) == 0.0
-    # In an hour as many guesses as there are pauses, however fast they come.
+    # As many guesses per hour as there are pauses, however fast they arrive.
     answered = sum(attempts.delay_s("10.0.0.1", 100.0 + n / 10) is not None for n in range(36_000))
     assert answered <= 3600 / PAUSE_S + 1
 

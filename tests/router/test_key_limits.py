@@ -1,4 +1,4 @@
-"""Rates of API keys and requests that they may have open, at one gateway."""
+"""Rate and concurrency limits of API keys at one gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def entry(**limits: float) -> KeyEntry:
 
 
 class Clock:
-    """A time that the test sets."""
+    """A fake clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ class Clock:
 
 
 class Team:
-    """One key at a single gateway, where nothing waits."""
+    """One key at a single gateway, so that nothing waits."""
 
     def __init__(self, **limits: float) -> None:
         self.clock = Clock()
@@ -37,20 +37,20 @@ class Team:
     async def begin(self, now: float = 0.0) -> ApiError | None:
         self.clock.now = now
         try:
-            await self.use.begin()
+            await self.use.begin_request()
         except ApiError as error:
             return error
         return None
 
     async def begins(self, number: int, now: float = 0.0) -> int:
-        """How many of so many requests are admitted."""
+        """Number of admitted requests out of `count`."""
         return sum([await self.begin(now) is None for _ in range(number)])
 
 
 async def test_requests_open_at_a_time() -> None:
     team = Team(max_concurrent_requests=2)
     assert await team.begins(3) == 2
-    team.use.end()
+    team.use.end_request()
     assert await team.begin() is None
 
 
@@ -93,11 +93,11 @@ async def test_other_limits_hold_at_once_and_keep_what_is_open() -> None:
     changed = entry(requests_per_minute=600, max_concurrent_requests=1)
     assert team.limits.of(changed) is team.use
     assert await team.begin(60.0) is not None, "the first one is still open"
-    team.use.end()
+    team.use.end_request()
     assert await team.begin(60.0) is None
     team.limits.keep(())
     assert team.limits.of(changed) is not team.use
-    team.use.end()
+    team.use.end_request()
 
 
 async def test_without_limits_nothing_is_told() -> None:
@@ -121,7 +121,7 @@ def test_no_more_than_the_rate_and_one_minute_s_worth(
             if await team.begin(now) is None:
                 team.use.spend(tokens)
                 used, last = used + tokens, tokens
-                team.use.end()
+                team.use.end_request()
         assert used - last <= rate + rate * now / 60.0 + 1e-6
 
     asyncio.run(run())
@@ -134,7 +134,7 @@ def test_after_retry_after_it_is_let_in(limit: str, wait_s: float, rate: int) ->
         team = Team(**{limit: rate})
         while (refused := await team.begin(wait_s)) is None:
             team.use.spend(2 * rate)
-            team.use.end()
+            team.use.end_request()
         assert refused.retry_after_s is not None
         assert await team.begin(wait_s + refused.retry_after_s + 1e-3) is None
 

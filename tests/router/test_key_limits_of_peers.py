@@ -1,4 +1,4 @@
-"""Limits of API keys over several gateways: exact, also when gateways come, stop and die."""
+"""Limits of API keys across gateways: exact, also when gateways join, stop and crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("gw-a", "gw-b", "gw-c")
 
 
 class Fleet:
-    """Gateways that share the limits of keys."""
+    """Gateways that share key limits."""
 
     def __init__(self, *names: str, **limits: float) -> None:
         self.network = PeerNetwork()
@@ -36,7 +36,7 @@ class Fleet:
 
     @property
     def owner(self) -> str:
-        """The gateway that counts the key, as all of them see it."""
+        """The gateway that counts the key, as seen by all of them."""
         [owner] = {self.use(name).owner for name in self.limits}
         return owner
 
@@ -50,17 +50,17 @@ class Fleet:
 
     async def begin(self, name: str) -> bool:
         try:
-            await self.use(name).begin()
+            await self.use(name).begin_request()
         except ApiError:
             return False
         return True
 
     async def begins(self, *names: str) -> int:
-        """How many requests are admitted that come at the same time."""
+        """Number of admitted requests that arrive at the same time."""
         return sum(await asyncio.gather(*map(self.begin, names)))
 
     async def quiet(self) -> None:
-        """Until all reports have arrived."""
+        """Waits until all reports have arrived."""
         async with asyncio.timeout(30):
             while any(
                 lane._task is not None and not lane._task.done()
@@ -99,7 +99,7 @@ def test_open_requests_are_those_of_one_counter(limit: int, steps: list[tuple[st
                 assert is_admitted == (sum(num_open.values()) < limit)
                 num_open[name] += is_admitted
             elif num_open[name]:
-                fleet.use(name).end()
+                fleet.use(name).end_request()
                 num_open[name] -= 1
                 await fleet.quiet()
 
@@ -123,7 +123,7 @@ async def test_a_client_may_send_its_next_request_at_once_to_another_gateway() -
     fleet = Fleet(*NAMES, max_concurrent_requests=1)
     for name in NAMES * 3:
         assert await fleet.begin(name)
-        fleet.use(name).end()
+        fleet.use(name).end_request()
 
 
 async def test_requests_that_come_together_share_a_call() -> None:
@@ -138,7 +138,7 @@ async def test_keys_without_limits_cost_no_call() -> None:
     for name in NAMES:
         assert await fleet.begin(name)
         fleet.use(name).spend(7)
-        fleet.use(name).end()
+        fleet.use(name).end_request()
     assert fleet.network.num_calls == 0
 
 
@@ -158,8 +158,8 @@ async def test_after_its_owner_died_the_next_one_knows_what_is_open_and_left() -
     fleet.die(fleet.owner)
     await fleet.quiet()
     assert await fleet.begins(first, second) == 1, "two are open"
-    fleet.use(first).end()
-    fleet.use(second).end()
+    fleet.use(first).end_request()
+    fleet.use(second).end_request()
     await fleet.quiet()
     assert await fleet.begins(first, second, first, second) == 2, "five in all"
 
@@ -174,8 +174,8 @@ async def test_a_gateway_that_joins_and_becomes_the_owner_begins_where_the_last_
     await fleet.quiet()
     newest = fleet.owner
     assert await fleet.begins(newest, newest, newest) == 2, "two are open"
-    fleet.use("gw-a").end()
-    fleet.use("gw-a").end()
+    fleet.use("gw-a").end_request()
+    fleet.use("gw-a").end_request()
     await fleet.quiet()
     assert await fleet.begins("gw-a", "gw-a") == 1, "five in all"
 
@@ -202,16 +202,16 @@ async def test_an_owner_that_does_not_answer_delays_requests_once(
 async def test_a_client_that_goes_away_while_its_request_waits_is_not_counted() -> None:
     fleet = Fleet("gw-a", "gw-b", max_concurrent_requests=2)
     [other] = fleet.others
-    for num_turns in range(8):  # the call takes some turns of the event loop
+    for num_turns in range(8):  # the call takes several iterations of the event loop
         waiting = asyncio.create_task(fleet.begin(other))
         for _ in range(num_turns):
             await asyncio.sleep(0)
         if not waiting.cancel():
-            fleet.use(other).end()
+            fleet.use(other).end_request()
         await asyncio.wait([waiting])
         await fleet.quiet()
         assert fleet.use(other).num_open == 0
         assert await fleet.begins(other, fleet.owner) == 2
-        fleet.use(other).end()
-        fleet.use(fleet.owner).end()
+        fleet.use(other).end_request()
+        fleet.use(fleet.owner).end_request()
         await fleet.quiet()

@@ -1,4 +1,4 @@
-"""Large bodies leave the event loop to others, and long work leaves threads to short work."""
+"""Large bodies do not block the event loop, and long work leaves threads to short work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEBI = 1 << 20
 
 
 def many(begin: str, item: str, end: str, size: int = 31 * MEBI) -> bytes:
-    """A body of the largest size."""
+    """A body of the maximum size."""
     return f"{begin}{','.join([item] * (size // (len(item) + 1)))}{end}".encode()
 
 
@@ -45,9 +45,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 async def test_hostile_bodies_are_refused_undecoded_beside_the_loop(
     rig: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Decoding them would hold the interpreter's lock; `make check-hostile` measures the loop."""
+    """Decoding them would hold the GIL; `make check-hostile` measures the loop."""
     threads: list[threading.Thread] = []
-    plain = protocol.refuse_many_values
+    plain = protocol.check_num_values
 
     def watched(body: bytes) -> None:
         threads.append(threading.current_thread())
@@ -60,7 +60,7 @@ async def test_hostile_bodies_are_refused_undecoded_beside_the_loop(
     body = HOSTILE[kind]()
     path = "/v1/chat/completions" if b"messages" in body[:20] else "/v1/completions"
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "refuse_many_values", watched)
+        patch.setattr(protocol, "check_num_values", watched)
         patch.setattr(msgspec.json, "decode", decode)
         response = await rig.client.post(path, content=body)
     assert response.status_code == 400, response.text
@@ -75,13 +75,13 @@ async def test_large_bodies_are_decoded_beside_the_loop(
 ) -> None:
     await rig.start()
     threads: list[bool] = []
-    plain = protocol.refuse_large_grammars
+    plain = protocol.check_grammar_sizes
 
     def watched(body: bytes) -> None:
         threads.append(threading.current_thread() is threading.main_thread())
         plain(body)
 
-    monkeypatch.setattr(protocol, "refuse_large_grammars", watched)
+    monkeypatch.setattr(protocol, "check_grammar_sizes", watched)
     fields: dict[str, Any] = {"prompt": "hi"}
     if "chat" in path:
         fields = {"messages": [{"role": "user", "content": "hi"}]}
@@ -115,7 +115,7 @@ def test_values_are_counted_whatever_texts_hold(value: Any, chunk: int) -> None:
 
 
 class Work:
-    """What a pool is given: ends when told to."""
+    """Work for a pool that ends when released."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -209,7 +209,7 @@ async def test_a_short_prompt_is_answered_while_long_ones_are_tokenized(
 
     monkeypatch.setattr(tokenizer, "encode", encode)
     tasks = [asyncio.create_task(rig.complete("ab " * LONG)) for _ in range(8)]
-    for _ in range(200):  # turns of the loop, until all stand in the queue
+    for _ in range(200):  # iterations of the loop, until all are queued
         await asyncio.sleep(0)
     try:
         async with asyncio.timeout(120):
@@ -221,7 +221,7 @@ async def test_a_short_prompt_is_answered_while_long_ones_are_tokenized(
 
 
 async def test_the_parts_of_a_body_are_held_once() -> None:
-    """To join them would hold it twice, and halt the process's streams for as long."""
+    """Joining them would take twice the memory, and block the process's streams."""
     part, num_parts = b" " * 2**16, 256
 
     async def receive() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A gateway whose tokenizer is not there yet."""
+"""A gateway whose tokenizer is not available yet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_it_waits_for_the_folder_and_says_so(
     reasons: list[str] = []
 
     def bring_more(delay: StartDelay | None) -> None:
-        """First a folder without a tokenizer, then all."""
+        """First a folder without a tokenizer, then the complete one."""
         if delay is None:
             reasons.append("started")
             return

@@ -28,16 +28,16 @@ SIZE = SMALL_BODY - 1024
 GROWTH = 4
 """Size of the larger body over that of the smaller one."""
 MAX_RATIO = 2.0 * GROWTH
-"""Highest ratio of CPU times: linear work has GROWTH at most, quadratic work GROWTH²."""
+"""Maximum ratio of CPU times: linear work has at most GROWTH, quadratic work GROWTH²."""
 MAX_SLICE_S = 0.05
-"""Longest CPU time between two looks of the event loop at its sockets: a stream pauses so long."""
+"""Maximum CPU time between two polls of the event loop's sockets, which pauses streams."""
 REFERENCE_S = 0.03
 """CPU time of `reference()` on an idle core (Xeon with AMX, Python 3.11). What it takes longer,
 everything does: on slower cores, and beside other processes."""
 FLOOR_S = 0.02
 """CPU time below which a ratio is noise."""
 TRIES = 3
-"""Measurements of a case, of which the least counts: other processes only add to it."""
+"""Measurements of a case; the minimum counts, as other processes only add to it."""
 TEMPLATE = (
     "{%- for message in messages %}<|start|>{{ message.role }}<|channel|>analysis<|message|>"
     "{{ message.content.split('</think>')[-1] }}{{ message.thinking }}"
@@ -45,7 +45,7 @@ TEMPLATE = (
     "{{ call.function.arguments | tojson }}{%- endfor %}<|end|>{%- endfor %}"
     "{%- for tool in tools or () %}{{ tool.function.name }}{%- endfor %}"
 )
-"""Has harmony's parsers, which take each call apart, and drops reasoning from history."""
+"""Uses harmony's parsers, which split each call, and drops reasoning from the history."""
 ALL_CASES = [
     (path, kind, shape) for path, own in ROUTES.items() for kind, shape in {**ANY, **own}.items()
 ]
@@ -78,7 +78,7 @@ async def harmony(harmony_model: tuple[Path, Tokenizer]) -> AsyncIterator[Rig]:
     rig = Rig(*harmony_model)
     for worker in rig.workers:
         worker.info.max_model_len = worker.info.max_total_tokens = 1 << 20
-        # Requests end at the worker's door: its own work is no part of the gateway's.
+        # Requests end at the worker's interface: its work is not the gateway's.
         worker.rejection, worker.rejection_status = "enough", 400
     await rig.start(admin_api_keys=("admin",))
     yield rig
@@ -93,7 +93,7 @@ class Slices:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Measures the iterations of the running loop during the block."""
+        """Measures the iterations of the running loop within the block."""
         loop: Any = asyncio.get_running_loop()
         run_once = loop._run_once
 
@@ -113,7 +113,7 @@ class Slices:
 
 
 async def post(rig: Rig, path: str, body: bytes) -> int:
-    """Sends a body, as ASGI without a client's own work; returns the status."""
+    """Sends a body over ASGI, without a client's overhead; returns the status."""
     parts = [body[at : at + 65536] for at in range(0, len(body), 65536)]
     statuses: list[int] = []
 
@@ -145,10 +145,10 @@ async def post(rig: Rig, path: str, body: bytes) -> int:
 
 
 async def measure(rig: Rig, path: str, body: bytes) -> tuple[float, float]:
-    """CPU seconds that a body takes in all threads, and the loop's longest slice."""
+    """CPU seconds that a body takes in all threads, and the loop's longest iteration."""
     slices = Slices()
     with slices.measured():
-        await asyncio.sleep(0)  # the loop's present iteration is not measured
+        await asyncio.sleep(0)  # the loop's current iteration is not measured
         began = time.process_time()
         status = await post(rig, path, body)
         taken = time.process_time() - began
@@ -177,7 +177,7 @@ async def test_time_is_linear_in_the_body_and_short_on_the_loop(
     harmony: Rig, path: str, kind: str, shape: Shape
 ) -> None:
     bodies = [shape(size) for size in (SIZE, GROWTH * SIZE)]
-    await measure(harmony, path, shape(2048))  # what is loaded with the first use
+    await measure(harmony, path, shape(2048))  # loads everything needed on first use
     times, slices = [math.inf] * len(bodies), [math.inf] * len(bodies)
     for _ in range(TRIES):
         for index, body in enumerate(bodies):
@@ -196,7 +196,8 @@ async def test_time_is_linear_in_the_body_and_short_on_the_loop(
 async def test_a_key_without_the_right_to_a_model_gets_no_work_on_the_body(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """Its messages are wrong, which would be a 400 if they were converted; nothing is tokenized."""
+    """Its messages are invalid, which would be a 400 if they were converted; nothing is
+    tokenized."""
     keys = tmp_path / "keys.toml"
     keys.write_text('[elsewhere]\nkey = "elsewhere"\nmodels = ["another"]\n')
     await rig.start(api_key_file=str(keys))

@@ -1,4 +1,4 @@
-"""What a gateway tells of the load: tokens at what they cost, whoever has them."""
+"""A gateway's load report: tokens at their cost, wherever they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTPUT = 50
 
 
 class Traffic:
-    """A model's counters while requests come and go, one second at a time."""
+    """A model's counters while requests arrive and end, one second at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.now = 0.0
@@ -75,7 +75,7 @@ def test_requests_that_came_and_went_are_reported_once(traffic: Traffic) -> None
     told = []
     for requests in (0, 2, 0):
         traffic.second(requests, requests * OUTPUT)
-        told.append(traffic.meter.read().num_new)  # no time has passed: still the same
+        told.append(traffic.meter.read().num_new)  # no time has passed: unchanged
     assert told == [0, 2, 0]
 
 

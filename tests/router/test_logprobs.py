@@ -1,4 +1,4 @@
-"""Log-probabilities, echo and what else rides on a choice, as clients get it."""
+"""Log-probabilities, echo and other optional fields of choices."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_too_many_of_a_kind_are_refused(rig):
 
 
 async def test_bad_words_are_limited_in_tokens(rig):
-    """Characters say little: one may be four tokens, and is one of each completion."""
+    """The number of characters is no bound: one may take four tokens, in each completion."""
     await rig.start()
     most = MAX_BAD_WORDS_TOKENS
     word = "\N{DNA DOUBLE HELIX}" * 8000
@@ -209,8 +209,7 @@ async def test_bad_words_are_limited_in_tokens(rig):
 
 
 TOKENS_AT_ONCE = 10_000
-"""Whose texts may be written before other tasks have their turn: a quarter of a second's work is
-over 100,000."""
+"""Other tasks may run before its texts are written: 0.25 s of work exceeds 100,000."""
 
 
 @pytest.mark.parametrize("kind", ["prompt", "completion", "stream"])
@@ -279,7 +278,7 @@ async def test_what_choices_echo_is_encoded_once(rig, events, monkeypatch, strea
         assert {len(values) for values in columns.values()} == {len(prompt) + 3}
         places = accumulate(map(len, tokens[:-1]), initial=0)
         assert columns["text_offset"] == list(places)
-    # Its length, its name, and those of three candidates, of which one is the token itself.
+    # Its length, its name, and those of three candidates, one of which is the token itself.
     if not stream:
         assert named.count(5) < 30 * 8
 

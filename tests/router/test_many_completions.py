@@ -1,4 +1,4 @@
-"""A request for many completions costs its parameters once: counted, not timed."""
+"""A request for many completions has the cost of its parameters once: counted, not timed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MANY = {
     "allowed_token_ids": list(range(150)),
     "max_tokens": 1,
 }
-"""The parameters that may hold much, for 4 prompts."""
+"""The parameters that may be large, for 4 prompts."""
 
 PARAMETERS = 12_000
-"""Bytes of them on the wire."""
+"""Their encoded size in bytes."""
 PER_COMPLETION = 400
-"""Bytes of all else in a submit, which leave room for other fields."""
+"""Bytes of the rest of a submit, with room for other fields."""
 
 
 @pytest.fixture
 def validated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens that were looked through, one entry per SamplingParams."""
+    """Number of tokens scanned, one entry per SamplingParams."""
     looked: list[int] = []
     plain = SamplingParams._check_draws
 
@@ -54,7 +54,7 @@ async def test_parameters_are_validated_once_and_travel_once(rig, validated, mon
         looked.extend(validated)
         sizes.append(len(payload))
         reply = await send(self, worker_id, payload)
-        validated.clear()  # what the worker did, which is this process too
+        validated.clear()  # by the worker, which is in the same process
         return reply
 
     monkeypatch.setattr(StubTransport, "submit", counted)
@@ -88,7 +88,7 @@ def test_a_batch_comes_out_as_it_went_in() -> None:
 
 
 async def test_a_request_that_is_too_much_for_an_engine_is_refused(rig):
-    """What kept a worker's front busy until it was taken for lost."""
+    """This once blocked a worker's front until the worker was considered failed."""
     await rig.start()
     fields = {
         "stop": [f"{number:03}" for number in range(128)],

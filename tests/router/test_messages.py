@@ -1,4 +1,4 @@
-"""Messages as clients send them, which templates would drop, quote twice or fail at."""
+"""Messages of clients that templates would otherwise drop, quote twice or fail on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def render(*messages: dict[str, Any], source: str = HERMES) -> str:
 
 @pytest.mark.parametrize("calls", [None, []])
 def test_an_answer_without_calls_keeps_its_text(calls: object) -> None:
-    """Clients send back what `message.model_dump()` of theirs gave."""
+    """Clients send back the result of `message.model_dump()`."""
     answer = {"role": "assistant", "content": "hello", "tool_calls": calls}
     assert render(USER, answer) == (
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
@@ -191,7 +191,7 @@ async def test_history_of_an_agent_reaches_the_worker(rig: Any) -> None:
 
 
 def test_ids_of_calls_are_what_the_template_takes() -> None:
-    """Mistral's takes nine letters and digits; calls and their answers keep to each other."""
+    """Mistral's template requires nine letters and digits; calls and results keep matching ids."""
     called = [{"id": i, "function": {"name": "f"}} for i in ("call_0123456789abcdef", "Ab3456789")]
     messages = [
         {"role": "assistant", "content": None, "tool_calls": called},

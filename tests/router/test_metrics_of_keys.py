@@ -1,4 +1,4 @@
-"""What /metrics shows the holder of a key: no series of other keys, unless the key may see all."""
+"""/metrics for the holder of a key: no series of other keys, unless the key has the permission."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ names = st.text(st.sampled_from(string.ascii_lowercase + '",{}=\\\n\r #'), min_s
 
 @given(st.sets(names, min_size=1, max_size=6), names, st.sampled_from(list(FORMATS)))
 def test_no_label_value_lets_a_hidden_series_through(others, model, content_type):
-    """Values that look like the end of a label, or like another label or line."""
+    """Values that look like the end of a label, another label or another line."""
     family = CounterMetricFamily("rayfleet_x", "Text", labels=["model_name", "tenant", "zone"])
     for number, tenant in enumerate(sorted(others | {"own", f'{model}",tenant="own'})):
         family.add_metric([model, tenant, '",tenant="own'], number)

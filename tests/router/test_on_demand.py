@@ -1,4 +1,5 @@
-"""Models without a worker: requests wait for one that is started for them, and the load tells."""
+"""Models without a worker: requests wait for one started on demand, and the load report includes
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from router.serving import placing
 
 
 async def start(rig, *, wait_s: float = 20.0, **options) -> None:
-    """A gateway that knows of no worker, and steps of workers that come."""
+    """A gateway without workers, and workers that join step by step."""
     rig.transport.set_members_quietly()
     [route] = rig.config.models
     route = replace(route, on_demand=True, routing=RoutingConfig(no_worker_timeout_s=wait_s))
@@ -81,19 +82,19 @@ async def test_not_more_wait_than_may(rig, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_worker_that_leaves_while_its_stream_opens_is_never_chosen(rig) -> None:
-    """The fleet learns that it exists after it was told that it drains."""
+    """The fleet registers it after it has been marked as draining."""
     await rig.start()
     model = rig.gateway.model("stub")
     first, second = rig.workers
     channel = model._channels[first.worker_id]
-    channel.leaving = True  # as it stands while the snapshot is on its way
+    channel.leaving = True  # the state while the snapshot is in flight
     model.on_snapshot(first.worker_id, first.snapshot())
     assert not model.fleet.worker(first.worker_id).ready
     assert (await rig.complete()).headers["x-rayfleet-worker"] == second.worker_id
 
 
 async def test_traffic_of_a_hot_prefix_moves_when_its_worker_goes(rig) -> None:
-    """From the moment it leaves the set others get it, and no hit is expected that is not there."""
+    """Once it leaves the set, requests go to others, without hits that are not there."""
     rig.answer = "hello world, " * 8
     await rig.start(running=False)
     model = rig.gateway.model("stub")

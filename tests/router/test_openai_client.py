@@ -1,4 +1,4 @@
-"""The official client against a real HTTP server: what it parses, and which errors it raises."""
+"""OpenAI's official client with a real HTTP server: parsed responses and raised errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API's document says what the routes do."""
+"""The OpenAPI document matches the routes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.api.responses.protocol import KNOWN as RESPONSES
 from router.api.responses.protocol import ResponsesRequest
 
 UNTOLD = {"/metrics", "/openapi.json", "/admin/admission", "/", "/ui/{name}"}
-"""No JSON, itself, not for clients, and the page for people."""
+"""Not JSON, the document itself, not for clients, and the page."""
 
 
 async def document_of(rig: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ async def test_streams_are_told_without_a_schema(rig: Any) -> None:
         content["text/event-stream"] for content in answers if "text/event-stream" in content
     ]
     assert len(streams) >= 4
-    # Readers would hold each event against it, an object of an event and its data.
+    # The reader limits would count each event, which is an object, with its data.
     assert not any("schema" in stream for stream in streams)
 
 
@@ -86,7 +86,7 @@ async def test_streams_are_told_without_a_schema(rig: Any) -> None:
 async def test_what_it_refuses_is_refused(
     rig: Any, kind: str, body: dict[str, Any], status: int | None
 ) -> None:
-    """And what it takes is looked at: None is the status of what it refuses."""
+    """Accepted bodies are compared too: None is the status of rejected ones."""
     document = await document_of(rig)
     schema = {"$ref": f"#/components/schemas/{kind}", "components": document["components"]}
     validator = jsonschema.Draft202012Validator(schema)

@@ -1,4 +1,4 @@
-"""Bodies packed by gzip: what they unpack to is held to the limits of bodies, piece by piece."""
+"""Bodies compressed with gzip: the decompressed size is limited, piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page at / is open, shows nothing without a key, and takes nothing from elsewhere."""
+"""The page at / is public, shows nothing without a key, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 

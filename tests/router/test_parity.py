@@ -1,4 +1,4 @@
-"""A worker that would write, tokenize or hash prompts differently is refused, with the reason."""
+"""A worker that would write, tokenize or hash prompts differently is rejected, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way the messages of a stream go: head and end by all middleware, what is between beside."""
+"""Paths of a stream's messages: start and end through all middleware, parts around it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Message = MutableMapping[str, Any]
 
 
 class Wrapper:
-    """Middleware that notes what passes it, as Serve's own stands inside of ReadableHeaders."""
+    """Middleware that records messages, like Serve's inside of ReadableHeaders."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -30,7 +30,7 @@ class Wrapper:
 
 
 async def ask(app: Any, **fields: object) -> list[Message]:
-    """All that a server is given to send."""
+    """All messages sent to a server."""
     sent: list[Message] = []
     body: bytes | None = json.dumps({"model": "stub", "prompt": "hi", **fields}).encode()
 
@@ -79,7 +79,7 @@ async def test_without_the_outermost_middleware_parts_go_by_the_rest(rig):
 
 
 async def test_a_request_does_not_send_to_the_one_before_it(rig):
-    """Requests of one connection follow each other on one event loop."""
+    """Requests of one connection run one after another on one event loop."""
     await rig.start()
     app = ReadableHeaders(rig.app)
     first = await ask(app, stream=True, max_tokens=100)

@@ -1,4 +1,4 @@
-"""Chats tokenized piece by piece have the tokens that they have as a whole."""
+"""Chats tokenized in pieces have the same tokens as when tokenized as a whole."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _metaspace(scheme: str) -> Backend:
 
 
 def _prepended() -> Backend:
-    """As the first Llama checkpoints have it."""
+    """As in the first Llama checkpoints."""
     backend = _metaspace("never")
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -153,7 +153,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 @pytest.mark.parametrize("content", ["ab", "ä🙂", "the ferry and the old harbour " * 100])
 def test_memory_is_what_is_counted(content: str) -> None:
-    """Of many small pieces the objects around them are the most."""
+    """For many small pieces, most of the memory is object overhead."""
     backend = _byte_level()
     backend.add_special_tokens([_START, _END])
     limit = 1 << 20
@@ -162,7 +162,7 @@ def test_memory_is_what_is_counted(content: str) -> None:
         "".join(f"{_START}{chat}.{n}{content}" for n in range(2 << 10 if len(content) < 9 else 64))
         for chat in range(8)
     ]
-    memo.encode("".join(chats[-1]))  # what is made once: threads, tables
+    memo.encode("".join(chats[-1]))  # creates threads and tables
     memo = PieceMemo(memo._tokenizer, limit)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Policies on fleets whose workers say what the test wants; no event loop, no clock."""
+"""Policies on fleets with scripted reports; no event loop, no clock."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_adaptive_leaves_the_holder_for_queues_that_cost_more_than_the_prefix() 
 @pytest.mark.parametrize(
     ("share", "tail", "chosen"),
     [
-        (0.5, 200, "w0"),  # a single piece, which those under way let pass
+        (0.5, 200, "w0"),  # a single chunk, which running prefills let pass
         (0.5, 2000, "w1"),
         (0.0, 200, "w1"),
     ],
@@ -165,7 +165,7 @@ def test_speeds_are_learned_and_used() -> None:
             bench.load(name, step_shape=shape, step_ms=noisy, num_running=0)
     table = bench.fleet.table
     per_token = table.prefill_token_s[:3] / table.prefill_token_s[0]
-    assert per_token[1] == 1.0  # too little to tell
+    assert per_token[1] == 1.0  # too few observations
     assert per_token[2] == pytest.approx(4.0, rel=0.2)
     assert table.relative_speed[:3].mean() == pytest.approx(1.0)
     assert table.relative_speed[0] / table.relative_speed[2] == pytest.approx(
@@ -186,7 +186,7 @@ def test_a_worker_that_looked_slow_gets_another_chance() -> None:
             bench.load(name, step_shape=StepShape(seq, 500, 125_000, 0, 0), step_ms=1000 * seconds)
 
     steps("w0", 1.0, 1)
-    steps("w1", 3.0, 1)  # something disturbs it
+    steps("w1", 3.0, 1)  # disturbed by something else
     steps("w0", 1.0, 101)
     assert {bench.choose(tokens(1000, n)) for n in range(10)} == {"w0"}
     for turn in range(10):
@@ -237,7 +237,7 @@ def test_round_robin_goes_round_and_sessions_stay() -> None:
     for name, home in homes.items():
         now = bench.choose(tokens(64, 99), session=name)
         assert now == home if home != "w1" else now != "w1"
-    assert len({bench.choose(tokens(64)) for _ in range(3)}) == 3  # without a name: in turn
+    assert len({bench.choose(tokens(64)) for _ in range(3)}) == 3  # without a session: round robin
 
 
 def test_power_of_two_is_blind_to_all_but_two() -> None:
@@ -246,4 +246,4 @@ def test_power_of_two_is_blind_to_all_but_two() -> None:
     for name in bench.names[:7]:
         bench.load(name, num_waiting=1, queued_prefill_tokens=5000)
     chosen = Counter(bench.choose(tokens(64, n)) for n in range(400))
-    assert 60 < chosen["w7"] < 140  # one pair in four has it
+    assert 60 < chosen["w7"] < 140  # it is in one of four pairs

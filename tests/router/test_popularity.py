@@ -1,4 +1,4 @@
-"""Prefixes that keep coming back: what counts, and what adaptive makes of it."""
+"""Recurring prefixes: what is counted, and how adaptive uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPT = np.arange(6000, dtype="<i4")
 
 
 def asked(popularity: PrefixPopularity, key: int, now: float) -> Recurrence:
-    """What is known of a prefix as a request for it is placed."""
+    """The popularity of a prefix as seen by a request being placed."""
     found = popularity.recurrence(key, now)
     assert popularity.recurrence(key, now) == found
     popularity.observe(key, now)
@@ -63,7 +63,7 @@ def test_only_so_many_prefixes_are_known() -> None:
 
 
 class Rig(PlayedFleet):
-    """Two workers; the first holds the prompt and has other work."""
+    """Two workers; the first has the prompt cached and has other work."""
 
     def __init__(self) -> None:
         super().__init__(names=("busy", "idle"))
@@ -90,7 +90,7 @@ def test_a_prefix_among_many_others_is_not_copied() -> None:
         chosen.append(rig.ask(number))
         for other in range(3):
             strange = np.full(64, 10_000 + 10 * number + other, "<i4")
-            for _ in range(2):  # the second time they are known, and count
+            for _ in range(2):  # the second time they are known and count
                 rig.choose(strange)
                 rig.cache("idle", strange)
                 rig.now += 0.15

@@ -1,4 +1,4 @@
-"""The index by itself: tiers, growth, and workers that come and go."""
+"""The index by itself: tiers, growth, and workers that join and leave."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def holders(
 @given(data=st.data())
 @settings(max_examples=cases(150), deadline=None)
 def test_index_equals_plain_sets(data: st.DataObject) -> None:
-    """Blocks of each tier come in chain order and leave from the end, as caches have it."""
+    """Blocks of each tier are added in chain order and removed from the end, as in caches."""
     index = PrefixIndex()
     device = {w: {0: 0, 1: 0} for w in "abc"}
-    host = {w: {0: 0, 1: 0} for w in "abc"}  # ends of what is on the host, from the device's on
+    host = {w: {0: 0, 1: 0} for w in "abc"}  # ends of the host blocks, which follow the device's
     for _ in range(data.draw(st.integers(0, 15))):
         worker_id = data.draw(st.sampled_from("abc"))
         chain = data.draw(st.integers(0, 1))
@@ -129,8 +129,8 @@ def test_who_is_forgotten_is_in_no_answer() -> None:
 
 
 def test_nothing_goes_wrong_while_the_table_moves() -> None:
-    """Blocks come and go in both tables, old and new, one by one and many at once; another worker
-    holds some of them, and is forgotten again and again."""
+    """Blocks are added and removed in both tables, old and new, one by one and many at once;
+    another worker has some of them, and is repeatedly dropped."""
     random = np.random.default_rng(0)
     index = PrefixIndex()
     pool = random.integers(1, 2**64, 60_000, dtype=np.uint64)
@@ -173,7 +173,7 @@ def test_blocks_cost_few_bytes_at_every_size() -> None:
         if turn > 20:
             worst = max(worst, index.num_bytes / len(index))
     assert len(index) == 200_000
-    assert worst < 75.0  # and half of that but for the time in which the table grows
+    assert worst < 75.0  # and half of that except while the table grows
 
 
 @pytest.mark.parametrize("crowded", [False, True])
@@ -181,7 +181,7 @@ def test_table_finds_what_was_claimed(crowded: bool) -> None:
     random = np.random.default_rng(1)
     table = HashTable(4096)
     keys = np.unique(random.integers(1, 2**64, 2600, dtype=np.uint64))
-    if crowded:  # all want the same few cells
+    if crowded:  # all hash to the same few cells
         keys = np.arange(1, 2600, dtype=np.uint64) << np.uint64(13)
     random.shuffle(keys)
     half = len(keys) // 2

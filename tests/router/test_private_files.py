@@ -1,4 +1,4 @@
-"""Log files of gateways are bounded, those of ended gateways included."""
+"""Log files of gateways are bounded, including those of exited gateways."""
 
 from __future__ import annotations
 

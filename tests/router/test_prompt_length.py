@@ -1,4 +1,4 @@
-"""Texts that cannot fit never reach a tokenizer; long ones never do on the event loop."""
+"""Texts that cannot fit are never tokenized; long ones are never tokenized on the event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 256
 
 
 def body(place: str, text: str) -> dict[str, Any]:
-    """A chat with the text in one of the places that templates print."""
+    """A chat with the text in one of the places that templates write."""
     message: dict[str, Any] = {"role": "user", "content": "hi"}
     chat: dict[str, Any] = {"messages": [message]}
     if place == "template arguments":
@@ -48,7 +48,7 @@ PLACES = ["content", "parts", "name", "reasoning_content", "template arguments",
 
 @pytest.fixture
 async def watched(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A gateway whose template prints everything; `rig.calls` has (method, thread)."""
+    """A gateway whose template writes everything; `rig.calls` has (method, thread)."""
     await rig.start()
     tokenizer = rig.gateway.model("stub").tokenizer
     monkeypatch.setattr(tokenizer, "_template", ChatTemplate(PRINTS_ALL, {}))
@@ -108,7 +108,7 @@ async def test_a_prompt_of_the_longest_tokens_fits(rig: Any) -> None:
     longest = rig.tokenizer.longest_token
     vocabulary = rig.tokenizer._backend.get_vocab(with_added_tokens=True)
     assert max(map(len, vocabulary)) == longest
-    # Of as long ones, those that mean bytes beyond ASCII are not written as they are called.
+    # Of equally long ones, bytes beyond ASCII are written differently from their names.
     token = min(token for token in vocabulary if len(token) == longest and token.isascii())
     response = await rig.complete(token * (LIMIT - 1))
     assert response.status_code == 200, response.text
@@ -119,7 +119,7 @@ async def test_a_prompt_of_the_longest_tokens_fits(rig: Any) -> None:
 async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
     rig: Any, checkpoint: Path, tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scaled to zero: what comes then waits for a worker, and may be as long as any."""
+    """Scaled to zero: new requests wait for a worker, and may be as long as any."""
     folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     config = {"max_position_embeddings": LIMIT, "rope_scaling": {"factor": 2.0}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -167,7 +167,7 @@ async def test_a_prompt_may_be_cut_to_its_last_tokens(rig: Any, keep: int) -> No
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_max_tokens_beyond_the_model_length_are_accepted(rig: Any, field: str) -> None:
-    """router/README.md documents it: generation ends at the model's length."""
+    """As documented in router/README.md: generation ends at the context length."""
     await rig.start()
     response = await rig.chat(**{field: 100 * LIMIT})
     assert response.status_code == 200, response.text

@@ -26,7 +26,7 @@ BYTES = " Paris. é✓🙂 of France"
 
 @pytest.fixture(params=DECODERS)
 async def spm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rig]:
-    """A rig with a SentencePiece vocabulary, which answers `rig.answer` to PROMPT."""
+    """A rig with a SentencePiece vocabulary, which generates `rig.answer` for PROMPT."""
     build_sentencepiece(tmp_path, request.param)
     tokenizer = load_tokenizer(str(tmp_path))
     rig = Rig(tmp_path, tokenizer)
@@ -104,7 +104,7 @@ async def test_stop_strings_see_the_first_space(spm):
 
 
 def slices(text: str, offsets: list[int]) -> list[str]:
-    """The parts of `text` that `text_offset` gives to each token."""
+    """The parts of `text` at the tokens' `text_offset`."""
     assert offsets == sorted(offsets)
     assert all(0 <= offset <= len(text) for offset in offsets)
     return [text[start:end] for start, end in pairwise([*offsets, len(text)])]
@@ -178,7 +178,7 @@ async def test_a_character_that_the_prompt_begins_is_the_completions(rig):
 @given(data=st.data())
 @settings(max_examples=cases(300), deadline=None)
 def test_offsets_of_any_completion_slice_its_text(tokenizer: Tokenizer, data: st.DataObject):
-    """Whatever its tokens, however they arrive, and wherever a stop string ends it."""
+    """For any tokens, however they arrive and wherever a stop string ends the text."""
     token_ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size), min_size=1, max_size=20))
     stops = data.draw(st.lists(st.text(alphabet="eo t\ufffd", min_size=1, max_size=3), max_size=2))
     stopped = data.draw(st.booleans())

@@ -1,4 +1,4 @@
-"""Costs are pure, their terms add up, and every number in them says where it comes from."""
+"""Costs are pure, their terms add up, and every constant in them has a derivation."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ POLICIES = get_args(PolicyName)
 NUM_PREFIXES = 3
 
 Placed = tuple[int, int, int, int]
-"""A request: seconds of a hundredth since the last, its prefix, tokens after it, its priority."""
+"""A request: hundredths of a second since the last, its prefix, tokens after it, its priority."""
 placed = st.tuples(
     st.integers(0, 300), st.integers(0, NUM_PREFIXES - 1), st.integers(1, 3000), st.integers(0, 9)
 )
 Step = tuple[int, int, int]
-"""A report: hundredths of a second, prompt tokens of its step, tokens that wait."""
+"""A report: hundredths of a second, prompt tokens of its step, waiting tokens."""
 step = st.tuples(st.integers(1, 100), st.integers(0, 2048), st.integers(0, 20_000))
 
 
@@ -42,7 +42,7 @@ def prefix(number: int) -> np.ndarray:
 
 
 def prompt(which: int, tail: int, own: int, priority: int) -> PromptBlocks:
-    """A prompt that begins with a prefix and ends with tokens of its own."""
+    """A prompt that starts with a prefix and ends with unique tokens."""
     tokens = np.concatenate([prefix(which), np.full(tail, own, "<i4")])
     blocks = PromptBlocks(tokens.tobytes())
     blocks.priority = priority
@@ -75,7 +75,7 @@ def fleet_after(policy: str, requests: list[Placed], steps: list[Step]) -> tuple
 def test_the_same_question_has_the_same_answer(
     policy: str, requests: list[Placed], steps: list[Step], asked: Placed
 ) -> None:
-    """Bit for bit, also at other times in between; and nothing has changed by asking."""
+    """Bit for bit, also at other times in between; computing costs changes nothing."""
     fleet, now = fleet_after(policy, requests, steps)
     view = fleet.view(prompt(asked[1], asked[2], 99, asked[3]))
 

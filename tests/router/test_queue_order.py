@@ -1,4 +1,4 @@
-"""Urgent requests choose by what they wait for: not by queues that they overtake."""
+"""Urgent requests are routed by what they wait for, not by queues that they overtake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDLE = LoadSnapshot(num_free_pages=2500, num_total_pages=2500, max_num_seqs=8)
 
 
 class Rig:
-    """A fleet of two workers, `a` and `b`; no two prompts share anything."""
+    """A fleet of two workers, `a` and `b`; prompts share no prefix."""
 
     def __init__(self) -> None:
         self.fleet = Fleet(clock=lambda: 0.0)
@@ -43,7 +43,7 @@ class Rig:
         return choice.worker_id
 
     def chosen(self, num_tokens: int, priority: int) -> tuple[str, float]:
-        """Where such a request would go, and how long it would wait there."""
+        """Where such a request would be routed, and how long it would wait there."""
         choice = self.fleet.reserve("probe", self.prompt(num_tokens, priority))
         assert choice is not None
         self.fleet.release(choice.worker_id, "probe")
@@ -58,7 +58,7 @@ def test_a_queue_that_is_overtaken_keeps_nobody_away() -> None:
     assert rig.chosen(1000, 4)[0] == "b"
     assert rig.chosen(1000, 7) == ("a", pytest.approx(0.0, abs=1e-9))
     assert rig.chosen(1000, 9)[1] == pytest.approx(0.0, abs=1e-9)
-    # Nor does one that is less urgent than all of them wait any shorter.
+    # A request that is less urgent than all of them does not wait less, either.
     assert rig.chosen(1000, 1)[0] == "b"
 
 
@@ -94,7 +94,7 @@ def test_what_other_gateways_sent_goes_ahead() -> None:
     worker, waiting = rig.chosen(500, 9)
     assert (worker, waiting) == ("b", pytest.approx(0.0, abs=1e-9))
     rig.place("urgent", 1000, 9, on="b")
-    assert rig.chosen(500, 9)[0] == "b"  # 1000 tokens ahead of it there, 4000 at the other
+    assert rig.chosen(500, 9)[0] == "b"  # 1000 tokens ahead of it there, 4000 on the other
 
 
 def test_nothing_is_left_of_requests_that_are_gone() -> None:

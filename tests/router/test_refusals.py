@@ -1,4 +1,4 @@
-"""What is refused is refused before anything is done, remembered, counted or booked for it."""
+"""Rejected requests are rejected before anything is done, cached, counted or booked for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIMES = 1000
 
 
 class Kind(NamedTuple):
-    """A request that is refused."""
+    """A rejected request."""
 
     path: str
     body: bytes
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     status: int = 400
     key: str = KEY
     tokenized: bool = False
-    """Whether that takes its prompt's tokens."""
+    """Whether that requires its prompt's tokens."""
 
 
 def chat(param: str | None, *, status: int = 400, tokenized: bool = False, **fields: Any) -> Kind:
@@ -131,7 +131,8 @@ KINDS = {
 
 
 async def refused(rig: Any, kind: Kind) -> tuple[int, bytes]:
-    """Status and body of the answer, by ASGI alone: a client would cost more than the gateway."""
+    """Status and body of the response, over plain ASGI: a client would cost more than the
+    gateway."""
     sent: list[dict[str, Any]] = []
     events = iter([{"type": "http.request", "body": kind.body, "more_body": False}])
 
@@ -154,7 +155,7 @@ async def refused(rig: Any, kind: Kind) -> tuple[int, bytes]:
 
 
 def state_of(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Everything that an object holds, in order, down to numbers and arrays."""
+    """Everything that an object contains, in order, down to numbers and arrays."""
     seen = set() if seen is None else seen
     if thing is None or isinstance(thing, bool | int | float | str | bytes):
         yield thing
@@ -177,7 +178,7 @@ def state_of(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 
 def estimates(rig: Any) -> dict[str, list[Any]]:
-    """All that routing decides by, all that is remembered of prompts, and what is under way."""
+    """All state that routing uses, caches of prompts, and open requests."""
     model = rig.gateway.model("stub")
     channels = model._channels.values()
     assert len(model.fleet.table), "what was reported is priced when somebody looks: now"
@@ -211,7 +212,7 @@ def gauges_and_histograms(rig: Any) -> list[Any]:
 
 
 def with_steps(worker: StubWorker) -> None:
-    """Has the worker report a step, so that speeds and utilisation are no round numbers."""
+    """Reports a worker's step, so that speeds and utilisation are not round numbers."""
     plain = worker.load
 
     def load() -> LoadSnapshot:
@@ -225,7 +226,7 @@ def with_steps(worker: StubWorker) -> None:
 
 @pytest.fixture
 async def busy(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A gateway with a history, at a moment that does not pass."""
+    """A gateway with a history, with a stopped clock."""
     monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 65_536)
     for worker in rig.workers:
         with_steps(worker)
@@ -278,7 +279,7 @@ async def test_refusals_of_each_kind_change_nothing(busy: Any) -> None:
 async def test_a_thousand_refusals_of_each_kind_leave_nothing(busy: Any) -> None:
     before = estimates(busy)
     for name, kind in KINDS.items():
-        for _ in range(50):  # what is set up once, such as the tokenizer's own caches
+        for _ in range(50):  # one-time initialization, such as the tokenizer's caches
             await refused(busy, kind)
         gc.collect()
         blocks = sys.getallocatedblocks()
@@ -286,7 +287,7 @@ async def test_a_thousand_refusals_of_each_kind_leave_nothing(busy: Any) -> None
             await refused(busy, kind)
         gc.collect()
         grown = sys.getallocatedblocks() - blocks
-        # The tokenizer's own caches vary by some 150 blocks; what each request leaves is more.
+        # The tokenizer's caches vary by some 150 blocks; a leak per request would exceed that.
         assert grown < TIMES // 2, f"{name}: {grown} more objects"
     assert estimates(busy) == before
 
@@ -323,13 +324,13 @@ async def test_what_another_time_might_do_is_asked_again(busy: Any) -> None:
 async def test_a_worker_that_joins_is_asked_itself(busy: Any) -> None:
     model = busy.gateway.model("stub")
     grammar = StructuredOutputsParams(regex="(a")
-    model.refused_grammars.add(grammar, "it is broken")
-    assert model.refused_grammars.find(grammar) == "it is broken"
+    model.rejected_grammars.add(grammar, "it is broken")
+    assert model.rejected_grammars.find(grammar) == "it is broken"
     busy.transport.set_members("w0")
     await busy.until(lambda: len(model.fleet.workers) == 1)
-    assert model.refused_grammars.find(grammar) == "it is broken"
+    assert model.rejected_grammars.find(grammar) == "it is broken"
     busy.transport.set_members("w0", "w1")
-    await busy.until(lambda: model.refused_grammars.find(grammar) is None)
+    await busy.until(lambda: model.rejected_grammars.find(grammar) is None)
 
 
 async def test_fields_are_checked_before_any_work_on_the_prompt(

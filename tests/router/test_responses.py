@@ -1,4 +1,4 @@
-"""/v1/responses over HTTP: what it takes, which events it tells, what it keeps and for whom."""
+"""/v1/responses over HTTP: requests, events, and stored responses per key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def ask(rig: Rig, given: Any = "hello", /, **fields: Any) -> httpx.Respons
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, numbered, each named as its data says."""
+    """The events of a stream with sequence numbers; each event's name matches its data."""
     made = []
     for part in response.text.removesuffix("\n\n").split("\n\n"):
         name, data = part.split("\n")
@@ -54,14 +54,14 @@ async def answer(rig: Rig, stream: bool, given: Any = "hello", /, **fields: Any)
 
 
 def kept_ids(rig: Rig) -> list[str]:
-    """Ids of the responses that the gateway keeps."""
+    """Ids of the stored responses."""
     [route] = [r for r in rig.app.routes if getattr(r, "path", "") == PATH]
     store = route.endpoint.__self__._store
-    return [key for shelf in store._shelves.values() for key in shelf.entries]
+    return [key for shelf in store._by_key.values() for key in shelf.entries]
 
 
 async def outcome(rig: Rig, response_id: str) -> dict[str, Any]:
-    """A response in the background, when it has ended."""
+    """A completed background response."""
     while True:
         found: dict[str, Any] = (await rig.client.get(f"{PATH}/{response_id}")).json()
         if found["status"] != "queued":
@@ -121,7 +121,7 @@ async def test_order_of_events(agent: Rig) -> None:
 
 @pytest.mark.parametrize("stream", STREAMED)
 async def test_a_conversation_goes_on(agent: Rig, stream: bool) -> None:
-    """By its id, and as well by its items."""
+    """By its id, and equally by its items."""
     agent.answer = f"hm\n</think>\n\n{CALLS}"
     first = await answer(
         agent, stream, tools=TOOLS, reasoning={"effort": "low"}, instructions="Once."
@@ -204,7 +204,7 @@ async def test_background(rig: Any) -> None:
 
 
 async def test_a_stream_in_the_background_is_taken_up_again(agent: Rig) -> None:
-    """While it runs and when it has ended: the same events, by their numbers."""
+    """While it runs and when it has ended: the same events, with the same numbers."""
     asked: dict[str, Any] = {"model": "stub", "input": "hello", "background": True}
     async with client_of(agent) as client:
         told = []
@@ -404,17 +404,17 @@ async def test_what_is_wrong_is_named(agent: Rig, fields: Any, param: str) -> No
 
 
 def test_every_field_is_known() -> None:
-    """Served, without effect, or refused by name."""
+    """Every field is supported, ignored, or rejected with an error that names it."""
     fields = set(create_params.ResponseCreateParamsStreaming.__annotations__)
     fields |= set(create_params.ResponseCreateParamsBase.__annotations__)
     served = set(ResponsesRequest.__struct_fields__)
-    assert fields - served - KNOWN.ignored - set(KNOWN.refused) == set()
-    assert not served & (KNOWN.ignored | set(KNOWN.refused))
+    assert fields - served - KNOWN.ignored - set(KNOWN.unsupported) == set()
+    assert not served & (KNOWN.ignored | set(KNOWN.unsupported))
 
 
 async def test_fields_without_effect_have_none(agent: Rig) -> None:
     fields: dict[str, Any] = {name: {"surely": "harmless"} for name in KNOWN.ignored}
-    for name, refused in KNOWN.refused.items():
+    for name, refused in KNOWN.unsupported.items():
         fields[name] = refused.harmless[0] if refused.harmless else None
     assert (await ask(agent, **fields)).status_code == 200
 

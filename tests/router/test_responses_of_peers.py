@@ -1,4 +1,4 @@
-"""/v1/responses with two gateways: each answers for what the other one stores."""
+"""/v1/responses with two gateways: each serves the responses stored by the other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose worker is lost go on at another one as if nothing had happened."""
+"""Requests of a failed worker are resumed on another one, invisibly to clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finish(worker: StubWorker) -> None:
 
 
 async def lost_after(rig, num_steps: int) -> StubWorker:
-    """Lets whoever has requests do some steps and die; who has them then."""
+    """Workers with requests run some steps and crash; returns the workers that have them then."""
     await rig.until(lambda: any(w.running for w in rig.workers))
     [worker] = [w for w in rig.workers if w.running]
     for _ in range(num_steps):
@@ -173,7 +173,7 @@ async def test_blocks_continue_at_a_border_and_rounds_add_up(rig):
 
 
 async def test_tokens_of_the_lost_attempt_count_no_more(rig):
-    """The worker was only silent: what it says of the old attempt is not to be told twice."""
+    """The worker was only blocked: late deltas of the old attempt must not be repeated."""
     await rig.start(running=False)
     work = asyncio.create_task(rig.complete())
     await rig.until(lambda: any(w.running for w in rig.workers))
@@ -200,7 +200,7 @@ async def test_a_request_waits_for_its_only_worker_to_come_back(rig):
     worker.step()
     worker.crash()
     await rig.until(lambda: not rig.attached())
-    assert (await rig.complete()).status_code == 503  # a new one is not kept waiting
+    assert (await rig.complete()).status_code == 503  # new requests do not wait
     worker.send(worker.snapshot())
     await rig.until(lambda: bool(worker.running))
     finish(worker)
@@ -223,7 +223,7 @@ async def test_it_does_not_wait_for_ever(rig, events):
 
 
 async def test_a_request_that_kills_workers_is_given_up(rig):
-    """It takes no more workers than it may, and others go on."""
+    """It uses no more workers than allowed, and other requests are resumed."""
     await rig.start(running=False)
     poison = asyncio.create_task(rig.complete("poison", stream=True))
     for attempt in range(3):
@@ -314,7 +314,7 @@ async def test_the_gateway_tries_until_a_worker_takes_it(rig):
 
 
 async def test_a_refusal_after_a_loss_is_not_the_last_word(rig, events):
-    """Its grammar was accepted by the worker that is lost: another one may have been too slow."""
+    """Its grammar was accepted by the failed worker: another one may just have been too slow."""
     await rig.start(running=False)
     schema = {"json": {"type": "integer"}}
     work = asyncio.create_task(rig.complete(structured_outputs=schema, stream=True))

@@ -1,4 +1,4 @@
-"""What the command line says of a model's template, tokenizer and sampling, and of paths."""
+"""Command line options for a model's template, tokenizer and sampling, and for paths."""
 
 from __future__ import annotations
 

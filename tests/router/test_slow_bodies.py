@@ -34,7 +34,7 @@ async def upload(url: str, length: int) -> AsyncIterator[tuple[Any, Any]]:
 
 
 async def complete(url: str, size: int = 0) -> httpx.Response:
-    """A sound request, whose body has `size` bytes or some more."""
+    """A valid request, whose body has `size` bytes or slightly more."""
     body = {"model": "stub", "prompt": "hi", "max_tokens": 5, "user": "u" * size}
     async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
         return await client.post("/v1/completions", json=body)
@@ -53,7 +53,7 @@ async def test_a_body_that_does_not_come_ends_in_408(rig, limits, sent):
     rig.body_limits = limits
     await rig.start()
     async with rig.server() as url, upload(url, 1_000_000) as (reader, writer):
-        for byte in sent:  # none of them buys more time
+        for byte in sent:  # a byte does not extend the deadline
             writer.write(bytes([byte]))
             await asyncio.sleep(0.02)
         async with asyncio.timeout(DEADLINE_S):
@@ -65,7 +65,7 @@ async def test_a_body_that_does_not_come_ends_in_408(rig, limits, sent):
 
 
 async def test_a_slow_body_that_keeps_the_rate_is_taken(rig):
-    """Each part would be the last in time if the windows did not begin anew."""
+    """Each part would be the last one in time if the windows did not restart."""
     rig.body_limits = BodyLimits(window_s=2.0, window_bytes=10, total_s=LONG_S)
     await rig.start()
     body = json.dumps({"model": "stub", "prompt": "hi", "max_tokens": 5}).encode()
@@ -90,7 +90,7 @@ async def test_all_bodies_together_have_a_limit(rig):
             assert refused.headers["retry-after"] == "1"
             assert refused.json()["error"]["code"] == "gateway_busy"
             assert (await complete(url)).status_code == 200
-        # What is held goes with its client, and with each request that has been tokenized.
+        # Bytes in flight are released with their client, and with each tokenized request.
         async with asyncio.timeout(DEADLINE_S):
             while (await complete(url, 10_000)).status_code != 200:
                 pass

@@ -1,4 +1,4 @@
-"""Clients that read slowly, or go away, at every moment of a response."""
+"""Clients that read slowly or disconnect, at every moment of a response."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from router.api.http.readers import ReaderLimits
+from router.api.http.client_streams import StreamLimits
 from router.config import RoutingConfig
 from router.serving import ServedModel
 
 
 class SlowClient:
-    """Speaks ASGI to the app; takes each body chunk only when `gate` is open."""
+    """Sends ASGI requests to the app; receives each body chunk only when `gate` is open."""
 
     def __init__(self, rig: Any, body: dict[str, Any]) -> None:
         self.gate = asyncio.Event()
@@ -108,7 +108,7 @@ async def test_slow_client_holds_up_nobody_and_gets_few_large_pieces(rig):
 
 
 async def test_error_before_the_response_begins_is_an_error(rig):
-    """The worker takes the request and dies before the response's task runs again."""
+    """The worker accepts the request and exits before the response's task runs again."""
     await rig.start(running=False, routing=RoutingConfig(max_request_attempts=1))
     for stream in (False, True):
         work = asyncio.create_task(rig.complete(stream=stream))
@@ -141,7 +141,7 @@ async def test_one_failing_choice_fails_the_request_and_aborts_the_others(rig):
         failing.crash()
         response = await work
         assert "rank 0 was killed" in response.text
-        assert response.status_code == 500  # also of a stream that has not begun
+        assert response.status_code == 500  # also for a stream that has not started
         await rig.until(lambda worker=other, others=others: set(worker.aborted) == others)
         failing.send(failing.snapshot())
         await rig.until(lambda: len(rig.attached()) == 2)
@@ -180,7 +180,7 @@ async def test_client_that_goes_away_is_not_written_to_for_ever(rig):
 
 
 async def test_client_that_goes_away_while_its_submit_is_in_flight(rig):
-    """The abort rides behind the submit; the answer that comes later changes nothing."""
+    """The abort is sent after the submit; the late reply changes nothing."""
     await rig.start(running=False)
     for stream in (False, True):
         for worker in rig.workers:
@@ -199,12 +199,12 @@ async def test_client_that_goes_away_while_its_submit_is_in_flight(rig):
 
 
 async def test_abort_and_end_cross(rig):
-    """The end is on its way when the stop string is found: one end, no error, one count."""
+    """The end is in flight when the stop string is found: one end, no error, one count."""
     await rig.start(running=False)
     work = asyncio.create_task(rig.complete(stop=["hello"]))
     await rig.until(lambda: bool(rig.submits()))
     [worker] = [w for w in rig.workers if w.running]
-    while worker.running:  # all at once: the gateway has seen none of it yet
+    while worker.running:  # all at once: the gateway has not processed any yet
         worker.step()
     [choice] = (await work).json()["choices"]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", "hello")
@@ -213,14 +213,14 @@ async def test_abort_and_end_cross(rig):
 
 
 async def stuck(rig: Any, **fields: object) -> SlowClient:
-    """A client that has not taken the head of its stream yet, nor ever will."""
+    """A client that never receives the head of its stream."""
     client = SlowClient(rig, request(**fields))
     await rig.until(lambda: client.waiting)
     return client
 
 
 async def test_client_that_takes_nothing_is_let_go(rig):
-    rig.reader_limits = ReaderLimits(stalled_s=0.1, period_s=0.02)
+    rig.stream_limits = StreamLimits(stalled_s=0.1, period_s=0.02)
     await rig.start(running=False)
     work = asyncio.create_task(stuck(rig, n=4))
     await rig.until(lambda: sum(len(w.running) for w in rig.workers) == 4)
@@ -230,13 +230,13 @@ async def test_client_that_takes_nothing_is_let_go(rig):
     async with asyncio.timeout(120):
         await client.task
     assert client.text() == ""
-    # None of them computes on for it.
+    # None of them keeps computing for it.
     await rig.until(lambda: sum(len(w.aborted) for w in rig.workers) == 4)
     assert ended(rig.gateway.model("stub")) == {"abort": 4}
 
 
 async def test_client_that_takes_nothing_of_a_whole_response_is_let_go(rig):
-    rig.reader_limits = ReaderLimits(stalled_s=0.1, period_s=0.02, unread_bytes=1)
+    rig.stream_limits = StreamLimits(stalled_s=0.1, period_s=0.02, unread_bytes=1)
     await rig.start()
     client = await stuck(rig, stream=False)
     async with asyncio.timeout(120):
@@ -245,8 +245,8 @@ async def test_client_that_takes_nothing_of_a_whole_response_is_let_go(rig):
 
 
 async def test_client_that_reads_slowly_is_not_let_go(rig, monkeypatch):
-    """It takes a piece every 40 s: what is between two of them counts."""
-    rig.reader_limits = ReaderLimits(stalled_s=60.0, period_s=0.01)
+    """It reads a piece every 40 s: only the time between two of them counts."""
+    rig.stream_limits = StreamLimits(stalled_s=60.0, period_s=0.01)
     await rig.start()
     client = await stuck(rig)
     await rig.until(lambda: ended(rig.gateway.model("stub")) == {"stop": 1})
@@ -266,8 +266,9 @@ async def test_client_that_reads_slowly_is_not_let_go(rig, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["unread_bytes", "total_unread_bytes"])
 async def test_what_is_left_unread_has_a_limit(rig, limit):
-    """A stream of plain text stays; one with log-probabilities, each of 272 bytes, is ended."""
-    rig.reader_limits = ReaderLimits(period_s=0.02, **{limit: 50_000})
+    """A stream of plain text survives; one with log-probabilities, of 272 bytes each, is
+    aborted."""
+    rig.stream_limits = StreamLimits(period_s=0.02, **{limit: 50_000})
     rig.answer = "hello world, the quick brown fox jumps over the lazy dog. " * 10
     await rig.start()
     small = await stuck(rig, max_tokens=2000)

@@ -112,7 +112,7 @@ async def test_the_status_waits_for_the_worker_s_verdict(rig) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_contradiction_that_is_reported_before_the_submit_s_answer(rig, stream) -> None:
-    """An engine may have ended a request before the front has answered for it."""
+    """An engine may have ended a request before the front has replied for it."""
     await rig.start(running=False)
     for worker in rig.workers:
         worker.answer_gate.clear()
@@ -184,7 +184,7 @@ async def test_others_do_not_wait_for_a_grammar(rig) -> None:
 
 
 async def test_others_do_not_wait_while_a_refused_grammar_is_tried_again(rig) -> None:
-    """A limit of time is no verdict: the worker compiles again, and answers late again."""
+    """A timeout is not final: the worker compiles again, and is late again."""
     rig.workers[1].ready = False
     await rig.start(attached=1)
     worker = rig.workers[0]
@@ -193,7 +193,7 @@ async def test_others_do_not_wait_while_a_refused_grammar_is_tried_again(rig) ->
     worker.rejection_param = "structured_outputs"
     asked = [asyncio.create_task(rig.chat(structured_outputs={"regex": "a"})) for _ in range(3)]
     await rig.until(lambda: len(rig.submits()) == 1)
-    worker.compiled.set()  # the first one's turn is over, the next ones' begins
+    worker.compiled.set()  # the first one is finished, and the next ones start
     worker.compiled.clear()
     await rig.until(lambda: len(rig.submits()) == 3)
     worker.rejection = None

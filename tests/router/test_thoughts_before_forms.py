@@ -1,4 +1,4 @@
-"""A model that thinks before it writes a form that it is held to: a schema, or calls."""
+"""A model that reasons before structured output: a schema or calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worker.protocol.text.tokenizer import Tokenizer, load_tokenizer
 NOW = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 CLOSED = "{% else %}{{ '<think>\n\n</think>\n\n' }}"
-"""By which the template says that there is no thought."""
+"""The template's marker of empty reasoning."""
 FORMS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"structured_outputs": {"regex": "[{] ?}"}},
@@ -38,7 +38,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
-    """One whose markers of thoughts are tokens."""
+    """A tokenizer whose reasoning markers are tokens."""
     folder = tmp_path_factory.mktemp("thinker")
     build_agent(folder)
     backend = Backend.from_file(str(folder / "tokenizer.json"))
@@ -49,7 +49,7 @@ def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Toke
 
 @asynccontextmanager
 async def edited(folder: Path, copy: Path, old: str, new: str) -> AsyncIterator[Rig]:
-    """A gateway of the model with another template."""
+    """A gateway for the model with another template."""
     shutil.copytree(folder, copy, dirs_exist_ok=True)
     template = copy / "chat_template.jinja"
     source = template.read_text()

@@ -1,4 +1,4 @@
-"""Routes about tokens and the gateway itself, and what browsers ask before they let a page ask."""
+"""Routes for tokens and about the gateway itself, and browsers' preflight requests."""
 
 from __future__ import annotations
 

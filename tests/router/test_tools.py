@@ -1,4 +1,4 @@
-"""Chats with tools and thoughts over HTTP: what clients send, and what they get back."""
+"""Chats with tools and reasoning over HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAMED = [False, True]
 
 
 async def answer(rig: Rig, events: Any, stream: bool, **fields: Any) -> tuple[dict, str, dict]:
-    """(message, finish reason, usage) of the only choice, put together where it is streamed."""
+    """(message, finish reason, usage) of the only choice, assembled if it is streamed."""
     if not stream:
         response = await rig.chat(**fields)
         assert response.status_code == 200, response.text
@@ -279,7 +279,7 @@ async def test_documents_reach_the_template(agent: Rig) -> None:
 
 @pytest.mark.parametrize("stream", STREAMED)
 async def test_tokens_and_logprobs_are_all_there(agent: Rig, events: Any, stream: bool) -> None:
-    """Text is held back while it may be a call; what stands beside it is not."""
+    """Text is held back while it may be a call; content beside it is not."""
     agent.answer = CALLS
     fields = {"tools": TOOLS, "return_token_ids": True}
     if not stream:

@@ -1,4 +1,4 @@
-"""404s say what was probably meant: the models that a key may use, and the right base URL."""
+"""404s name what was probably meant: the models of the key, and the right base URL."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UNSUPPORTED = {
 
 
 async def message(rig: Any, path: str) -> str:
-    """What the 404 of a POST says, in either API's form."""
+    """The message of a POST's 404, in either API's format."""
     response = await rig.client.post(path, json={"model": "stub"})
     assert response.status_code == 404, (path, response.text)
     text: str = response.json()["error"]["message"]

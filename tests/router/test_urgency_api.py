@@ -1,4 +1,4 @@
-"""Priorities, SLOs, fair share, full queues and rules of admission, through HTTP."""
+"""Priorities, SLOs, fair share, full queues and admission rules, through HTTP."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_full_queues_everywhere_are_a_429_with_retry_after(rig, stream):
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["type"] == "rate_limit_error"
     assert len(rig.submits()) == 2, "the other worker was not tried"
-    assert rig.gateway.model("stub").stats.refused == 1
+    assert rig.gateway.model("stub").stats.rejected == 1
 
 
 async def test_a_full_worker_passes_the_request_on_to_another(rig):
@@ -129,11 +129,11 @@ async def test_a_full_worker_passes_the_request_on_to_another(rig):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_refused_requests_leave_no_garbage(rig, stream):
-    """Under overload they are most of all; to collect them would hold the others up."""
+    """Under overload most requests are rejected; garbage collection would delay the others."""
     await rig.start()
     for worker in rig.workers:
         worker.rejection, worker.rejection_status = "all full", 429
-    gc.freeze()  # what there was before is not looked at
+    gc.freeze()  # excludes older objects
     gc.disable()
     try:
         assert (await rig.chat(stream=stream)).status_code == 429

@@ -1,4 +1,4 @@
-"""How busy each worker is."""
+"""Utilisation of each worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement, loss, retries, coalescing and disconnects, over stub workers."""
+"""Placement, failures, retries, coalescing and disconnects, with stub workers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_requests_that_arrive_together_are_spread(rig):
 
 
 async def test_requests_are_counted_once_through_every_race(rig):
-    """Answer before load, load before answer, tokens before the answer."""
+    """Reply before load, load before reply, tokens before the reply."""
     rig.workers[1].ready = False
     await rig.start(running=False, attached=1)
     worker = rig.workers[0]
@@ -227,7 +227,7 @@ async def test_leaving_worker_finishes_its_requests_and_takes_no_new_ones(rig):
 
 
 async def test_requests_wait_for_a_worker_that_takes_the_last_ones_place(rig):
-    """In a rolling update one leaves in the moment in which the other is there."""
+    """In a rolling update one worker leaves just as the next one joins."""
     leaving, coming = rig.workers
     coming.door.clear()
     await rig.start(attached=1)
@@ -242,7 +242,7 @@ async def test_requests_wait_for_a_worker_that_takes_the_last_ones_place(rig):
 
 
 async def test_requests_wait_while_the_only_worker_is_replaced(rig):
-    """Without room for a second one it ends before the next begins to load."""
+    """Without room for a second one, it exits before the next starts to load."""
     leaving, coming = rig.workers
     rig.transport.set_members_quietly(leaving.worker_id)
     await rig.start(attached=1)

@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from cluster.bench.report import Check, at_least, at_most, checks_json, exactly, note
-from router.api.http.readers import ReaderLimits
+from router.api.http.client_streams import StreamLimits
 from tests.support.hostile.attack import (
     BYSTANDER_GAP_MS,
     MIB,
@@ -69,7 +69,7 @@ CLOSED_S = 15.0
 NUM_SLOW_READERS = 8
 SLOW_READERS_N = 16
 """Completions of each: as many in all as two workers run at once, 64 each on CPU."""
-UNREAD_S = ReaderLimits().stalled_s
+UNREAD_S = StreamLimits().stalled_s
 """After which a gateway ends the stream of a client that takes nothing."""
 TURNS_S = 600.0
 """For all slow readers to have their turn: a failure alone takes so long."""
@@ -304,7 +304,7 @@ def run_slow_readers(fleet: AttackedFleet, options: HostileOptions) -> tuple[Fig
     """Asks for far more than anyone's buffers hold, and takes nothing of it.
 
     Of a connection's unread bytes the kernel holds some, and HAProxy a buffer; the gateway has the
-    rest, see `router.api.http.readers`.
+    rest, see `router.api.http.client_streams`.
     """
     asyncio.run(warm_up(fleet))
     body = {
@@ -370,7 +370,7 @@ def _wait_ended(fleet: AttackedFleet, since: float) -> float:
 
 def judge_slow_readers(figures: Mapping[str, Any]) -> list[Check]:
     """Whether what nobody reads has a bound, and others their streams."""
-    limit = ReaderLimits().total_unread_bytes / MIB + SMALL_GROWTH_MIB
+    limit = StreamLimits().total_unread_bytes / MIB + SMALL_GROWTH_MIB
     return [
         at_most("gateway_growth", figures["growth_mib"].get("gateway", 0.0), "MiB", limit),
         at_most("ended", figures["ended_s"], "s", SETTLE_S),

@@ -14,7 +14,7 @@ from deploy.benchmarks.routing.compare import simulate
 from deploy.benchmarks.routing.figures import Figures, figures, pooled_hit_rate
 from deploy.benchmarks.routing.routers import OWN, ROUTERS, find_routers
 from deploy.benchmarks.routing.workload import DEFAULT_COSTS, Arrival, FleetShape, Workload
-from router.explain import Decided, FleetSpeed, LogLine, WorkerSeen, read_decisions
+from router.explain import DecisionLine, FleetSpeed, LogLine, WorkerSeen, read_decisions
 from worker.protocol.blocks import TOKEN_BYTES
 
 _SEED = 1
@@ -64,7 +64,7 @@ def recorded_workload(lines: Iterable[LogLine]) -> Workload:
         ValueError: the log has no request or no worker.
     """
     lines = list(lines)
-    decided = sorted((line for line in lines if isinstance(line, Decided)), key=lambda d: d.at)
+    decided = sorted((line for line in lines if isinstance(line, DecisionLine)), key=lambda d: d.at)
     seen = {line.worker_id: line for line in lines if isinstance(line, WorkerSeen)}
     speeds = [line for line in lines if isinstance(line, FleetSpeed)]
     if not decided or not seen:
@@ -86,7 +86,7 @@ def recorded_workload(lines: Iterable[LogLine]) -> Workload:
     return Workload(name="replay", arrivals=tuple(_arrivals(decided)), fleet=shape)
 
 
-def _arrivals(decided: Sequence[Decided]) -> Iterable[Arrival]:
+def _arrivals(decided: Sequence[DecisionLine]) -> Iterable[Arrival]:
     began = decided[0].at
     for number, line in enumerate(decided):
         yield Arrival(
@@ -98,7 +98,7 @@ def _arrivals(decided: Sequence[Decided]) -> Iterable[Arrival]:
         )
 
 
-def _tokens(line: Decided, number: int) -> bytes:
+def _tokens(line: DecisionLine, number: int) -> bytes:
     """Token ids of a prompt: equal blocks for equal recorded hashes; those after the last full
     block are the request's own."""
     hashes = np.frombuffer(line.hashes, "<u8")
@@ -116,7 +116,7 @@ def _tokens(line: Decided, number: int) -> bytes:
 
 def _recorded(lines: Iterable[LogLine]) -> Figures:
     """Figures as recorded. Raises ValueError if no request got a token."""
-    decided = [d for d in lines if isinstance(d, Decided) and d.first_token_s >= 0.0]
+    decided = [d for d in lines if isinstance(d, DecisionLine) and d.first_token_s >= 0.0]
     if not decided:
         raise ValueError("no request in the decision log got a token: record more traffic")
     times = np.array([line.first_token_s for line in decided])

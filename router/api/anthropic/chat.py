@@ -91,7 +91,7 @@ def _effort(body: CountTokensRequest) -> Effort | None:
         return output.effort
     if not is_enabled or budget is None:
         return None
-    return next((effort for most, effort in BUDGETS if budget <= most), "high")
+    return next((effort for maximum, effort in BUDGETS if budget <= maximum), "high")
 
 
 def _choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
@@ -153,8 +153,8 @@ def _messages(index: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         for place, block in enumerate(content)
         if _kind(block) != "tool_result" or role != "user"
     ]
-    said = [{"role": role, "content": "\n".join(texts)}] if texts or not results else []
-    return [*results, *said]
+    rest = [{"role": role, "content": "\n".join(texts)}] if texts or not results else []
+    return [*results, *rest]
 
 
 def _assistant(where: str, content: Sequence[Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from router.api.openai.fields import Known, Refused
+from router.api.openai.fields import KnownFields, UnsupportedField
 from router.api.openai.protocol import MAX_CACHE_SALT, MAX_STOP_STRINGS
 from worker.protocol.slo import Slo
 
@@ -99,9 +99,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     cache_salt: Annotated[str, Meta(max_length=MAX_CACHE_SALT)] | None = None
 
 
-_OF_SERVER = Refused(([],), "only tools that the client runs are supported: use tools")
+_OF_SERVER = UnsupportedField(([],), "only tools that the client runs are supported: use tools")
 
-KNOWN = Known(
+KNOWN = KnownFields(
     frozenset(
         (
             "cache_control",
@@ -116,7 +116,7 @@ KNOWN = Known(
     MappingProxyType(
         {
             "container": _OF_SERVER,
-            "context_management": Refused(
+            "context_management": UnsupportedField(
                 (
                     {},
                     {"edits": []},
@@ -124,18 +124,18 @@ KNOWN = Known(
                 ),
                 "send only the messages that the model should see",
             ),
-            "fallbacks": Refused(([],)),
+            "fallbacks": UnsupportedField(([],)),
             "mcp_servers": _OF_SERVER,
-            "output_format": Refused(instead="use output_config.format"),
+            "output_format": UnsupportedField(instead="use output_config.format"),
         }
     ),
 )
 """Unsupported fields of /v1/messages; `cache_control` is ignored, since all prompts are cached."""
-COUNTED = Known(
+COUNTED = KnownFields(
     KNOWN.ignored
     | frozenset(MessagesRequest.__struct_fields__)
     - frozenset(CountTokensRequest.__struct_fields__),
-    KNOWN.refused,
+    KNOWN.unsupported,
 )
 """Unsupported fields of count_tokens, which ignores fields of MessagesRequest that do not affect
 the prompt."""

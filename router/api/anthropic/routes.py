@@ -46,10 +46,10 @@ class AnthropicRoutes:
                 num_bytes=len(payload),
                 names=NAMES,
             )
-            model, request_id = chat.asked.model, chat.account.request_id
+            model, request_id = chat.checked.model, chat.account.request_id
             writer = partial(
                 AnthropicWriter,
-                reading=chat.reading,
+                parsing=chat.parsing,
                 tokenizer=model.tokenizer,
                 response_id=f"msg_{request_id}",
                 model=chat.body.model or model.route.name,

@@ -10,7 +10,7 @@ import msgspec
 from router.api.http.slices import encode
 from router.api.openai.blocks import Block, BlockWriter, event
 from router.errors import ApiError, anthropic_body
-from router.replies import closed
+from router.parsers import closed
 
 _DELTA = b"event: content_block_delta\ndata: %b%d%b%b}}\n\n"
 _START = b'{"type":"content_block_delta","index":'

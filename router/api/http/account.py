@@ -61,17 +61,17 @@ class Account:
         """Name of the API key; empty without one."""
         return self.use.entry.name if self.use is not None else ""
 
-    async def begin(self) -> None:
+    async def begin_request(self) -> None:
         """Counts the request against the key's limits. Raises ApiError (429) if one is reached."""
         if self.use is not None:
-            await self.use.begin()
+            await self.use.begin_request()
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         """Ends the request for the key's limits; a background request ends with the second call."""
         if self.is_held:
             self.is_held = False
         elif self.use is not None:
-            self.use.end()
+            self.use.end_request()
 
     def may_use(self, route: ModelRoute) -> bool:
         """Whether the API key, if any, may use a model."""
@@ -96,30 +96,30 @@ class Account:
         self.model = model.route.name
         return model
 
-    def priority(self, asked: int | None) -> int:
+    def priority(self, requested: int | None) -> int:
         """The scheduling priority of the request.
 
         Args:
-            asked: priority that the client requests; None for the default.
+            requested: priority that the client requests; None for the default.
 
         Raises:
             ApiError: 403 if the key does not allow it.
         """
-        most = self.key.max_priority if self.key is not None else None
-        if asked is None:
-            return DEFAULT_PRIORITY if most is None else min(DEFAULT_PRIORITY, most)
-        if most is not None and asked > most:
+        maximum = self.key.max_priority if self.key is not None else None
+        if requested is None:
+            return DEFAULT_PRIORITY if maximum is None else min(DEFAULT_PRIORITY, maximum)
+        if maximum is not None and requested > maximum:
             raise ApiError(
                 403,
-                f"priority {asked} exceeds {most}, the maximum of this API key",
+                f"priority {requested} exceeds {maximum}, the maximum of this API key",
                 param="priority",
                 code="priority_not_allowed",
             )
-        return asked
+        return requested
 
-    def check_slo(self, is_asked: bool) -> None:
+    def check_slo(self, is_requested: bool) -> None:
         """Raises ApiError (403) if an SLO is requested and the key does not allow it."""
-        if is_asked and self.key is not None and not self.key.slo:
+        if is_requested and self.key is not None and not self.key.slo:
             raise ApiError(
                 403, "this API key does not allow SLOs", param="slo", code="slo_not_allowed"
             )

@@ -65,14 +65,14 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         try:
-            await account.begin()
+            await account.begin_request()
         except ApiError as error:
             await send_error(send, error, headers=account.headers(), path=path)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            account.end()
+            account.end_request()
 
 
 async def failed_attempt(attempts: FailedAttempts, scope: Scope, problem: str) -> ApiError:

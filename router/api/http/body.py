@@ -61,7 +61,7 @@ class Bodies:
                 if too many bytes are in flight; 415 for a form or an encoding other than gzip; 400
                 for invalid gzip, or if the client disconnects.
         """
-        _refuse_forms(request)
+        _check_content_type(request)
         length = request.headers.get("content-length", "")
         if length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES):
             raise _too_large()
@@ -183,7 +183,7 @@ class _Gunzip:
             raise bad_request("truncated gzip stream")
 
 
-def _refuse_forms(request: Request) -> None:
+def _check_content_type(request: Request) -> None:
     """Raises ApiError (415) for form content types, which pages of other sites can send."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in FORM_TYPES:

@@ -16,7 +16,7 @@ SLICE_BYTES = 1 << 18
 encode = msgspec.json.Encoder().encode
 
 
-class Kept:
+class SharedItems:
     """Common first items of several JSON arrays, created and encoded once.
 
     The first array must be written completely before the next starts.
@@ -48,7 +48,7 @@ class Rows:
 
     __slots__ = ("first", "items")
 
-    def __init__(self, items: Iterable[Any], first: Kept | None = None) -> None:
+    def __init__(self, items: Iterable[Any], first: SharedItems | None = None) -> None:
         self.items = items
         self.first = first
 

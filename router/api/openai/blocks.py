@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from router.api.http.slices import encode, slices
-from router.api.openai.tools import Reading, ToolUse
+from router.api.openai.tools import OutputParsing, ToolUse
 from router.errors import ApiError
-from router.replies import Call, Content, Dialect, Piece, Thought
+from router.parsers import Call, Content, Dialect, Piece, Thought
 from router.serving import Completion, Generation
 from worker.protocol.text.tokenizer import Tokenizer
 
-PLAIN = Reading(dialect=Dialect(), use=ToolUse(), is_thinking=False)
+PLAIN = OutputParsing(dialect=Dialect(), use=ToolUse(), is_thinking=False)
 """Parsing of plain text."""
 
 
@@ -48,7 +48,7 @@ class BlockWriter(ABC):
 
     Args:
         generation: the generation of one completion.
-        reading: how reasoning and tool calls are parsed; None for plain text.
+        parsing: how reasoning and tool calls are parsed; None for plain text.
         tokenizer: tokenizer of the model.
         response_id: `id` of the response.
         model: model name in the response.
@@ -61,7 +61,7 @@ class BlockWriter(ABC):
         self,
         generation: Generation,
         *,
-        reading: Reading | None,
+        parsing: OutputParsing | None,
         tokenizer: Tokenizer,
         response_id: str,
         model: str,
@@ -73,8 +73,8 @@ class BlockWriter(ABC):
         self.blocks: list[Block] = []
         self.is_open = False
         """Whether text can still be appended to the last block."""
-        self._reading = reading or PLAIN
-        self._reader = self._reading.reader()
+        self._parsing = parsing or PLAIN
+        self._parser = self._parsing.new_parser()
         self._tokenizer = tokenizer
         self.is_begun = False
         """Whether the events of `begun` have been written."""
@@ -90,7 +90,7 @@ class BlockWriter(ABC):
             self.is_begun = True
             yield self.begun()
         is_end = completion.finish_reason is not None
-        for piece in self._reading.pieces(self._reader, text, is_end=is_end):
+        for piece in self._parsing.pieces(self._parser, text, is_end=is_end):
             yield from self._take(piece)
         if is_end:
             yield from self.end_block()
@@ -109,14 +109,14 @@ class BlockWriter(ABC):
     @property
     def has_calls(self) -> bool:
         """Whether the model has called a function."""
-        return self._reader.num_calls > 0
+        return self._parser.num_calls > 0
 
     @property
     def num_thought_tokens(self) -> int:
         """Number of reasoning tokens."""
-        if not self._reader.has_thoughts:
+        if not self._parser.has_thoughts:
             return 0
-        return self._reading.num_thought_tokens(self._tokenizer, self.completion.token_ids)
+        return self._parsing.num_thought_tokens(self._tokenizer, self.completion.token_ids)
 
     @abstractmethod
     def begun(self) -> bytes:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from router.api.http.account import Account, account_of
 from router.api.http.body import Bodies, Payload
-from router.api.http.readers import Readers
+from router.api.http.client_streams import ClientStreams
 from router.api.openai import params
 from router.api.openai.logprobs import ChatLogprobs, TextLogprobs
 from router.api.openai.message_writer import MessageWriter
@@ -30,9 +30,9 @@ from router.api.openai.protocol import (
     parse_body,
 )
 from router.api.openai.response import GenerationResponse, Writer
-from router.api.openai.tools import Reading, ToolUse
+from router.api.openai.tools import OutputParsing, ToolUse
 from router.api.openai.writer import ChatWriter, Extras, ResponseWriter, TextWriter
-from router.errors import bad_request, refuse, renamed
+from router.errors import bad_request, raise_for_problem, renamed
 from router.fleet import Feasibility, PromptBlocks
 from router.gateway import Gateway
 from router.serving import Generation, GenerationRequest, ServedModel
@@ -60,7 +60,7 @@ class _NamesModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class CheckedParams:
     """The validated fields of a body, except its prompt."""
 
     model: ServedModel
@@ -81,9 +81,9 @@ class Prepared(Generic[Body]):
     account: Account
     arrived_at: float
     """Arrival time on the event loop's clock."""
-    asked: Asked
+    checked: CheckedParams
     prompts: list[PromptBlocks]
-    reading: Reading | None = None
+    parsing: OutputParsing | None = None
     """How reasoning and tool calls are parsed; None for plain text."""
 
 
@@ -97,13 +97,13 @@ class CompletionRoutes:
     Args:
         gateway: the gateway of the models.
         bodies: reads request bodies.
-        readers: disconnects clients that do not read their responses.
+        streams: disconnects clients that do not read their responses.
     """
 
-    def __init__(self, gateway: Gateway, bodies: Bodies, readers: Readers) -> None:
+    def __init__(self, gateway: Gateway, bodies: Bodies, streams: ClientStreams) -> None:
         self._gateway = gateway
         self._bodies = bodies
-        self._readers = readers
+        self._streams = streams
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions. Raises ApiError."""
@@ -114,7 +114,7 @@ class CompletionRoutes:
                 lambda body: body,
                 num_bytes=len(payload),
             )
-        body, tokenizer = chat.body, chat.asked.model.tokenizer
+        body, tokenizer = chat.body, chat.checked.model.tokenizer
         by_id = bool(body.return_tokens_as_token_ids)
         num_top = params.chat_logprobs(body)
         extras = Extras(
@@ -124,8 +124,8 @@ class CompletionRoutes:
             prompt_logprobs=body.prompt_logprobs is not None,
         )
         kind: Callable[..., ResponseWriter] = ChatWriter
-        if chat.reading is not None:
-            kind = partial(MessageWriter, reading=chat.reading)
+        if chat.parsing is not None:
+            kind = partial(MessageWriter, parsing=chat.parsing)
         return self.respond(request, chat, _writer(kind, ChatWriter.prefix, chat, extras))
 
     async def complete(self, request: Request) -> Response:
@@ -163,7 +163,7 @@ class CompletionRoutes:
             owner=account.name,
         )
         with renamed(names):
-            asked = await self._asked(
+            checked = await self._check_params(
                 body,
                 model,
                 account,
@@ -174,23 +174,23 @@ class CompletionRoutes:
             )
             prompt = await model.encoder.chat(
                 chat,
-                asked.feasibility,
+                checked.feasibility,
                 owner=account.name,
                 num_bytes=num_bytes,
-                cache_salt=asked.cache_salt,
+                cache_salt=checked.cache_salt,
                 tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
                 session=body.prompt_cache_key or "",
                 last=body.truncate_prompt_tokens,
             )
         begun = chat.messages[-1]["content"] if chat.continues else ""
-        reading = _reading(body, model, use, prompt, begun)
+        parsing = _parsing(body, model, use, prompt, begun)
         return Prepared(
             body=body,
             account=account,
             arrived_at=arrived_at,
-            asked=_thinking(asked, reading),
+            checked=_thinking(checked, parsing),
             prompts=[prompt],
-            reading=reading,
+            parsing=parsing,
         )
 
     def _read_chat(
@@ -220,10 +220,10 @@ class CompletionRoutes:
         body, model, texts = await self._gateway.pool.run_if_large(
             read, size=len(payload), owner=account.name
         )
-        params.refuse_truncated_echo(body)
+        params.check_echo(body)
         echo_only = bool(body.echo) and body.max_tokens == 0
         max_tokens = 1 if echo_only else params.completion_max_tokens(body)
-        asked = await self._asked(
+        checked = await self._check_params(
             body,
             model,
             account,
@@ -234,9 +234,9 @@ class CompletionRoutes:
         )
         prompts = await model.encoder.prompts(
             texts,
-            asked.feasibility,
+            checked.feasibility,
             owner=account.name,
-            cache_salt=asked.cache_salt,
+            cache_salt=checked.cache_salt,
             tenant=account.tenant(body.user, self._gateway.config.cache_isolation),
             session=body.prompt_cache_key or "",
             add_special_tokens=body.add_special_tokens is not False,
@@ -256,7 +256,7 @@ class CompletionRoutes:
                 texts,
                 owner=account.name,
                 add_special_tokens=body.add_special_tokens is not False,
-                skip_special_tokens=asked.feasibility.sampling.skip_special_tokens,
+                skip_special_tokens=checked.feasibility.sampling.skip_special_tokens,
                 with_offsets=num_top is not None,
                 is_whole=echo_only,
             )
@@ -265,12 +265,12 @@ class CompletionRoutes:
             echo_only=echo_only,
         )
         prepared = Prepared(
-            body=body, account=account, arrived_at=arrived_at, asked=asked, prompts=prompts
+            body=body, account=account, arrived_at=arrived_at, checked=checked, prompts=prompts
         )
         writer = _writer(TextWriter, TextWriter.prefix, prepared, extras)
         return self.respond(request, prepared, writer, with_offsets=num_top is not None)
 
-    async def _asked(
+    async def _check_params(
         self,
         body: ChatRequest | CompletionRequest,
         model: ServedModel,
@@ -282,7 +282,7 @@ class CompletionRoutes:
         echo: bool = False,
         form: StructuredOutputsParams | None = None,
         names: Mapping[str, str] = EMPTY,
-    ) -> Asked:
+    ) -> CheckedParams:
         """Validates all fields except the prompt.
 
         Args:
@@ -325,7 +325,7 @@ class CompletionRoutes:
             sampling = await model.encoder.bad_words(sampling)
             feasibility = _feasible(model, sampling, names)
             params.check_num_completions(num_prompts, sampling)  # bad words are tokenized by now
-        return Asked(
+        return CheckedParams(
             model=model,
             feasibility=feasibility,
             cache_salt=body.cache_salt or "",
@@ -355,17 +355,17 @@ class CompletionRoutes:
             make_writer: creates the response's writer.
             with_offsets: whether the response has text offsets of tokens.
         """
-        account, body, asked = prepared.account, prepared.body, prepared.asked
-        model = asked.model
+        account, body, checked = prepared.account, prepared.body, prepared.checked
+        model = checked.model
         generation = model.generation(
             GenerationRequest(
                 request_id=account.request_id,
                 prompts=prepared.prompts,
-                feasibility=asked.feasibility,
+                feasibility=checked.feasibility,
                 stream=bool(body.stream),
-                priority=asked.priority,
-                slo=asked.slo,
-                shown_tokens=model.dialect.special if prepared.reading else frozenset(),
+                priority=checked.priority,
+                slo=checked.slo,
+                shown_tokens=model.dialect.special if prepared.parsing else frozenset(),
                 with_offsets=with_offsets,
                 tenant=account.tenant(body.user, self._gateway.config.fairness_key),
                 arrived_at=prepared.arrived_at,
@@ -378,7 +378,7 @@ class CompletionRoutes:
             request_id=account.request_id,
             stream=bool(body.stream),
             account=account,
-            readers=self._readers,
+            streams=self._streams,
         )
 
     def _span(self, request: Request, model: ServedModel, arrived_at: float) -> RequestSpan | None:
@@ -407,15 +407,15 @@ def _writer(
         kind,
         response_id=f"{prefix}-{prepared.account.request_id}",
         created=int(time.time()),
-        model=prepared.body.model or prepared.asked.model.route.name,
+        model=prepared.body.model or prepared.checked.model.route.name,
         extras=extras,
-        options=prepared.asked.options,
+        options=prepared.checked.options,
     )
 
 
-def _reading(
+def _parsing(
     body: ChatRequest, model: ServedModel, use: ToolUse, prompt: PromptBlocks, begun: str
-) -> Reading | None:
+) -> OutputParsing | None:
     """How reasoning and tool calls are parsed; None for plain text, which needs no parsing.
 
     Args:
@@ -439,7 +439,7 @@ def _reading(
                 thoughts, is_thinking = None, False
     if use.format is None and thoughts is None:
         return None
-    return Reading(
+    return OutputParsing(
         dialect=replace(dialect, thoughts=thoughts),
         use=use,
         is_thinking=is_thinking,
@@ -455,24 +455,24 @@ def _has_form(body: ChatRequest) -> bool:
     )
 
 
-def _thinking(asked: Asked, reading: Reading | None) -> Asked:
+def _thinking(checked: CheckedParams, parsing: OutputParsing | None) -> CheckedParams:
     """Adds what the model's dialect of reasoning requires of sampling.
 
     With structured output that is the reasoning that may precede it; otherwise the tokens that end
     a completion of the dialect.
     """
-    sampling = asked.feasibility.sampling
-    if reading is None or reading.dialect.thoughts is None:
-        return asked
+    sampling = checked.feasibility.sampling
+    if parsing is None or parsing.dialect.thoughts is None:
+        return checked
     if sampling.structured_outputs is None:
-        stops = tuple({*sampling.stop_token_ids, *reading.dialect.stop_token_ids})
+        stops = tuple({*sampling.stop_token_ids, *parsing.dialect.stop_token_ids})
         if len(stops) == len(sampling.stop_token_ids):
-            return asked
-        return replace(asked, feasibility=asked.feasibility.amended(stop_token_ids=stops))
-    tokens = reading.dialect.thought_tokens
+            return checked
+        return replace(checked, feasibility=checked.feasibility.amended(stop_token_ids=stops))
+    tokens = parsing.dialect.thought_tokens
     assert tokens is not None
-    thought = msgspec.structs.replace(tokens, is_open=reading.is_thinking)
-    return replace(asked, feasibility=asked.feasibility.amended(thought=thought))
+    thought = msgspec.structs.replace(tokens, is_open=parsing.is_thinking)
+    return replace(checked, feasibility=checked.feasibility.amended(thought=thought))
 
 
 def _feasible(
@@ -485,8 +485,8 @@ def _feasible(
         grammar.
     """
     feasibility = Feasibility(sampling, names)
-    refuse(feasibility.parameters(model.fleet.limits))
-    refusal = model.refused_grammars.find(sampling.structured_outputs)
-    if refusal is not None:
-        raise bad_request(refusal, feasibility.param("structured_outputs"))
+    raise_for_problem(feasibility.parameters(model.fleet.limits))
+    message = model.rejected_grammars.find(sampling.structured_outputs)
+    if message is not None:
+        raise bad_request(message, feasibility.param("structured_outputs"))
     return feasibility

@@ -12,7 +12,7 @@ _LONGEST_NAME = 64
 """Maximum characters of a field name that are compared and quoted in an error."""
 
 
-class Refused(NamedTuple):
+class UnsupportedField(NamedTuple):
     """An unsupported field that would change the result."""
 
     harmless: tuple[object, ...] = ()
@@ -21,12 +21,12 @@ class Refused(NamedTuple):
     """What to do instead, quoted in the error."""
 
 
-class Known(NamedTuple):
+class KnownFields(NamedTuple):
     """Body fields that an API knows but does not support."""
 
     ignored: frozenset[str]
     """Fields that do not change the result."""
-    refused: Mapping[str, Refused]
+    unsupported: Mapping[str, UnsupportedField]
     """Fields that change the result, by name."""
 
 
@@ -51,88 +51,90 @@ IGNORED = frozenset(
 """Fields that do not change the text: bookkeeping, scheduling hints, and options of other
 tokenizers."""
 
-_NO_ADAPTERS = Refused(instead="serve the merged checkpoint as a model of its own")
-_NO_IMAGES = Refused((), "only text is supported")
-_OF_TOOLS = Refused(("none", "auto"), "use tools")
+_NO_ADAPTERS = UnsupportedField(instead="serve the merged checkpoint as a model of its own")
+_NO_IMAGES = UnsupportedField((), "only text is supported")
+_OF_TOOLS = UnsupportedField(("none", "auto"), "use tools")
 
-REFUSED: dict[str, Refused] = {
+REFUSED: dict[str, UnsupportedField] = {
     # OpenAI's
     "audio": _NO_IMAGES,
-    "best_of": Refused((1,), "use n"),
+    "best_of": UnsupportedField((1,), "use n"),
     "function_call": _OF_TOOLS,
-    "functions": Refused(([],), "use tools"),
-    "max_completion_tokens": Refused(instead="use max_tokens"),
-    "modalities": Refused(([], ["text"]), "only text is supported"),
-    "moderation": Refused(),
-    "suffix": Refused(("",)),
-    "verbosity": Refused(("medium",), "ask for short or long answers in a message"),
-    "web_search_options": Refused(),
+    "functions": UnsupportedField(([],), "use tools"),
+    "max_completion_tokens": UnsupportedField(instead="use max_tokens"),
+    "modalities": UnsupportedField(([], ["text"]), "only text is supported"),
+    "moderation": UnsupportedField(),
+    "suffix": UnsupportedField(("",)),
+    "verbosity": UnsupportedField(("medium",), "ask for short or long answers in a message"),
+    "web_search_options": UnsupportedField(),
     # of the other route
-    "add_generation_prompt": Refused(instead="use /v1/chat/completions"),
-    "add_special_tokens": Refused((False,), "chat templates add them"),
-    "chat_template_kwargs": Refused(({},), "use /v1/chat/completions"),
-    "echo": Refused((False,)),
-    "messages": Refused(instead="use /v1/chat/completions"),
-    "parallel_tool_calls": Refused((True, False)),
-    "prompt": Refused(instead="use messages, or /v1/completions"),
-    "reasoning_effort": Refused(("none",), "use /v1/chat/completions"),
+    "add_generation_prompt": UnsupportedField(instead="use /v1/chat/completions"),
+    "add_special_tokens": UnsupportedField((False,), "chat templates add them"),
+    "chat_template_kwargs": UnsupportedField(({},), "use /v1/chat/completions"),
+    "echo": UnsupportedField((False,)),
+    "messages": UnsupportedField(instead="use /v1/chat/completions"),
+    "parallel_tool_calls": UnsupportedField((True, False)),
+    "prompt": UnsupportedField(instead="use messages, or /v1/completions"),
+    "reasoning_effort": UnsupportedField(("none",), "use /v1/chat/completions"),
     "tool_choice": _OF_TOOLS,
-    "tools": Refused(([],), "use /v1/chat/completions"),
-    "top_logprobs": Refused((0,), "use logprobs with a number"),
+    "tools": UnsupportedField(([],), "use /v1/chat/completions"),
+    "top_logprobs": UnsupportedField((0,), "use logprobs with a number"),
     # vLLM's
-    "chat_template": Refused(instead="serve a checkpoint that includes the template"),
-    "continue_final_message": Refused((False,), "use /v1/chat/completions"),
-    "documents": Refused(([],), "use /v1/chat/completions"),
-    "guided_choice": Refused(instead="use structured_outputs.choice"),
-    "guided_decoding_backend": Refused(instead="set --structured-outputs-backend for all requests"),
-    "guided_grammar": Refused(instead="use structured_outputs.grammar"),
-    "guided_json": Refused(instead="use structured_outputs.json"),
-    "guided_regex": Refused(instead="use structured_outputs.regex"),
-    "guided_whitespace_pattern": Refused(),
-    "include_reasoning": Refused((True, False), "use /v1/chat/completions"),
-    "kv_transfer_params": Refused(),
-    "length_penalty": Refused((1,)),
-    "logits_processors": Refused(([],)),
-    "logprob_token_ids": Refused(([],), "use top_logprobs"),
-    "media_io_kwargs": Refused(({},), _NO_IMAGES.instead),
-    "mm_processor_kwargs": Refused(({},), _NO_IMAGES.instead),
-    "prompt_embeds": Refused(instead="use prompt"),
-    "repetition_detection": Refused(instead="use repetition_penalty"),
-    "return_prompt_text": Refused((False,), "use return_token_ids"),
-    "return_token_offsets": Refused((False,), "use return_token_ids"),
-    "thinking_token_budget": Refused(instead="use max_completion_tokens"),
-    "truncation_side": Refused(("left",), "only truncation on the left is supported"),
-    "use_beam_search": Refused((False,)),
-    "vllm_xargs": Refused(({},)),
+    "chat_template": UnsupportedField(instead="serve a checkpoint that includes the template"),
+    "continue_final_message": UnsupportedField((False,), "use /v1/chat/completions"),
+    "documents": UnsupportedField(([],), "use /v1/chat/completions"),
+    "guided_choice": UnsupportedField(instead="use structured_outputs.choice"),
+    "guided_decoding_backend": UnsupportedField(
+        instead="set --structured-outputs-backend for all requests"
+    ),
+    "guided_grammar": UnsupportedField(instead="use structured_outputs.grammar"),
+    "guided_json": UnsupportedField(instead="use structured_outputs.json"),
+    "guided_regex": UnsupportedField(instead="use structured_outputs.regex"),
+    "guided_whitespace_pattern": UnsupportedField(),
+    "include_reasoning": UnsupportedField((True, False), "use /v1/chat/completions"),
+    "kv_transfer_params": UnsupportedField(),
+    "length_penalty": UnsupportedField((1,)),
+    "logits_processors": UnsupportedField(([],)),
+    "logprob_token_ids": UnsupportedField(([],), "use top_logprobs"),
+    "media_io_kwargs": UnsupportedField(({},), _NO_IMAGES.instead),
+    "mm_processor_kwargs": UnsupportedField(({},), _NO_IMAGES.instead),
+    "prompt_embeds": UnsupportedField(instead="use prompt"),
+    "repetition_detection": UnsupportedField(instead="use repetition_penalty"),
+    "return_prompt_text": UnsupportedField((False,), "use return_token_ids"),
+    "return_token_offsets": UnsupportedField((False,), "use return_token_ids"),
+    "thinking_token_budget": UnsupportedField(instead="use max_completion_tokens"),
+    "truncation_side": UnsupportedField(("left",), "only truncation on the left is supported"),
+    "use_beam_search": UnsupportedField((False,)),
+    "vllm_xargs": UnsupportedField(({},)),
     # SGLang's
-    "bootstrap_host": Refused(),
-    "bootstrap_port": Refused(),
-    "bootstrap_room": Refused(),
-    "custom_logit_processor": Refused(),
-    "custom_params": Refused(({},)),
-    "ebnf": Refused(instead="use structured_outputs.grammar"),
-    "extra_key": Refused(("",), "use cache_salt"),
-    "input_ids": Refused(instead="use prompt of /v1/completions"),
-    "json_schema": Refused(instead="use response_format, or structured_outputs.json"),
+    "bootstrap_host": UnsupportedField(),
+    "bootstrap_port": UnsupportedField(),
+    "bootstrap_room": UnsupportedField(),
+    "custom_logit_processor": UnsupportedField(),
+    "custom_params": UnsupportedField(({},)),
+    "ebnf": UnsupportedField(instead="use structured_outputs.grammar"),
+    "extra_key": UnsupportedField(("",), "use cache_salt"),
+    "input_ids": UnsupportedField(instead="use prompt of /v1/completions"),
+    "json_schema": UnsupportedField(instead="use response_format, or structured_outputs.json"),
     "lora_path": _NO_ADAPTERS,
-    "no_stop_trim": Refused((False,), "use include_stop_str_in_output"),
-    "regex": Refused(instead="use structured_outputs.regex"),
-    "return_hidden_states": Refused((False,)),
-    "return_routed_experts": Refused((False,)),
-    "return_cached_tokens_details": Refused((False,), "see usage.prompt_tokens_details"),
-    "separate_reasoning": Refused((True,), "use --reasoning-parser none"),
-    "session_params": Refused(({},), "use prompt_cache_key"),
-    "stop_regex": Refused(([], ""), "use stop"),
-    "stream_reasoning": Refused((True,)),
+    "no_stop_trim": UnsupportedField((False,), "use include_stop_str_in_output"),
+    "regex": UnsupportedField(instead="use structured_outputs.regex"),
+    "return_hidden_states": UnsupportedField((False,)),
+    "return_routed_experts": UnsupportedField((False,)),
+    "return_cached_tokens_details": UnsupportedField((False,), "see usage.prompt_tokens_details"),
+    "separate_reasoning": UnsupportedField((True,), "use --reasoning-parser none"),
+    "session_params": UnsupportedField(({},), "use prompt_cache_key"),
+    "stop_regex": UnsupportedField(([], ""), "use stop"),
+    "stream_reasoning": UnsupportedField((True,)),
 }
 """Fields that change the result and that one or both routes do not support."""
 
-COMPLETIONS = Known(IGNORED, REFUSED)
+COMPLETIONS = KnownFields(IGNORED, REFUSED)
 """Unsupported fields of /v1/chat/completions and /v1/completions."""
 
 
-def refuse_unknown(
-    fields: Mapping[str, Any], supported: Collection[str], known: Known = COMPLETIONS
+def check_supported(
+    fields: Mapping[str, Any], supported: Collection[str], known: KnownFields = COMPLETIONS
 ) -> None:
     """Checks that a route supports or may ignore all fields of a body; null counts as absent.
 
@@ -147,11 +149,11 @@ def refuse_unknown(
     for name, value in fields.items():
         if name in supported or value is None or name in known.ignored:
             continue
-        refused = known.refused.get(name)
-        if refused is None:
+        field = known.unsupported.get(name)
+        if field is None:
             raise bad_request(*_unknown(name, supported))
-        if not any(value == harmless for harmless in refused.harmless):
-            raise bad_request(f"{name} is not supported: {refused.instead}", name)
+        if not any(value == harmless for harmless in field.harmless):
+            raise bad_request(f"{name} is not supported: {field.instead}", name)
 
 
 def _unknown(name: str, supported: Collection[str]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from router.api.http.slices import Kept, Rows
+from router.api.http.slices import Rows, SharedItems
 from worker.protocol.messages import TokenLogprobs
 from worker.protocol.text.tokenizer import Tokenizer
 
@@ -20,10 +20,10 @@ Scored = tuple[int, TokenLogprobs | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Echoed:
+class EchoedPrompt:
     """The `logprobs` of an echoed prompt, shared by all of its choices."""
 
-    columns: Mapping[str, Kept]
+    columns: Mapping[str, SharedItems]
     """Encoded arrays by field name."""
 
 
@@ -46,7 +46,7 @@ class LogprobFormat(ABC):
         self._by_id = by_id
 
     def entries(
-        self, tokens: Sequence[Scored], offsets: Iterable[int], echoed: Echoed | None = None
+        self, tokens: Sequence[Scored], offsets: Iterable[int], echoed: EchoedPrompt | None = None
     ) -> dict[str, Any]:
         """`logprobs` for new tokens of a choice.
 
@@ -60,13 +60,13 @@ class LogprobFormat(ABC):
         first = {} if echoed is None else echoed.columns
         return {name: Rows(items, first.get(name)) for name, items in columns.items()}
 
-    def echoed(self, tokens: Sequence[Scored], offsets: Iterable[int]) -> Echoed:
+    def echoed(self, tokens: Sequence[Scored], offsets: Iterable[int]) -> EchoedPrompt:
         """Log-probabilities of a prompt for `entries`, encoded once for all of its choices.
 
         Takes 70 ms for 4,096 tokens with 20 log-probabilities each.
         """
         columns = self._columns(tokens, offsets)
-        return Echoed(columns={name: Kept(items) for name, items in columns.items()})
+        return EchoedPrompt(columns={name: SharedItems(items) for name, items in columns.items()})
 
     @abstractmethod
     def _columns(
@@ -95,11 +95,11 @@ class ChatLogprobs(LogprobFormat):
 
     def entry(self, found: TokenLogprobs) -> dict[str, Any]:
         """The object of one token, including the top tokens at its position."""
-        own, *others = [
+        sampled, *others = [
             self._token(token_id, logprob)
             for token_id, logprob in zip(found.token_ids, found.logprobs, strict=True)
         ]
-        return {**own, "top_logprobs": others[: self._num_top]}
+        return {**sampled, "top_logprobs": others[: self._num_top]}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
@@ -143,7 +143,7 @@ def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs] | None)
     if found is None:
         return None
     entries = (_prompt_entry(tokenizer, scored) for scored in found)
-    return Rows((), Kept(chain((None,), entries)))
+    return Rows((), SharedItems(chain((None,), entries)))
 
 
 def _prompt_entry(tokenizer: Tokenizer, scored: TokenLogprobs) -> dict[str, Any]:

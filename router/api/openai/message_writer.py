@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from router.api.http.slices import encode
-from router.api.openai.tools import Reading, new_call_id
+from router.api.openai.tools import OutputParsing, new_call_id
 from router.api.openai.writer import ChatWriter
-from router.replies import Call, Content, Piece, Thought
+from router.parsers import Call, Content, Piece, Thought
 from router.serving import Completion, Generation
 
 
@@ -19,18 +19,18 @@ class MessageWriter(ChatWriter):
 
     Args:
         generation: the completions to write.
-        reading: how reasoning and tool calls are parsed.
+        parsing: how reasoning and tool calls are parsed.
         options: keyword arguments of ChatWriter.
     """
 
-    def __init__(self, generation: Generation, *, reading: Reading, **options: Any) -> None:
-        self._reading = reading
-        self._readers = [reading.reader() for _ in generation.completions]
+    def __init__(self, generation: Generation, *, parsing: OutputParsing, **options: Any) -> None:
+        self._parsing = parsing
+        self._parsers = [parsing.new_parser() for _ in generation.completions]
         super().__init__(generation, **options)  # calls `usage`, which needs the parsers
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
         """The content of the text if it is content only, else None."""
-        return self._readers[completion.spec.index].content_of(text)
+        return self._parsers[completion.spec.index].content_of(text)
 
     def _full_chunk(
         self, completion: Completion, text: str, token_ids: list[int]
@@ -47,21 +47,21 @@ class MessageWriter(ChatWriter):
 
     def content(self, completion: Completion, text: str) -> dict[str, Any]:
         """A choice's complete message; content is null if there are only calls or reasoning."""
-        thoughts, said = "", ""
+        thoughts, content = "", ""
         calls: list[dict[str, Any]] = []
         for piece in self._read(completion, text):
             if isinstance(piece, Thought):
                 thoughts += piece.text
             elif isinstance(piece, Content):
-                said += piece.text
+                content += piece.text
             elif isinstance(piece, Call):
                 calls.append(self._call(piece))
             else:
                 calls[-1]["function"]["arguments"] += piece.text
-        is_bare = calls or self._readers[completion.spec.index].has_thoughts
+        is_bare = calls or self._parsers[completion.spec.index].has_thoughts
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": said or (None if is_bare else ""),
+            "content": content or (None if is_bare else ""),
         }
         if thoughts:
             message["reasoning"] = thoughts
@@ -72,27 +72,27 @@ class MessageWriter(ChatWriter):
     def usage(self) -> dict[str, Any]:
         """Token counts so far, including reasoning tokens."""
         usage = super().usage()
-        if self._reading.dialect.thoughts is not None:
+        if self._parsing.dialect.thoughts is not None:
             number = sum(map(self._num_reasoning_tokens, self.generation.completions))
             usage["completion_tokens_details"] = {"reasoning_tokens": number}
         return usage
 
     def _ending(self, completion: Completion) -> dict[str, Any]:
         ending = super()._ending(completion)
-        has_calls = self._readers[completion.spec.index].num_calls > 0
-        if has_calls and not self._reading.use.is_named and ending["finish_reason"] == "stop":
+        has_calls = self._parsers[completion.spec.index].num_calls > 0
+        if has_calls and not self._parsing.use.is_named and ending["finish_reason"] == "stop":
             ending["finish_reason"] = "tool_calls"
         return ending
 
     def _read(self, completion: Completion, text: str) -> Iterator[Piece]:
         """The pieces of new text that are visible to the client."""
-        reader = self._readers[completion.spec.index]
-        return self._reading.pieces(reader, text, is_end=completion.finish_reason is not None)
+        parser = self._parsers[completion.spec.index]
+        return self._parsing.pieces(parser, text, is_end=completion.finish_reason is not None)
 
     def _deltas(self, completion: Completion, text: str) -> list[dict[str, Any]]:
         """Deltas of the message for new text; a call's name precedes its arguments."""
         deltas: list[dict[str, Any]] = []
-        index = self._readers[completion.spec.index].num_calls - 1
+        index = self._parsers[completion.spec.index].num_calls - 1
         for piece in self._read(completion, text):
             if isinstance(piece, Thought):
                 deltas.append({"reasoning": piece.text})
@@ -109,17 +109,17 @@ class MessageWriter(ChatWriter):
     def _call(self, call: Call) -> dict[str, Any]:
         """A tool call of a message, without arguments."""
         return {
-            "id": new_call_id(self._reading.dialect),
+            "id": new_call_id(self._parsing.dialect),
             "type": "function",
             "function": {"name": call.name, "arguments": ""},
         }
 
     def _num_reasoning_tokens(self, completion: Completion) -> int:
         """Number of reasoning tokens that `take` has returned."""
-        if not self._readers[completion.spec.index].has_thoughts:
+        if not self._parsers[completion.spec.index].has_thoughts:
             return 0
         token_ids = completion.token_ids[: completion.num_taken]
-        return self._reading.num_thought_tokens(self._extras.tokenizer, token_ids)
+        return self._parsing.num_thought_tokens(self._extras.tokenizer, token_ids)
 
     def _events(
         self,

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from router.api.openai.values import refuse_many_values
+from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
-from router.replies import mended
+from router.parsers import mended
 from worker.protocol.text.chat_template import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -117,7 +117,7 @@ def _make_calls(assistants: Sequence[tuple[int, dict[str, Any]]]) -> None:
                 # Encoding cannot fail: the body's decoder rejects lone surrogates.
                 written.append(arguments.encode())
             functions.append(call["function"])
-    refuse_many_values(*written)  # strings in the body, so not counted yet
+    check_num_values(*written)  # strings in the body, so not counted yet
     for function in functions:
         function["arguments"] = _arguments(function.get("arguments"))
 

@@ -12,7 +12,7 @@ from router.api.openai.protocol import ChatRequest, CommonRequest, CompletionReq
 from router.api.openai.structured import structured_outputs
 from router.api.openai.tools import ToolUse, tool_use
 from router.errors import bad_request
-from router.replies import THINKING_SWITCHES, Dialect
+from router.parsers import THINKING_SWITCHES, Dialect
 from router.tokens.encoder import ChatPrompt
 from worker.protocol.diffusion import DiffusionParams
 from worker.protocol.sampling import InvalidParameter, SamplingParams
@@ -82,9 +82,9 @@ def sampling_params(
     if ends := defaults.get("stop_token_ids"):
         ends = () if request.ignore_eos else ends
         values["stop_token_ids"] = (*dict.fromkeys((*(request.stop_token_ids or ()), *ends)),)
-    _refuse_long("stop", [request.stop] if isinstance(request.stop, str) else request.stop)
-    _refuse_long("bad_words", request.bad_words)
-    _refuse_many_allowed(request, vocab_size)
+    _check_length("stop", [request.stop] if isinstance(request.stop, str) else request.stop)
+    _check_length("bad_words", request.bad_words)
+    _check_num_allowed(request, vocab_size)
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -147,7 +147,7 @@ def prompt_logprobs(request: CommonRequest) -> int | None:
     return request.prompt_logprobs
 
 
-def refuse_truncated_echo(request: CompletionRequest) -> None:
+def check_echo(request: CompletionRequest) -> None:
     """Raises ApiError (400) if prompts are truncated and echoed: truncated prompts have no text."""
     if request.echo and request.truncate_prompt_tokens is not None:
         raise bad_request(
@@ -279,7 +279,7 @@ def completion_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     )
 
 
-def _refuse_long(name: str, texts: Sequence[str] | None) -> None:
+def _check_length(name: str, texts: Sequence[str] | None) -> None:
     num_characters = sum(map(len, texts or ()))
     if num_characters > MAX_STOP_CHARACTERS:
         raise bad_request(
@@ -289,7 +289,7 @@ def _refuse_long(name: str, texts: Sequence[str] | None) -> None:
         )
 
 
-def _refuse_many_allowed(request: CommonRequest, vocab_size: int) -> None:
+def _check_num_allowed(request: CommonRequest, vocab_size: int) -> None:
     number = len(request.allowed_token_ids or ())
     if number > vocab_size:
         raise bad_request(

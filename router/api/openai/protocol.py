@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from router.api.http.body import Payload
-from router.api.openai.fields import COMPLETIONS, Known, refuse_unknown
-from router.api.openai.structured import refuse_large_grammars
-from router.api.openai.values import refuse_many_values
+from router.api.openai.fields import COMPLETIONS, KnownFields, check_supported
+from router.api.openai.structured import check_grammar_sizes
+from router.api.openai.values import check_num_values
 from router.errors import ApiError, bad_request
 from worker.protocol.sampling import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_TOKEN_ID
 from worker.protocol.slo import Slo
@@ -151,7 +151,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def parse_body(body: Payload, kind: type[Body], known: Known = COMPLETIONS) -> Body:
+def parse_body(body: Payload, kind: type[Body], known: KnownFields = COMPLETIONS) -> Body:
     """Decodes and validates a body.
 
     Args:
@@ -163,10 +163,10 @@ def parse_body(body: Payload, kind: type[Body], known: Known = COMPLETIONS) -> B
         ApiError: 400 for malformed JSON or too many values, and for a field that is missing,
             unsupported or of the wrong type, which it names.
     """
-    refuse_many_values(body)
-    refuse_large_grammars(body)
+    check_num_values(body)
+    check_grammar_sizes(body)
     fields = json_object(body)
-    refuse_unknown(fields, kind.__struct_fields__, known)
+    check_supported(fields, kind.__struct_fields__, known)
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.http.account import Account
+from router.api.http.client_streams import ClientStream, ClientStreams
 from router.api.http.errors import send_error
 from router.api.http.parts import SEND_PART
-from router.api.http.readers import Reader, Readers
 from router.api.http.slices import SLICE_BYTES
 from router.api.openai.blocks import BlockWriter
 from router.api.openai.writer import ResponseWriter
@@ -40,7 +40,7 @@ class GenerationResponse(Response):
         request_id: id of the request, sent as x-request-id.
         stream: whether to send server-sent events instead of one JSON body at the end.
         account: account of the request, which is charged for the tokens.
-        readers: disconnects clients that do not read their responses.
+        streams: disconnects clients that do not read their responses.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class GenerationResponse(Response):
         request_id: str,
         stream: bool,
         account: Account,
-        readers: Readers,
+        streams: ClientStreams,
     ) -> None:
         super().__init__()
-        self._readers = readers
+        self._streams = streams
         self._generation = generation
         self._writer = writer
         self._request_id = request_id
@@ -88,11 +88,11 @@ class GenerationResponse(Response):
         try:
             await generation.start()
             self._account.spend_prompt(generation.num_prompt_tokens)
-            async with self._readers.watched(send, generation) as reader:
+            async with self._streams.watched(send, generation) as stream:
                 if self._stream:
-                    await self._send_events(reader, send_part)
+                    await self._send_events(stream, send_part)
                 else:
-                    await self._send_whole(reader.send)
+                    await self._send_whole(stream.send)
         except ApiError as error:
             headers = self._account.headers()
             await send_error(send, error, self._request_id, headers=headers, path=scope["path"])
@@ -121,7 +121,7 @@ class GenerationResponse(Response):
             },
         )
 
-    async def _send_events(self, reader: Reader, send_part: Send) -> None:
+    async def _send_events(self, stream: ClientStream, send_part: Send) -> None:
         """Sends a stream; `send_part` sends the parts between its head and its end."""
         generation, chunk = self._generation, self._writer.chunk
         clock = asyncio.get_running_loop().time
@@ -148,32 +148,32 @@ class GenerationResponse(Response):
                             until = clock() + MAX_WORK_S
                     body += part
                     if len(body) >= SLICE_BYTES:
-                        await self._send_part(reader, send_part, head, body)
+                        await self._send_part(stream, send_part, head, body)
                         head, body, num_first = None, b"", 0
                 if completion.finish_reason is not None:
                     is_ended = generation.finished
             if len(body) > num_first and failed is None and not is_ended:
-                await self._send_part(reader, send_part, head, body)
+                await self._send_part(stream, send_part, head, body)
                 head, body, num_first = None, b"", 0
         if head is not None:
             if failed is not None:
                 raise failed
-            await reader.send(head)
+            await stream.send(head)
         # After a 200 status, errors are sent as the last event of the stream.
         end = self._writer.last() if failed is None else self._writer.failure(failed)
-        await reader.send({"type": "http.response.body", "body": body + end, "more_body": False})
+        await stream.send({"type": "http.response.body", "body": body + end, "more_body": False})
         if head is not None:
             generation.flushed(clock())
 
     async def _send_part(
-        self, reader: Reader, send_part: Send, head: dict[str, object] | None, body: bytes
+        self, stream: ClientStream, send_part: Send, head: dict[str, object] | None, body: bytes
     ) -> None:
         """Sends a part of the body, preceded by `head` if that is not None."""
         if head is not None:
-            await reader.send(head)
-        reader.begun = message = {**PART, "body": body}
+            await stream.send(head)
+        stream.begun = message = {**PART, "body": body}
         await send_part(message)
-        reader.done = message
+        stream.done = message
         if head is not None:
             self._generation.flushed(asyncio.get_running_loop().time())
 

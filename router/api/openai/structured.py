@@ -41,7 +41,7 @@ def structured_outputs(
     return _convert(given, "structured_outputs")
 
 
-def refuse_large_grammars(body: Payload) -> None:
+def check_grammar_sizes(body: Payload) -> None:
     """Checks the size of grammars in a large body without decoding them.
 
     Decoding many megabytes would block all streams of this process for 0.1 s.

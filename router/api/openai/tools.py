@@ -1,4 +1,4 @@
-"""ToolUse: the functions that a chat's model may or must call. Reading: how its text is parsed."""
+"""ToolUse: functions that a chat's model may or must call. OutputParsing: parsing of its text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import msgspec
 
 from router.api.openai.protocol import ChatRequest
 from router.errors import ApiError, bad_request
-from router.replies import (
+from router.parsers import (
     Dialect,
-    HarmonyReader,
+    HarmonyParser,
+    OutputParser,
     Piece,
     Properties,
-    ReplyReader,
     Thought,
     ToolFormat,
     num_thought_tokens,
@@ -55,7 +55,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class OutputParsing:
     """How reasoning and tool calls are parsed in the completions of one chat."""
 
     dialect: Dialect
@@ -66,9 +66,9 @@ class Reading:
     shows_thoughts: bool = True
     """Whether responses include the reasoning."""
 
-    def reader(self) -> ReplyReader | HarmonyReader:
+    def new_parser(self) -> OutputParser | HarmonyParser:
         """Creates a parser for one completion."""
-        return self.dialect.reader(
+        return self.dialect.new_parser(
             tools=self.use.format,
             is_thinking=self.is_thinking,
             properties=self.use.properties,
@@ -76,18 +76,18 @@ class Reading:
         )
 
     def pieces(
-        self, reader: ReplyReader | HarmonyReader, text: str, *, is_end: bool
+        self, parser: OutputParser | HarmonyParser, text: str, *, is_end: bool
     ) -> Iterator[Piece]:
         """The pieces of new text that are visible to the client.
 
         Args:
-            reader: parser of the completion.
+            parser: parser of the completion.
             text: new text of the completion.
             is_end: whether the completion ends with it.
         """
-        pieces = reader.push(text)
+        pieces = parser.push(text)
         if is_end:
-            pieces += reader.end()
+            pieces += parser.end()
         return (p for p in pieces if self.shows_thoughts or not isinstance(p, Thought))
 
     def num_thought_tokens(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ for _sign, _cost in ((b"[", CONTAINER), (b"{", CONTAINER), (b",", 1), (b":", MEM
     _COST[ord(_sign)] = _cost
 
 
-def refuse_many_values(*texts: Payload) -> None:
+def check_num_values(*texts: Payload) -> None:
     """Checks the number of values in JSON texts without decoding them; strings do not count.
 
     Raises:

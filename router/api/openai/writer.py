@@ -13,7 +13,13 @@ from typing import Any
 
 from router.api.http.slices import Rows, slices
 from router.api.http.slices import encode as _encode
-from router.api.openai.logprobs import Echoed, LogprobFormat, Scored, prompt_logprobs, token_text
+from router.api.openai.logprobs import (
+    EchoedPrompt,
+    LogprobFormat,
+    Scored,
+    prompt_logprobs,
+    token_text,
+)
 from router.api.openai.protocol import StreamOptions
 from router.errors import ApiError
 from router.fleet import PromptBlocks
@@ -88,7 +94,7 @@ class ResponseWriter(ABC):
         self._extras = extras
         self._echoed: set[int] = set()
         """Indices of choices whose echoed prompt has been written."""
-        self._echo: tuple[PromptBlocks, Echoed] | None = None
+        self._echo: tuple[PromptBlocks, EchoedPrompt] | None = None
         """The last echoed prompt: choices of the same prompt are consecutive."""
         self._counts_always = bool(
             self._options.include_usage and self._options.continuous_usage_stats
@@ -120,10 +126,10 @@ class ResponseWriter(ABC):
             if draft is not None and not token_ids and completion.finish_reason is None:
                 return (self._draft_chunk(completion, draft),)
         if self._plain and completion.finish_reason is None:
-            told = self._plain_text(completion, text)
-            if told is not None:
+            plain = self._plain_text(completion, text)
+            if plain is not None:
                 head = self._heads[completion.spec.index]
-                return (head + _encode(told) + self._middle,) if told else ()
+                return (head + _encode(plain) + self._middle,) if plain else ()
         return self._full_chunk(completion, text, token_ids)
 
     def _plain_text(self, completion: Completion, text: str) -> str | None:
@@ -212,7 +218,7 @@ class ResponseWriter(ABC):
         extras, index = self._extras, completion.spec.index
         scored: list[Scored] = []
         offsets = completion.offsets(token_ids)
-        echoed: Echoed | None = None
+        echoed: EchoedPrompt | None = None
         if extras.logprobs is not None:
             scored += zip(token_ids, completion.take_logprobs(), strict=True)
         if extras.echo_only:
@@ -229,7 +235,9 @@ class ResponseWriter(ABC):
             return text, None
         return text, extras.logprobs.entries(scored, offsets, echoed)
 
-    def _echo_of(self, completion: Completion, text: PromptText, logprobs: LogprobFormat) -> Echoed:
+    def _echo_of(
+        self, completion: Completion, text: PromptText, logprobs: LogprobFormat
+    ) -> EchoedPrompt:
         prompt = completion.spec.prompt
         if self._echo is None or self._echo[0] is not prompt:
             before = (None, *(self.generation.prompt_logprobs(completion) or ()))

@@ -21,13 +21,13 @@ class EventLog:
     """The server-sent events of a streamed response, which any number of clients can read.
 
     Args:
-        told: all events of a completed response; None for a new response.
+        events: all events of a completed response; None for a new response.
     """
 
-    def __init__(self, told: bytes | None = None) -> None:
-        self.is_over = told is not None
+    def __init__(self, events: bytes | None = None) -> None:
+        self.is_over = events is not None
         """Whether no more events will follow."""
-        self._events = [] if told is None else told.split(END)[:-1]
+        self._events = [] if events is None else events.split(END)[:-1]
         self._rest = b""
         """Start of the next event."""
         self._news = asyncio.Event()
@@ -44,7 +44,7 @@ class EventLog:
         self._wake()
 
     @property
-    def told(self) -> bytes:
+    def events(self) -> bytes:
         """Bytes of all events so far."""
         return b"".join(event + END for event in self._events)
 
@@ -110,7 +110,7 @@ class BackgroundRun:
             self._fail(ApiError(500, "internal server error"))
             raise
         finally:
-            self._account.end()
+            self._account.end_request()
             if self.log is not None:
                 self.log.close()
             self._ended()

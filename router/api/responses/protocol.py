@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from router.api.openai.fields import Known, Refused
+from router.api.openai.fields import KnownFields, UnsupportedField
 from router.api.openai.protocol import MAX_CACHE_SALT, Effort, LogitBias
 from worker.protocol.sampling import MAX_LOGPROBS
 from worker.protocol.slo import Slo
@@ -127,20 +127,20 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _OTHERS = {
-    "image": Refused(({},), "only text is supported"),
-    "context_management": Refused(([],), "use truncation"),
-    "conversation": Refused(instead="use previous_response_id"),
-    "max_tokens": Refused(instead="use max_output_tokens"),
-    "messages": Refused(instead="use input, or /v1/chat/completions"),
-    "moderation": Refused(),
-    "n": Refused((1,)),
-    "prompt": Refused(instead="put the prompt into input"),
-    "reasoning_effort": Refused(instead="use reasoning.effort"),
-    "response_format": Refused(instead="use text.format"),
-    "stop": Refused(([],), "use /v1/chat/completions"),
-    "structured_outputs": Refused(instead="use text.format"),
+    "image": UnsupportedField(({},), "only text is supported"),
+    "context_management": UnsupportedField(([],), "use truncation"),
+    "conversation": UnsupportedField(instead="use previous_response_id"),
+    "max_tokens": UnsupportedField(instead="use max_output_tokens"),
+    "messages": UnsupportedField(instead="use input, or /v1/chat/completions"),
+    "moderation": UnsupportedField(),
+    "n": UnsupportedField((1,)),
+    "prompt": UnsupportedField(instead="put the prompt into input"),
+    "reasoning_effort": UnsupportedField(instead="use reasoning.effort"),
+    "response_format": UnsupportedField(instead="use text.format"),
+    "stop": UnsupportedField(([],), "use /v1/chat/completions"),
+    "structured_outputs": UnsupportedField(instead="use text.format"),
 }
-KNOWN = Known(
+KNOWN = KnownFields(
     frozenset(
         (
             "access_programs",

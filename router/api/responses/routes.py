@@ -18,7 +18,7 @@ from router.api.openai.completions import CompletionRoutes, Prepared, request_id
 from router.api.openai.logprobs import ChatLogprobs
 from router.api.openai.protocol import ChatRequest, parse_body
 from router.api.openai.tokenize import encoded_chat
-from router.api.openai.values import refuse_many_values
+from router.api.openai.values import check_num_values
 from router.api.responses.background import BackgroundRun, EventLog
 from router.api.responses.chat import NAMES, Messages, Turns, chat_of, messages_of
 from router.api.responses.peers import (
@@ -167,9 +167,9 @@ class ResponsesRoutes:
         chat: Prepared[ChatRequest],
         messages: bytes,
     ) -> Response:
-        model, owner = chat.asked.model, chat.account.name
+        model, owner = chat.checked.model, chat.account.name
         response_id = self._store.new_id()
-        sampling = chat.asked.feasibility.sampling
+        sampling = chat.checked.feasibility.sampling
         num_top = params.chat_logprobs(chat.body)
         ended = partial(self._keep, owner, response_id, messages)
         writers: list[ResponsesWriter] = []
@@ -177,7 +177,7 @@ class ResponsesRoutes:
         def make_writer(generation: Generation) -> ResponsesWriter:
             writer = ResponsesWriter(
                 generation,
-                reading=chat.reading,
+                parsing=chat.parsing,
                 tokenizer=model.tokenizer,
                 response_id=response_id,
                 model=body.model or model.route.name,
@@ -216,7 +216,7 @@ class ResponsesRoutes:
         if log is not None:
             with contextlib.suppress(ApiError):  # deleted or evicted meanwhile
                 stored = self._store.get(owner, response_id)
-                self._store.put(owner, response_id, replace(stored, events=log.told))
+                self._store.put(owner, response_id, replace(stored, events=log.events))
 
     def _keep(
         self,
@@ -264,7 +264,7 @@ async def _shortened(
 def _conversation(body: ResponsesRequest, before: bytes) -> tuple[ChatRequest, bytes]:
     """The chat of a body and its messages as JSON; `before` are earlier ones. Raises ApiError
     (400)."""
-    refuse_many_values(before)
+    check_num_values(before)
     earlier: Messages = msgspec.json.decode(before)
     messages = [*earlier, *messages_of(body.input)]
     return chat_of(body, messages), msgspec.json.encode(messages)

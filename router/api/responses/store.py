@@ -39,7 +39,7 @@ class Stored:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Shelf:
+class _KeyResponses:
     """Responses of one API key, least recently used first."""
 
     entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
@@ -63,7 +63,7 @@ class ResponseStore:
         self._gateway = gateway_id.removeprefix(ID_PREFIX)
         self._max_bytes = max_bytes
         self._max_entries = max_entries
-        self._shelves: dict[str, _Shelf] = {}
+        self._by_key: dict[str, _KeyResponses] = {}
         self._lock = threading.Lock()
         self.num_bytes = 0
         """Bytes of all responses."""
@@ -83,14 +83,14 @@ class ResponseStore:
         """Stores a response of a key, replacing one with the same id."""
         with self._lock:
             self._remove(owner, response_id)
-            shelf = self._shelves.setdefault(owner, _Shelf())
-            shelf.entries[response_id] = stored
-            self._count(shelf, stored.num_bytes, 1)
+            responses = self._by_key.setdefault(owner, _KeyResponses())
+            responses.entries[response_id] = stored
+            self._count(responses, stored.num_bytes, 1)
             while self.num_bytes > self._max_bytes:
-                self._evict_from(max(self._shelves, key=lambda name: self._shelves[name].num_bytes))
+                self._evict_from(max(self._by_key, key=lambda name: self._by_key[name].num_bytes))
             while self.num_entries > self._max_entries:
                 self._evict_from(
-                    max(self._shelves, key=lambda name: len(self._shelves[name].entries))
+                    max(self._by_key, key=lambda name: len(self._by_key[name].entries))
                 )
 
     def get(self, owner: str, response_id: str, field: str | None = None) -> Stored:
@@ -105,11 +105,11 @@ class ResponseStore:
             ApiError: 404 if the key has no such response here.
         """
         with self._lock:
-            shelf = self._shelves.get(owner)
-            stored = shelf.entries.get(response_id) if shelf is not None else None
-            if shelf is None or stored is None:
+            responses = self._by_key.get(owner)
+            stored = responses.entries.get(response_id) if responses is not None else None
+            if responses is None or stored is None:
                 raise self._unknown(response_id, field)
-            shelf.entries.move_to_end(response_id)
+            responses.entries.move_to_end(response_id)
             return stored
 
     def delete(self, owner: str, response_id: str) -> None:
@@ -119,20 +119,20 @@ class ResponseStore:
                 raise self._unknown(response_id, None)
 
     def _evict_from(self, owner: str) -> None:
-        self._remove(owner, next(iter(self._shelves[owner].entries)))
+        self._remove(owner, next(iter(self._by_key[owner].entries)))
 
     def _remove(self, owner: str, response_id: str) -> bool:
-        shelf = self._shelves.get(owner)
-        stored = shelf.entries.pop(response_id, None) if shelf is not None else None
-        if shelf is None or stored is None:
+        responses = self._by_key.get(owner)
+        stored = responses.entries.pop(response_id, None) if responses is not None else None
+        if responses is None or stored is None:
             return False
-        self._count(shelf, -stored.num_bytes, -1)
-        if not shelf.entries:
-            del self._shelves[owner]
+        self._count(responses, -stored.num_bytes, -1)
+        if not responses.entries:
+            del self._by_key[owner]
         return True
 
-    def _count(self, shelf: _Shelf, num_bytes: int, number: int) -> None:
-        shelf.num_bytes += num_bytes
+    def _count(self, responses: _KeyResponses, num_bytes: int, number: int) -> None:
+        responses.num_bytes += num_bytes
         self.num_bytes += num_bytes
         self.num_entries += number
 

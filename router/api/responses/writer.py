@@ -12,7 +12,7 @@ from router.api.openai.logprobs import ChatLogprobs
 from router.api.openai.tools import new_call_id
 from router.api.responses.protocol import ResponsesRequest
 from router.errors import ApiError
-from router.replies import Dialect, closed
+from router.parsers import Dialect, closed
 
 COMPLETED = "completed"
 CUT = ("length", "abort", "error")
@@ -115,28 +115,30 @@ class ResponsesWriter(BlockWriter):
         item["status"] = "incomplete" if is_cut else COMPLETED
         if block.kind == "call":
             item["arguments"] = text
-            told = self._part_event(
+            events = self._part_event(
                 "response.function_call_arguments.done", block, name=block.name, arguments=text
             )
         else:
             part = self._part(block, text, block.extras)
             item["content"] = [part]
             if block.kind == "text":
-                told = self._part_event(
+                events = self._part_event(
                     "response.output_text.done", block, text=text, logprobs=block.extras
                 )
             else:
-                told = self._part_event("response.reasoning_text.done", block, text=text)
-            told += self._part_event("response.content_part.done", block, part=part)
-        return told + self._event("response.output_item.done", output_index=block.index, item=item)
+                events = self._part_event("response.reasoning_text.done", block, text=text)
+            events += self._part_event("response.content_part.done", block, part=part)
+        return events + self._event(
+            "response.output_item.done", output_index=block.index, item=item
+        )
 
     def last(self) -> bytes:
         """The event with the complete response; for a cancelled one preceded by the missing
         events."""
         is_cut = self.is_open or not self.is_begun
-        told = b"".join(self.chunk(self.completion)) if is_cut else b""
+        events = b"".join(self.chunk(self.completion)) if is_cut else b""
         response = self.answer()
-        return told + self._event(f"response.{response['status']}", response=response)
+        return events + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
         """response.failed with the error, preceded by the first events if they are not written
@@ -242,6 +244,6 @@ class ResponsesWriter(BlockWriter):
         return self._event(name, **place, **fields)
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
-        told = event(name, sequence_number=self._num_events, **fields)
+        events = event(name, sequence_number=self._num_events, **fields)
         self._num_events += 1
-        return told
+        return events

@@ -10,15 +10,15 @@ import pytest
 
 from deploy.benchmarks.cli import main
 from deploy.benchmarks.routing.replay import recorded_workload
-from router.explain import Decided, DecisionLog, LogLine, WorkerSeen, read_decisions
+from router.explain import DecisionLine, DecisionLog, LogLine, WorkerSeen, read_decisions
 from router.fleet import Fleet
 from worker.protocol.blocks import block_hash_array
 
 PAGE = 16
 
 
-def decided(number: int, blocks: list[int]) -> Decided:
-    return Decided(
+def decided(number: int, blocks: list[int]) -> DecisionLine:
+    return DecisionLine(
         request_id=f"r{number}",
         at=100.0 + 0.5 * number,
         num_tokens=len(blocks) * PAGE + 5,
@@ -65,7 +65,7 @@ def test_command_compares_policies_with_what_was(
 ) -> None:
     log = DecisionLog(str(tmp_path), "model/name", "gw", max_bytes=1 << 20)
     for line in lines():
-        if isinstance(line, Decided):
+        if isinstance(line, DecisionLine):
             log.decided(line, Fleet())
         else:
             log._write(line)

@@ -1,4 +1,4 @@
-"""What `make check-gateway` measures, and what a variant of it offers."""
+"""Options of `make check-gateway`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ VARIANTS: tuple[Variant, ...] = ("rayfleet", "serve-items", "two-hop")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayOptions:
-    """How many streams at what pace, and which variants."""
+    """Number and pace of streams, and the variants to measure."""
 
     model: str = ""
-    """Folder with a tokenizer and a chat template; the demo model unless given."""
+    """Folder with a tokenizer and a chat template; defaults to the demo model."""
     streams: tuple[int, ...] = field(default=(1, 8, 32), metadata={"separator": ","})
-    """Requests at once, one measurement for each number; the goal is for the last."""
+    """Concurrent requests, with one measurement per number; the goal applies to the last."""
     step_ms: float = 20.0
-    """Pace of a token, in milliseconds."""
+    """Milliseconds per token."""
     input_len: int = 128
     """Tokens per prompt."""
     output_len: int = 250
     """Tokens per completion."""
     requests_per_stream: int = 4
-    """Requests after each other."""
+    """Requests per stream, one after another."""
     rounds: int = 1
-    """Measurements; the median is reported."""
+    """Number of measurements; the median is reported."""
     baseline: Variant | None = field(
         default=None, metadata={"argparse": {"nargs": "?", "const": "two-hop"}}
     )
-    """Alternate with serve-items (no socket between worker and gateway), or with two-hop, a plain
-    Serve app on Ray's default settings, which is meant where none is named."""
+    """Alternate with serve-items (no socket between worker and gateway) or two-hop (the default: a
+    plain Serve app with Ray's default settings)."""
     variant: Variant = "rayfleet"
-    """What to measure alone."""
+    """The only variant to measure."""
 
     def __post_init__(self) -> None:
         if min(*self.streams, self.requests_per_stream, self.rounds, self.input_len) < 1:
@@ -52,6 +52,6 @@ class Target:
     base_url: str
     endpoint: str
     parts: Mapping[str, tuple[str, ...]]
-    """Beginnings of command lines by part, for `CpuMeter`."""
+    """Command line prefixes by part, for `CpuMeter`."""
     says_prose: bool = False
     """Whether completions are those of a steady worker; see `prose_after`."""

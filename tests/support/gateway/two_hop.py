@@ -1,9 +1,9 @@
-"""The plain way to stream tokens through Ray Serve, as a baseline: ingress, handle, generator.
+"""Baseline: the usual way to stream tokens through Ray Serve: ingress, handle, generator.
 
-One item per token goes over the handle; nothing is tokenized, scheduled or detokenized.
+One item per token goes through the handle; nothing is tokenized, scheduled or detokenized.
 
 Annotations are evaluated here: FastAPI reads those of the routes in the replica, where the pickled
-class has lost the module in which their names would be looked up.
+class no longer has the module in which their names would be looked up.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ class Generator:
 
 
 class Ingress:
-    """Turns each item of the generator into one server-sent event."""
+    """Converts each item of the generator to one server-sent event."""
 
     def __init__(self, generator: DeploymentHandle[Any]) -> None:
         self._generate: Any = generator.options(stream=True).generate
 
     async def events(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        """The events of one completion, in OpenAI's shape."""
+        """The events of one completion, in OpenAI's format."""
         count = 0
         async for text in self._generate.remote(body["max_tokens"]):
             count += 1

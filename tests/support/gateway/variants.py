@@ -1,4 +1,4 @@
-"""What `make check-gateway` measures, started on a local Ray cluster and stopped again."""
+"""The variants that `make check-gateway` measures, each on a local Ray cluster."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rayfleet(options: GatewayOptions) -> Iterator[Target]:
 
 @contextmanager
 def two_hop(options: GatewayOptions) -> Iterator[Target]:
-    """The plain Serve app, on Serve's own defaults."""
+    """The plain Serve app, with Serve's defaults."""
     (port,) = free_ports(1)
     with local_ray():
         from ray import serve

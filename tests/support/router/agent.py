@@ -1,4 +1,4 @@
-"""A gateway of a model that thinks and knows tools, as Qwen3 does."""
+"""A gateway for a model with reasoning and tools, like Qwen3."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CALLS = (
 
 
 def build_agent(folder: Path) -> None:
-    """Makes its checkpoint."""
+    """Creates its checkpoint."""
     build_checkpoint(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def agent_rig(folder: Path, tokenizer: Tokenizer) -> Rig:
-    """A gateway of it, not started, whose workers take chats of some length."""
+    """A gateway for it, not started, whose workers support chats of a certain length."""
     rig = Rig(folder, tokenizer)
     for worker in rig.workers:
         worker.info = msgspec.structs.replace(
@@ -52,6 +52,6 @@ def agent_rig(folder: Path, tokenizer: Tokenizer) -> Rig:
 
 
 def prompt_of(rig: Rig) -> str:
-    """What was asked last, as text."""
+    """The last prompt as text."""
     ids = memoryview(rig.submits()[-1].prompt).cast("i").tolist()
     return rig.tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Bodies of any size for each route of the gateway, in shapes that have taken quadratic time."""
+"""Bodies of any size for each route of the gateway, in shapes that once took quadratic time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 Shape = Callable[[int], bytes]
-"""Makes a body of about so many bytes."""
+"""Creates a body of approximately a given size."""
 
 
 def filled(begin: str, item: str, end: str) -> Shape:
@@ -29,7 +29,7 @@ def long_text(begin: str, text: str, end: str) -> Shape:
 
 
 def nested(begin: str, end: str) -> Shape:
-    """Lists within lists, between `begin` and `end`."""
+    """Nested lists, between `begin` and `end`."""
     return lambda size: f"{begin}{'[' * (size // 2)}{']' * (size // 2)}{end}".encode()
 
 
@@ -195,9 +195,9 @@ ROUTES: dict[str, dict[str, Shape]] = {
     "/detokenize": {"token ids": filled('{"tokens":[', "1", "]}")},
     "/admin/admission": {"names": filled("{", '"prefill_max_batch_size#":1', "}")},
 }
-"""Shapes of bodies by route, besides those of ANY."""
+"""Shapes of bodies by route, in addition to ANY."""
 NO_BODY = ("/v1/responses/{response_id}/cancel", "/ping")
-"""Routes of POST that read no body."""
+"""POST routes that do not read a body."""
 
 
 def _half(size: int) -> range:

@@ -1,4 +1,4 @@
-"""A gateway's view of its workers, and what workers say of themselves."""
+"""Compares a gateway's view of its workers with the workers' own state."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from router.peers import Peers
 
 
 class PeerNetwork:
-    """Gateways by id, and the faults of the way between them."""
+    """Gateways by id, and faults of the connections between them."""
 
     def __init__(self) -> None:
         self.members: dict[str, Peers] = {}
         self.broken: set[str] = set()
-        """Gateways whose calls fail, though they are still in the set."""
+        """Gateways whose calls fail although they are still in the set."""
         self.stopped: set[str] = set()
-        """Gateways that answer nothing."""
+        """Gateways that never respond."""
         self.num_calls = 0
         self._listeners: dict[str, Callable[[tuple[str, ...]], None]] = {}
 
@@ -30,7 +30,7 @@ class PeerNetwork:
         return peers
 
     def leave(self, peer_id: str) -> None:
-        """The process ends: all others learn of it."""
+        """The process exits, and all others are notified."""
         del self.members[peer_id], self._listeners[peer_id]
         self._tell()
 

@@ -1,4 +1,4 @@
-"""A gateway's view of workers that say what a test wants; no event loop, and a clock of its own."""
+"""A gateway's view of workers whose reports are scripted; no event loop, and a fake clock."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class PlayedFleet:
     """A Fleet of idle workers.
 
     Args:
-        policy: of routing.
+        policy: routing policy.
         num_workers: w0, w1 and so on.
-        names: of the workers, instead.
-        options: further fields of RoutingConfig.
+        names: names of the workers, instead.
+        options: other fields of RoutingConfig.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class PlayedFleet:
         self.num_requests = 0
 
     def attach(self, name: str, load: LoadSnapshot = IDLE, info: EngineInfo = INFO) -> None:
-        """Adds a worker, or has it come back with an empty cache."""
+        """Adds a worker, or reattaches it with an empty cache."""
         self.fleet.attach(name, AttachSnapshot(PROTOCOL_VERSION, name, 1, info, [], load))
 
     def cache(self, name: str, tokens: np.ndarray, tier: str = "device") -> None:
-        """Has a worker hold the full pages of `tokens` (int32)."""
+        """Adds the full pages of `tokens` (int32) to a worker's cache."""
         hashes = block_hash_array(tokens, PAGE, root_hash("salt")).tolist()
         self.fleet.index.apply(name, [BlockStored(hashes, None, tier)])  # type: ignore[arg-type]
 
     def load(self, name: str, *, seq: int = 1, **fields: object) -> None:
-        """Has a worker report that it is idle but for these fields of LoadSnapshot."""
+        """Reports that a worker is idle except for these fields of LoadSnapshot."""
         load = msgspec.structs.replace(IDLE, **fields)
         self.fleet.update(name, WorkerUpdate(1, seq, [], [], load))
 
     def choose(self, tokens: np.ndarray, *, keep: bool = False, session: str = "") -> str:
-        """The worker that a prompt goes to; its place there is given back unless kept."""
+        """The worker chosen for a prompt; its booking is released unless kept."""
         self.num_requests += 1
         name = f"r{self.num_requests}"
         choice = self.fleet.reserve(name, PromptBlocks(tokens.tobytes(), session=session))

@@ -1,4 +1,4 @@
-"""A gateway over stub workers, with a client that speaks ASGI to it."""
+"""A gateway with stub workers, and an ASGI client for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from router.api.app import create_app
 from router.api.http.body import BodyLimits
-from router.api.http.readers import ReaderLimits
+from router.api.http.client_streams import StreamLimits
 from router.config import GatewayConfig, ModelRoute, RoutingConfig
 from router.gateway import Gateway
 from router.peers import Peers
@@ -60,7 +60,7 @@ def build_checkpoint(folder: Path) -> None:
 
 
 class Rig:
-    """A gateway over stub workers, with a client that speaks ASGI to it."""
+    """A gateway with stub workers, and an ASGI client for it."""
 
     def __init__(self, checkpoint: Path, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -72,7 +72,7 @@ class Rig:
         self.tasks: list[asyncio.Task[None]] = []
         self.tracing: Tracing | None = None
         self.body_limits: BodyLimits | None = None
-        self.reader_limits: ReaderLimits | None = None
+        self.stream_limits: StreamLimits | None = None
         self.peers: Peers | None = None
         self.gateway: Gateway
         self.client: httpx.AsyncClient
@@ -96,7 +96,7 @@ class Rig:
             self.config, {"stub": self.transport}, self.tracing, peers=self.peers
         )
         await self.gateway.start()
-        self.app = create_app(self.gateway, self.body_limits, self.reader_limits)
+        self.app = create_app(self.gateway, self.body_limits, self.stream_limits)
         asgi = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=asgi, base_url="http://gateway", timeout=120)
         if running:
@@ -133,7 +133,7 @@ class Rig:
 
     @asynccontextmanager
     async def server(self, **settings: Any) -> AsyncIterator[str]:
-        """The gateway behind a real HTTP server with these of uvicorn's settings; its base URL."""
+        """Serves the gateway over HTTP with these uvicorn settings; returns the base URL."""
         config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="warning", **settings)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())

@@ -1,4 +1,4 @@
-"""Workers that are the real scheduler and cache over a device that computes nothing."""
+"""Workers with the real scheduler and cache, and a device that computes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SALT = "salt"
 
 
 class ScheduledWorker:
-    """One worker with its front's book-keeping; `clock` of its own, advanced by `step`."""
+    """A worker with the bookkeeping of its front, and a fake `clock`, advanced by `step`."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class ScheduledWorker:
         self.num_submits = 0
 
     def attach(self, gateway_id: str) -> None:
-        """A new stream for a gateway; what an older one held is lost with it."""
+        """Opens a new stream for a gateway; items of an older one are lost."""
         attachment = self.attachments[gateway_id] = Attachment()
         attachment.put(self.snapshot())
 
     def take(self, gateway_id: str) -> WorkerItem | None:
         """The gateway's next item, if there is one."""
         attachment = self.attachments[gateway_id]
-        if not attachment._pending:  # its `next` would wait for a step, on an event loop
+        if not attachment._pending:  # `next` would wait for a step, on an event loop
             return None
         waiting = attachment.next()
         with pytest.raises(StopIteration) as stop:
@@ -93,14 +93,14 @@ class ScheduledWorker:
         return item
 
     def submit(self, submit: Submit) -> int:
-        """Hands a request over; its ordinal."""
+        """Submits a request; returns its ordinal."""
         self.num_submits += 1
         self.scheduler.add(submit)
         self.reserved.add([submit], self.num_submits)
         return self.num_submits
 
     def step(self) -> None:
-        """One engine step, told to all gateways."""
+        """Runs one engine step, and reports it to all gateways."""
         plan = self.scheduler.schedule()
         if plan is not None:
             drawn = [7 for row in plan.rows if row.num_draws]
@@ -113,7 +113,7 @@ class ScheduledWorker:
             attachment.put_step(self.epoch, deltas, report.block_events, self.load)
 
     def restart(self) -> None:
-        """The rank group dies with its cache; another one comes up."""
+        """The rank group fails with its cache and is rebuilt."""
         for attachment in self.attachments.values():
             attachment.put(WorkerDown(epoch=self.epoch, reason="killed"))
         self.epoch += 1
@@ -132,7 +132,7 @@ class ScheduledWorker:
         )
 
     def cached_hashes(self, tier: Tier) -> set[int]:
-        """What the radix tree holds, by itself."""
+        """Blocks in the radix tree, according to the tree itself."""
         nodes = [node for node in self.scheduler.state.cache._tree.nodes() if not node.is_root]
         on_host = tier == "host"
         return {value for node in nodes if node.on_host == on_host for value in node.hashes}

@@ -1,4 +1,4 @@
-"""Checkpoints with a SentencePiece vocabulary: words begin with a space, bytes stand for other
+"""Checkpoints with a SentencePiece vocabulary: words start with a space, and bytes represent other
 characters."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DECODERS: dict[str, Any] = {
     ),
     "Metaspace": decoders.Metaspace(),
 }
-"""Decoders of such vocabularies, by where they come from."""
+"""Decoders of such vocabularies, by origin."""
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content }} "
     "[/INST]{% else %} {{ message.content }}</s>{% endif %}{% endfor %}"

@@ -1,4 +1,4 @@
-"""Workers in memory that speak the wire protocol; what they generate is scripted."""
+"""In-memory workers that implement the worker protocol; their output is scripted."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from worker.protocol.times import FirstTokenTimes, StepTimes
 
 PAGE_SIZE = 4
 HEARTBEAT_S = 0.2
-"""Between updates of a worker that has nothing to do."""
+"""Seconds between updates of an idle worker."""
 Script = Callable[[Submit], list[int]]
 
 
 def scored(token_id: int, num_top: int) -> TokenLogprobs:
-    """The token is the second likeliest; the likeliest is the one after it."""
+    """The token is the second most likely; the most likely is the one after it."""
     likeliest = [token_id + 1, token_id, *range(300, 320)][:num_top]
     logprobs = [-0.5, -1.0, *(-2.0 - rank for rank in range(20))][:num_top]
     return TokenLogprobs.pack([token_id, *likeliest], [-1.0, *logprobs], 2)
@@ -73,7 +73,7 @@ class StubWorker:
         )
         self.ready = True
         self.busy = False
-        """Whether its event loop is late, and another thread gives signs of life."""
+        """Whether its event loop is blocked while another thread sends signs of life."""
         self.num_signs = self.num_asked = 0
         self.reachable = True
         self.failure: BaseException | None = None
@@ -92,10 +92,10 @@ class StubWorker:
         self.answer_gate = asyncio.Event()
         self.answer_gate.set()
         self.door = asyncio.Event()
-        """Whether streams to it open."""
+        """Whether streams to it can be opened."""
         self.door.set()
         self.compiled = asyncio.Event()
-        """Whether grammars are."""
+        """Whether grammars are compiled."""
         self.compiled.set()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -221,7 +221,7 @@ class StubWorker:
         self.update(deltas, events)
 
     def _prompt_chunk(self, running: Running, span: slice) -> TokenDelta:
-        """The delta of a chunk of a prompt, as engines send them before the first token."""
+        """The delta of a chunk of a prompt, as sent by engines before the first token."""
         submit = running.submit
         delta = TokenDelta(submit.request_id, submit.attempt, [])
         num_top = submit.sampling.prompt_logprobs
@@ -267,7 +267,7 @@ class StubWorker:
         )
 
     def crash(self) -> None:
-        """The rank group dies; its front lives."""
+        """The rank group fails; the front keeps running."""
         self.running.clear()
         self.blocks.clear()
         self.num_submits = 0
@@ -275,19 +275,19 @@ class StubWorker:
         self.epoch += 1
 
     def vanish(self) -> None:
-        """The whole worker is gone."""
+        """The entire worker exits."""
         self.reachable = False
         self.running.clear()
         self.send(ConnectionError("stub broke"))
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Until a condition on what this worker was told holds."""
+        """Waits until a condition on the received messages holds."""
         while not condition():
             self.news.clear()
             await self.news.wait()
 
     async def run(self, interval_s: float = 0.0) -> None:
-        """Steps for ever; with heartbeats while idle."""
+        """Steps forever, with heartbeats while idle."""
         while True:
             if self.running:
                 self.step()
@@ -302,7 +302,7 @@ class StubWorker:
 
 
 class StubTransport:
-    """Reaches stub workers. `add` and `remove` change the set."""
+    """Connects to stub workers. `add` and `remove` change the set."""
 
     def __init__(self, *workers: StubWorker) -> None:
         self.workers = {worker.worker_id: worker for worker in workers}

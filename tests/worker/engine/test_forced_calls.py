@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
-from router.replies import FORMATS, Call, CallArguments, ReplyReader
+from router.parsers import FORMATS, Call, CallArguments, OutputParser
 from tests.support.effort import cases
 from tests.support.paths import ROOT
 from worker.llm import LLM, SamplingParams, StructuredOutputsParams
@@ -55,10 +55,10 @@ def test_forced_calls_are_calls(llm: LLM) -> None:
     called = set()
     for (name, seed), output in zip(asked, outputs, strict=True):
         [completion] = output.outputs
-        reader = ReplyReader(
+        parser = OutputParser(
             thoughts=None, is_thinking=False, tools=FORMATS[name], properties=PROPERTIES
         )
-        pieces = reader.push(completion.text) + reader.end()
+        pieces = parser.push(completion.text) + parser.end()
         assert completion.finish_reason == "stop", (name, seed, completion.text)
         assert [type(piece) for piece in pieces] == [Call, CallArguments], completion.text
         call, arguments = pieces

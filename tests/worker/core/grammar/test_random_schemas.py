@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from router.replies import FORMATS, Call, CallArguments, ReplyReader
+from router.parsers import FORMATS, Call, CallArguments, OutputParser
 from tests.support.effort import cases
 from tests.support.worker.random_schemas import SchemaGenerator, walk
 from tests.support.worker.vocabularies import EOS, VOCAB_SIZE, allowed, make_backend
@@ -119,10 +119,10 @@ def test_arguments_of_calls(name: str, is_strict: bool) -> None:
 def arguments(name: str, text: str, parameters: Mapping[str, Any]) -> Any:
     """Arguments of the only call in a text, as a client gets them."""
     properties = {"act": argument_types(parameters)}
-    reader = ReplyReader(
+    parser = OutputParser(
         thoughts=None, is_thinking=False, tools=FORMATS[name], properties=properties
     )
-    pieces = reader.push(text) + reader.end()
+    pieces = parser.push(text) + parser.end()
     assert [type(piece) for piece in pieces[:2]] == [Call, CallArguments], (text, pieces)
     found = [piece.text for piece in pieces if isinstance(piece, CallArguments)]
     return value_of("".join(found).encode())

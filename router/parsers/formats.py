@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from router.replies.arguments import Arguments, TagFormat, TaggedArguments
-from router.replies.json_text import JsonObject
+from router.parsers.arguments import Arguments, TagFormat, TaggedArguments
+from router.parsers.json_text import JsonObject
 from worker.protocol.argument_types import Schemas
 
 MAX_PYTHON = 2**16
@@ -324,7 +324,7 @@ FORMATS: Mapping[str, ToolFormat] = {
             after=_CALL_END,
             separator="",
         ),
-        # Parsed by `HarmonyReader`. Grammars do not generate its markers, which are special tokens.
+        # Parsed by `HarmonyParser`. Grammars do not generate its markers, which are special tokens.
         ToolFormat(name="harmony", read=_read_nothing, has_single_calls=True),
         ToolFormat(
             name="json",

@@ -1,4 +1,4 @@
-"""Readers: aborts responses whose clients read too slowly, since unread bytes stay in memory."""
+"""ClientStreams: aborts responses whose clients read too slowly and fill the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReaderLimits:
+class StreamLimits:
     """Limits on clients that read responses slowly."""
 
     stalled_s: float = 60.0
@@ -30,16 +30,16 @@ class ReaderLimits:
     """Seconds between checks."""
 
 
-class Readers:
+class ClientStreams:
     """The clients that read responses of one gateway, on its event loop."""
 
-    def __init__(self, limits: ReaderLimits | None = None) -> None:
-        self._limits = limits or ReaderLimits()
-        self._readers: set[Reader] = set()
+    def __init__(self, limits: StreamLimits | None = None) -> None:
+        self._limits = limits or StreamLimits()
+        self._streams: set[ClientStream] = set()
         self._is_sweeping = False
 
     @asynccontextmanager
-    async def watched(self, send: Send, generation: Generation) -> AsyncIterator[Reader]:
+    async def watched(self, send: Send, generation: Generation) -> AsyncIterator[ClientStream]:
         """Watches a client while in the block, which is cancelled if the client reads too slowly.
 
         The caller closes the generation.
@@ -49,40 +49,40 @@ class Readers:
             generation: the generation of the response.
         """
         timeout = asyncio.timeout(None)
-        reader = Reader(send, generation, timeout)
+        stream = ClientStream(send, generation, timeout)
         try:
             async with timeout:
-                self._readers.add(reader)
+                self._streams.add(stream)
                 self._sweep_later()
                 try:
-                    yield reader
+                    yield stream
                 finally:
-                    self._readers.discard(reader)
+                    self._streams.discard(stream)
         except TimeoutError:
             if not timeout.expired():
                 raise
 
     def _sweep_later(self) -> None:
         """Starts the timer of the next check if there are clients and none is running."""
-        if not self._is_sweeping and self._readers:
+        if not self._is_sweeping and self._streams:
             self._is_sweeping = True
             asyncio.get_running_loop().call_later(self._limits.period_s, self._sweep)
 
     def _sweep(self) -> None:
         limits, now = self._limits, asyncio.get_running_loop().time()
         self._is_sweeping = False
-        blocked = [(r.num_unread_bytes, r) for r in self._readers if r.is_blocked(now)]
+        blocked = [(s.num_unread_bytes, s) for s in self._streams if s.is_blocked(now)]
         total = sum(num_bytes for num_bytes, _ in blocked)
-        for num_bytes, reader in sorted(blocked, key=lambda entry: entry[0], reverse=True):
+        for num_bytes, stream in sorted(blocked, key=lambda entry: entry[0], reverse=True):
             if total > limits.total_unread_bytes or num_bytes > limits.unread_bytes:
-                reader.end(f"client has {num_bytes} unread bytes")
+                stream.end(f"client has {num_bytes} unread bytes")
                 total -= num_bytes
-            elif now - reader.blocked_at >= limits.stalled_s:
-                reader.end(f"client has read nothing for {limits.stalled_s:.0f} s")
+            elif now - stream.blocked_at >= limits.stalled_s:
+                stream.end(f"client has read nothing for {limits.stalled_s:.0f} s")
         self._sweep_later()
 
 
-class Reader:
+class ClientStream:
     """The client of one response, and the messages that it has received.
 
     Code that sends to it by other means sets `begun` and `done` itself: two assignments, since a

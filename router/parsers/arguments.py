@@ -107,13 +107,13 @@ class TaggedArguments:
     def push(self, text: str) -> str:
         """Parses more text; returns the JSON that is final so far."""
         self._buffer += text
-        told = ""
+        json_text = ""
         while not self.is_over:
             more = self._between() if self._pattern is None else self._within()
             if more is None:
                 break
-            told += more
-        return told
+            json_text += more
+        return json_text
 
     def end(self) -> str:
         """Ends the text; returns JSON that closes the current value and the object."""
@@ -139,9 +139,9 @@ class TaggedArguments:
         self._schema = self._schemas.get(name)
         self._pattern = _any_of((*tags.value_endings, *tags.endings))
         self._is_text, self._is_begun, self._scanned = is_text(self._schema), False, 0
-        told = ("," if self._has_any else "{") + _encode(name) + ":"
+        json_text = ("," if self._has_any else "{") + _encode(name) + ":"
         self._has_any = True
-        return told + '"' if self._is_text else told
+        return json_text + '"' if self._is_text else json_text
 
     def _within(self) -> str | None:
         """Parses within a value; None if more text is needed."""
@@ -242,19 +242,19 @@ def _decoded(written: str, other: str) -> Any:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         pass
     try:  # a number too large for floats is still valid JSON
-        json.loads(written, parse_constant=_refuse)
+        json.loads(written, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return other
     return msgspec.Raw(written.encode())
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
 def _types(schema: object) -> set[str]:
-    own = schema.get("type") if isinstance(schema, Mapping) else None
-    names = [own] if isinstance(own, str) else own
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    names = [kind] if isinstance(kind, str) else kind
     return set(names) if isinstance(names, list) else set()
 
 

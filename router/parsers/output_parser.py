@@ -1,4 +1,4 @@
-"""ReplyReader: incremental parser of model output into reasoning, content and tool calls."""
+"""OutputParser: incremental parser of model output into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from router.replies.arguments import Arguments
-from router.replies.formats import Properties, ToolFormat
+from router.parsers.arguments import Arguments
+from router.parsers.formats import Properties, ToolFormat
 
 SLICE = 4096
 """Characters parsed at a time, since the remainder is copied after each marker."""
@@ -86,7 +86,7 @@ State = Literal["thought", "content", "call", "arguments", "called"]
 _IN_CALLS = ("call", "arguments", "called")
 
 
-class ReplyReader:
+class OutputParser:
     """Parser of one completion. The concatenated pieces do not depend on how its text is split.
 
     White space next to reasoning and calls is dropped. Reasoning ends at its marker, at a call or
@@ -165,7 +165,7 @@ class ReplyReader:
     def push(self, text: str) -> list[Piece]:
         """Parses more text; returns the pieces that are final so far."""
         if not self._buffer and self._is_plain(text):
-            return list(self._tell(text))
+            return list(self._emit(text))
         pieces: list[Piece] = []
         for start in range(0, len(text), SLICE):
             self._buffer += text[start : start + SLICE]
@@ -181,9 +181,9 @@ class ReplyReader:
             return None
         if not self._is_plain(text):
             return None
-        told = self._space + text
-        body = told.rstrip()
-        self._space = told[len(body) :]
+        text = self._space + text
+        body = text.rstrip()
+        self._space = text[len(body) :]
         return body
 
     def end(self) -> list[Piece]:
@@ -202,7 +202,7 @@ class ReplyReader:
                 self._state, self._closing, self._scanned = "call", "", len(self._buffer)
                 self._is_leading, self._before = True, ""
             if self._arguments is not None:
-                yield from self._go_on(self._arguments)
+                yield from self._continue_call(self._arguments)
                 if self._arguments is not None:
                     break
             found = self._next_marker()
@@ -219,7 +219,7 @@ class ReplyReader:
             if self._state in _IN_CALLS:
                 yield from self._close(start, marker)
             else:
-                yield from self._tell(self._buffer[:start])
+                yield from self._emit(self._buffer[:start])
                 self._pass(marker, self._buffer[start:])
         if is_end:
             yield from self._end()
@@ -227,20 +227,20 @@ class ReplyReader:
             self._scanned = max(self._scanned, len(self._buffer) - self._longest())
         else:
             kept = self._num_pending()
-            told = len(self._buffer) - kept
-            text, self._buffer = self._buffer[:told], self._buffer[told:]
+            num_parsed = len(self._buffer) - kept
+            text, self._buffer = self._buffer[:num_parsed], self._buffer[num_parsed:]
             self._scanned = 0
-            yield from self._tell(text)
+            yield from self._emit(text)
 
     def _end(self) -> Iterator[Piece]:
         """The last pieces, from the buffer at the end of the text."""
         if self._arguments is not None:
             yield from self._given(self._arguments.end())
             self._buffer = ""
-        told = len(self._buffer) - (self._num_pending() if self._state == "called" else 0)
-        rest, self._buffer = self._buffer[:told], ""
+        num_parsed = len(self._buffer) - (self._num_pending() if self._state == "called" else 0)
+        rest, self._buffer = self._buffer[:num_parsed], ""
         is_calls = self._state in _IN_CALLS
-        yield from self._region(rest, is_end=True) if is_calls else self._tell(rest)
+        yield from self._region(rest, is_end=True) if is_calls else self._emit(rest)
         if self._space and not self._is_after_marker and self._state != "thought":
             yield Content(self._space)
         self._space = ""
@@ -343,7 +343,7 @@ class ReplyReader:
         self._arguments = tools.arguments(self._properties.get(name, {}))
         return list(self._called(name))
 
-    def _go_on(self, arguments: Arguments) -> Iterator[Piece]:
+    def _continue_call(self, arguments: Arguments) -> Iterator[Piece]:
         """Parses the buffer as arguments of the current call, until they end."""
         text, self._buffer = self._buffer, ""
         yield from self._given(arguments.push(text))
@@ -373,13 +373,13 @@ class ReplyReader:
         is_called, self._state = self._state != "call", "content"
         if is_called:
             if not self._tools.rest.fullmatch(region.removesuffix(self._closing or "\0")):
-                yield from self._tell(region)
+                yield from self._emit(region)
             return
         calls = self._tools.read(region, self._properties)
         if calls is None:
             # An incomplete call at the end of the text is dropped.
             if not (self._before and is_end and not region.rstrip().endswith(("}", "]"))):
-                yield from self._tell(self._before + region)
+                yield from self._emit(self._before + region)
             return
         self._space, self._is_after_marker = "", True
         for call in calls:
@@ -397,7 +397,7 @@ class ReplyReader:
         if arguments and not (self._is_one and self.num_calls > 1):
             yield CallArguments(arguments)
 
-    def _tell(self, text: str) -> Iterator[Piece]:
+    def _emit(self, text: str) -> Iterator[Piece]:
         """Reasoning or content, without white space next to markers."""
         body = text.rstrip()
         space = text[len(body) :]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from router.replies.formats import FORMATS, Properties, ToolFormat, format_of
-from router.replies.harmony import FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyReader
-from router.replies.reader import THOUGHTS, ReplyReader, ThoughtFormat, thoughts_of
+from router.parsers.formats import FORMATS, Properties, ToolFormat, format_of
+from router.parsers.harmony import FINAL, MARKERS, MESSAGE, START, STOPS, HarmonyParser
+from router.parsers.output_parser import THOUGHTS, OutputParser, ThoughtFormat, thoughts_of
 from worker.protocol.structured import ThoughtTokens
 from worker.protocol.text.chat_template import ChatTemplate
 from worker.protocol.text.tokenizer import Tokenizer
@@ -70,9 +70,9 @@ class Dialect:
         opening, closing = self.thoughts.opening, self.thoughts.closing
         return prompt.endswith(opening) or begun.rfind(opening) > begun.rfind(closing)
 
-    def reader(
+    def new_parser(
         self, *, tools: ToolFormat | None, properties: Properties, is_thinking: bool, is_one: bool
-    ) -> ReplyReader | HarmonyReader:
+    ) -> OutputParser | HarmonyParser:
         """Creates a parser of one completion.
 
         Args:
@@ -82,7 +82,7 @@ class Dialect:
             is_one: whether only the first call is returned.
         """
         if not self.is_harmony:
-            return ReplyReader(
+            return OutputParser(
                 thoughts=self.thoughts,
                 is_thinking=is_thinking,
                 tools=tools,
@@ -90,14 +90,14 @@ class Dialect:
                 is_one=is_one,
             )
         reads_calls = tools is FORMATS["harmony"]
-        answer = ReplyReader(
+        answer = OutputParser(
             thoughts=None,
             is_thinking=False,
             tools=None if reads_calls else tools,
             properties=properties,
             is_one=is_one,
         )
-        return HarmonyReader(
+        return HarmonyParser(
             is_header=is_thinking,
             properties=properties,
             reads_calls=reads_calls,

@@ -1,16 +1,16 @@
 """Parsers of model output: reasoning, tool calls and content."""
 
-from router.replies.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
-from router.replies.formats import FORMATS, Properties, ToolFormat
-from router.replies.harmony import HarmonyReader, num_thought_tokens
-from router.replies.json_text import closed, mended
-from router.replies.reader import (
+from router.parsers.dialect import THINKING_SWITCHES, Dialect, check_parsers, dialect_of
+from router.parsers.formats import FORMATS, Properties, ToolFormat
+from router.parsers.harmony import HarmonyParser, num_thought_tokens
+from router.parsers.json_text import closed, mended
+from router.parsers.output_parser import (
     THOUGHTS,
     Call,
     CallArguments,
     Content,
+    OutputParser,
     Piece,
-    ReplyReader,
     Thought,
 )
 
@@ -22,10 +22,10 @@ __all__ = [
     "CallArguments",
     "Content",
     "Dialect",
-    "HarmonyReader",
+    "HarmonyParser",
+    "OutputParser",
     "Piece",
     "Properties",
-    "ReplyReader",
     "Thought",
     "ToolFormat",
     "check_parsers",

@@ -1,4 +1,4 @@
-"""Silence: decides when a worker whose stream has no items counts as failed."""
+"""HeartbeatTimeout: decides when a worker whose stream has no items counts as failed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SILENT_TICKS = 8
 SILENT_TICKS_AT_FIRST = 40
 """Ticks without an item after which a worker fails that is still attaching, which takes
 longer."""
-ASK_TICKS = 4
+PULSE_TICKS = 4
 """Ticks without an item after which signs of life are read. A worker whose event loop is blocked
 has them, and will resume its requests soon; a stopped or exited one does not."""
 BUSY_TICKS = 120
 """Ticks without an item after which a worker with signs of life also fails: half a minute."""
 
 
-class Silence:
+class HeartbeatTimeout:
     """Counts ticks without an item on an attach stream.
 
     Args:
@@ -38,7 +38,7 @@ class Silence:
         self._has_last = False
         """Whether `_last` was read since the last item, so that a different sign of life is a new
         one."""
-        self._question: asyncio.Task[bytes | None] | None = None
+        self._pulse_task: asyncio.Task[bytes | None] | None = None
         """Call of `pulse`."""
 
     def received(self) -> None:
@@ -54,34 +54,36 @@ class Silence:
         self._num_lifeless += 1
         if not is_attached:
             return (
-                _silent(SILENT_TICKS_AT_FIRST) if self._num_ticks > SILENT_TICKS_AT_FIRST else None
+                _no_heartbeat(SILENT_TICKS_AT_FIRST)
+                if self._num_ticks > SILENT_TICKS_AT_FIRST
+                else None
             )
-        if self._num_ticks >= ASK_TICKS:
-            self._ask()
+        if self._num_ticks >= PULSE_TICKS:
+            self._read_pulse()
         if self._num_lifeless > SILENT_TICKS:
-            return _silent(SILENT_TICKS)
+            return _no_heartbeat(SILENT_TICKS)
         if self._num_ticks > BUSY_TICKS:
             return f"event loop blocked for {BUSY_TICKS * TICK_S:.0f} s"
         return None
 
     def close(self) -> None:
         """Cancels a call of `pulse`."""
-        if self._question is not None:
-            self._question.cancel()
-            self._question = None
+        if self._pulse_task is not None:
+            self._pulse_task.cancel()
+            self._pulse_task = None
 
-    def _ask(self) -> None:
-        question = self._question
-        if question is not None and not question.done():
+    def _read_pulse(self) -> None:
+        task = self._pulse_task
+        if task is not None and not task.done():
             return
-        self._question = asyncio.ensure_future(self._pulse())
-        if question is None or question.cancelled() or question.exception() is not None:
+        self._pulse_task = asyncio.ensure_future(self._pulse())
+        if task is None or task.cancelled() or task.exception() is not None:
             return
-        sign = question.result()
+        sign = task.result()
         if self._has_last and sign != self._last:
             self._num_lifeless = 0
         self._last, self._has_last = sign, True
 
 
-def _silent(num_ticks: int) -> str:
+def _no_heartbeat(num_ticks: int) -> str:
     return f"no heartbeat for {num_ticks * TICK_S:.0f} s"

@@ -1,4 +1,4 @@
-"""What models write, taken apart: the same however it comes, and nothing is lost or fatal."""
+"""Parsing of model output does not depend on chunks, and loses or crashes on nothing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from router.replies import (
+from router.parsers import (
     FORMATS,
     THOUGHTS,
     Call,
     CallArguments,
     Content,
+    OutputParser,
     Piece,
-    ReplyReader,
     Thought,
     ToolFormat,
     dialect_of,
 )
-from router.replies.formats import format_of
-from router.replies.json_text import JsonObject, closed
-from router.replies.reader import thoughts_of
+from router.parsers.formats import format_of
+from router.parsers.json_text import JsonObject, closed
+from router.parsers.output_parser import thoughts_of
 from tests.support.effort import cases
 from tests.support.router.rig import build_checkpoint
 from worker.protocol.text.tokenizer import load_tokenizer
@@ -57,7 +57,7 @@ CALL, CALL_END, SEP = (deepseek(n) for n in ("tool_call_begin", "tool_call_end",
 CALLS, CALLS_END = deepseek("tool_calls_begin"), deepseek("tool_calls_end")
 
 Expected = tuple[str, str, list[tuple[str, dict[str, Any] | str]]]
-"""Thoughts, content, calls; arguments that are cut off are text."""
+"""Reasoning, content, calls; truncated arguments are text."""
 TABLE: list[tuple[str, str, Expected]] = [
     ("hermes", "plain text, 1 < 2 <too", ("", "plain text, 1 < 2 <too", [])),
     ("hermes", "  kept \n", ("", "  kept \n", [])),
@@ -173,34 +173,34 @@ TABLE: list[tuple[str, str, Expected]] = [
 IDS = [f"{name}-{index}" for index, (name, _, _) in enumerate(TABLE)]
 
 
-def reader_of(tools: ToolFormat | None, *, is_thinking: bool = False) -> ReplyReader:
-    return ReplyReader(
+def parser_of(tools: ToolFormat | None, *, is_thinking: bool = False) -> OutputParser:
+    return OutputParser(
         thoughts=THOUGHTS["think"], is_thinking=is_thinking, tools=tools, properties=TOOLS
     )
 
 
-def read(reader: ReplyReader, parts: Iterable[str]) -> Expected:
-    """As writers do."""
+def read(parser: OutputParser, parts: Iterable[str]) -> Expected:
+    """Parses parts the way response writers do."""
     pieces: list[Piece] = []
     for part in parts:
-        content = reader.content_of(part)
+        content = parser.content_of(part)
         if content is None:
-            pieces += reader.push(part)
+            pieces += parser.push(part)
         elif content:
             pieces.append(Content(content))
-    return joined(pieces + reader.end())
+    return joined(pieces + parser.end())
 
 
 def test_content_is_told_by_itself_where_nothing_else_can_be_in_it() -> None:
-    reader = reader_of(FORMATS["hermes"])
-    assert reader.content_of("Hi") is None  # a thought, or a call, may begin
-    assert reader.push("Hi") == [Content("Hi")]
-    assert [reader.content_of(text) for text in (" there, ", "\n", "x")] == [" there,", "", " \nx"]
-    assert reader.content_of("a < b") is None
-    assert reader.push("a < b <") == [Content("a < b")]
-    assert reader.content_of("b") is None  # behind what may be a marker's beginning
-    assert read(reader, ["tool_call>", '{"name": "now"}</tool_call> ']) == ("", "", [NOW])
-    assert reader.content_of("c") is None  # behind a call
+    parser = parser_of(FORMATS["hermes"])
+    assert parser.content_of("Hi") is None  # reasoning or a call may start
+    assert parser.push("Hi") == [Content("Hi")]
+    assert [parser.content_of(text) for text in (" there, ", "\n", "x")] == [" there,", "", " \nx"]
+    assert parser.content_of("a < b") is None
+    assert parser.push("a < b <") == [Content("a < b")]
+    assert parser.content_of("b") is None  # after a possible start of a marker
+    assert read(parser, ["tool_call>", '{"name": "now"}</tool_call> ']) == ("", "", [NOW])
+    assert parser.content_of("c") is None  # after a call
 
 
 def joined(pieces: Iterable[Piece]) -> Expected:
@@ -235,21 +235,21 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 @pytest.mark.parametrize(("name", "text", "expected"), TABLE, ids=IDS)
 def test_any_cuts_of_a_text_give_the_same_message(name: str, text: str, expected: Expected) -> None:
     tools = FORMATS[name]
-    assert read(reader_of(tools), [text]) == expected
-    assert read(reader_of(tools), text) == expected
+    assert read(parser_of(tools), [text]) == expected
+    assert read(parser_of(tools), text) == expected
     for place in range(len(text)):
-        assert read(reader_of(tools), cut(text, [place])) == expected
+        assert read(parser_of(tools), cut(text, [place])) == expected
     draws = random.Random(0)
     for _ in range(30):
         places = [draws.randrange(len(text) + 1) for _ in range(draws.randrange(8))]
-        assert read(reader_of(tools), cut(text, places)) == expected
+        assert read(parser_of(tools), cut(text, places)) == expected
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), TABLE, ids=IDS)
 def test_a_text_may_end_anywhere(name: str, text: str, expected: Expected) -> None:
-    """What is cut off is content or a call, no error; what was there before stays."""
+    """Truncated text is content or a call, not an error; the text before is unaffected."""
     for end in range(len(text)):
-        thoughts, _, calls = read(reader_of(FORMATS[name]), [text[:end]])
+        thoughts, _, calls = read(parser_of(FORMATS[name]), [text[:end]])
         assert expected[0].startswith(thoughts) or thoughts.startswith(expected[0])
         assert [call[0] for call in calls] == [call[0] for call in expected[2][: len(calls)]]
 
@@ -303,10 +303,10 @@ def test_whatever_a_model_writes(
 ) -> None:
     text = "".join(parts)
     tools = FORMATS[name]
-    whole = read(reader_of(tools, is_thinking=is_thinking), [text])
+    whole = read(parser_of(tools, is_thinking=is_thinking), [text])
     places = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
-    assert read(reader_of(tools, is_thinking=is_thinking), cut(text, places)) == whole
-    assert read(reader_of(tools, is_thinking=is_thinking), text) == whole
+    assert read(parser_of(tools, is_thinking=is_thinking), cut(text, places)) == whole
+    assert read(parser_of(tools, is_thinking=is_thinking), text) == whole
 
 
 CITY = "Zürich, the city"
@@ -328,21 +328,21 @@ STREAMED = {
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"pythonic", "harmony"}))
 def test_arguments_are_told_as_they_are_written(name: str) -> None:
-    reader, text = reader_of(FORMATS[name]), STREAMED[name]
+    parser, text = parser_of(FORMATS[name]), STREAMED[name]
     start, end = text.index(CITY), text.index(CITY) + len(CITY)
-    pieces = reader.push(text[:start])
+    pieces = parser.push(text[:start])
     for place in range(start, end):
-        pieces += reader.push(text[place])
+        pieces += parser.push(text[place])
         told = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
         assert told.endswith('{"city":"' + CITY[: place + 1 - start])
-    pieces += reader.push(text[end:]) + reader.end()
+    pieces += parser.push(text[end:]) + parser.end()
     assert joined(pieces)[2][-1] == ("get_weather", {"city": CITY})
 
 
 def test_a_text_in_arguments_may_hold_markers() -> None:
-    """The end of a call is where its object ends, not where a text in it spells the marker."""
+    """A call ends with its object, not at a text in it that looks like the marker."""
     text = '<tool_call>{"name": "now", "arguments": {"a": "</tool_call>"}}</tool_call>b'
-    assert read(reader_of(FORMATS["hermes"]), text) == (
+    assert read(parser_of(FORMATS["hermes"]), text) == (
         *("", "b"),
         [("now", {"a": "</tool_call>"})],
     )
@@ -359,11 +359,11 @@ def test_a_text_in_arguments_may_hold_markers() -> None:
     ],
 )
 def test_what_was_told_stays(text: str, content: str, calls: list[Any]) -> None:
-    """What cannot be arguments is content; the call before it is as far as it came."""
+    """Invalid arguments are content; the call before is returned up to them."""
     text = "<tool_call>" + text + ("</tool_call>" if content else "")
-    said = read(reader_of(FORMATS["hermes"]), text)
+    said = read(parser_of(FORMATS["hermes"]), text)
     assert (said[1].removeprefix("} "), said[2]) == (content, calls)
-    assert read(reader_of(FORMATS["hermes"]), [text]) == said
+    assert read(parser_of(FORMATS["hermes"]), [text]) == said
 
 
 VALUES = st.recursive(
@@ -371,7 +371,7 @@ VALUES = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    # What a tokenizer gives has no halves of characters.
+    # Tokenizers never output half a surrogate pair.
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
@@ -386,11 +386,11 @@ VALUES = st.recursive(
 )
 def test_an_object_is_the_same_however_it_comes(value: Any, indent: Any, data: Any) -> None:
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=indent)
-    reader, told = JsonObject(), ""
+    parser, told = JsonObject(), ""
     for char in text + " }":
         assert isinstance(json.loads(closed(told)), dict)
-        told += reader.push(char)
-    assert (json.loads(told), reader.is_broken, reader.rest) == (value, False, " }")
+        told += parser.push(char)
+    assert (json.loads(told), parser.is_broken, parser.rest) == (value, False, " }")
     whole = JsonObject()
     assert (whole.push(text + " }"), whole.rest) == (told, " }")
     assert closed(told) == told
@@ -401,23 +401,23 @@ def test_what_goes_on_behind_a_call_is_none() -> None:
         ("llama3_json", '{"name": "now"} is a call'),
         ("hermes", '<tool_call>{"name": "now"}{"a": 1}</tool_call>'),
     ):
-        assert read(reader_of(FORMATS[name]), text) == ("", text, [])
+        assert read(parser_of(FORMATS[name]), text) == ("", text, [])
 
 
 def test_without_tools_their_markers_are_text() -> None:
     text = '<think>a</think><tool_call>{"name": "now"}</tool_call>'
-    assert read(reader_of(None), text) == ("a", '<tool_call>{"name": "now"}</tool_call>', [])
+    assert read(parser_of(None), text) == ("a", '<tool_call>{"name": "now"}</tool_call>', [])
 
 
 def test_a_prompt_may_have_opened_the_thought() -> None:
-    assert read(reader_of(None, is_thinking=True), "\na b\n</think>\n\nc") == ("a b", "c", [])
+    assert read(parser_of(None, is_thinking=True), "\na b\n</think>\n\nc") == ("a b", "c", [])
 
 
 def test_one_call_where_one_is_wanted() -> None:
-    reader = ReplyReader(
+    parser = OutputParser(
         thoughts=None, is_thinking=False, tools=FORMATS["json"], properties=TOOLS, is_one=True
     )
-    assert read(reader, '[{"name": "now"}, {"name": "now"}]') == ("", "", [NOW])
+    assert read(parser, '[{"name": "now"}, {"name": "now"}]') == ("", "", [NOW])
 
 
 @pytest.mark.parametrize("body", ["[" * 10_000, "(" * 10_000, "now(" * 5000, "-" * 60_000])
@@ -425,7 +425,7 @@ def test_one_call_where_one_is_wanted() -> None:
 def test_depth_is_no_error(name: str, body: str) -> None:
     tools = FORMATS[name]
     opening = tools.regions[0][0] if tools.regions else tools.leading
-    _, content, calls = read(reader_of(tools), [opening + body])
+    _, content, calls = read(parser_of(tools), [opening + body])
     assert (calls, body in content) == ([], True)
 
 
@@ -473,8 +473,8 @@ def test_what_is_forced_is_what_is_read(name: str) -> None:
     assert accepts(many, twice)
     assert not accepts(one, twice)
     call = ("get_weather", {"city": "Bern", "days": 3})
-    assert read(reader_of(tools), text) == ("", "", [call])
-    assert read(reader_of(tools), twice) == ("", "", [call, call])
+    assert read(parser_of(tools), text) == ("", "", [call])
+    assert read(parser_of(tools), twice) == ("", "", [call, call])
 
 
 @pytest.mark.parametrize("name", sorted(FORCED))
@@ -516,7 +516,7 @@ def test_formats_are_found_in_templates(
 
 
 def test_markers_that_are_special_tokens_stand_in_the_text(tmp_path: Path) -> None:
-    """And calls with such markers cannot be forced as they are: no grammar yields these tokens."""
+    """Calls with such markers cannot be enforced as they are: no grammar generates these tokens."""
     build_checkpoint(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ '[TOOL_CALLS]' }}{{ tools }}")
     backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
@@ -543,14 +543,14 @@ REPEATED += ["<tool_call>now</tool_call>", "now", "<arg_key>a</arg_key>", "<thin
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_the_time_to_read_grows_with_the_text(name: str) -> None:
-    """The event loop does it, and clients can have models write what they like."""
+    """It runs on the event loop, and clients can make models write anything."""
     tools = FORMATS[name]
     opening = tools.regions[0][0] if tools.regions else tools.leading
     for part in REPEATED:
         text = opening + part * (100_000 // len(part))
         taken = []
-        while not taken or (min(taken) >= 0.7 and len(taken) < 3):  # collecting garbage is no part
+        while not taken or (min(taken) >= 0.7 and len(taken) < 3):  # may include garbage collection
             began = time.thread_time()
-            read(reader_of(tools), [text])
+            read(parser_of(tools), [text])
             taken.append(time.thread_time() - began)
         assert min(taken) < 0.7, part

@@ -1,4 +1,4 @@
-"""HarmonyReader: parser of harmony, the format of gpt-oss, whose messages have headers."""
+"""HarmonyParser: parser of harmony, the format of gpt-oss, whose messages have headers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from router.replies.json_text import JsonObject
-from router.replies.reader import (
+from router.parsers.json_text import JsonObject
+from router.parsers.output_parser import (
     SLICE,
     Call,
     CallArguments,
+    OutputParser,
     Piece,
-    ReplyReader,
     Thought,
 )
 from worker.protocol.text.tokenizer import Tokenizer
@@ -44,8 +44,8 @@ class Header(NamedTuple):
     """Name of the called function; empty for other kinds."""
 
 
-class HarmonyReader:
-    """Parser of one completion in harmony, with the interface and guarantees of `ReplyReader`.
+class HarmonyParser:
+    """Parser of one completion in harmony, with the interface and guarantees of `OutputParser`.
 
     Messages on the analysis channel are reasoning, messages to a function are calls, all others are
     content; messages of the same kind are joined by line breaks. Text without a valid header is
@@ -67,12 +67,12 @@ class HarmonyReader:
         "_header",
         "_is_one",
         "_kind",
+        "_kinds",
+        "_needs_break",
         "_num_own_calls",
         "_properties",
         "_reads_calls",
         "_space",
-        "_told",
-        "_wants_break",
         "has_thoughts",
     )
 
@@ -82,7 +82,7 @@ class HarmonyReader:
         is_header: bool,
         properties: Mapping[str, Any],
         reads_calls: bool,
-        answer: ReplyReader,
+        answer: OutputParser,
         is_one: bool = False,
     ) -> None:
         self._answer = answer
@@ -102,9 +102,9 @@ class HarmonyReader:
         """Parser of the current call's arguments."""
         self._space = ""
         """White space around the arguments of a call, dropped unless content follows."""
-        self._told: set[Kind] = set()
+        self._kinds: set[Kind] = set()
         """Kinds of messages so far."""
-        self._wants_break = False
+        self._needs_break = False
         """Whether a line break must precede the next text, as its message is not the first of its
         kind."""
         self._num_own_calls = 0
@@ -118,7 +118,7 @@ class HarmonyReader:
         return self._num_own_calls + self._answer.num_calls
 
     def content_of(self, text: str) -> None:
-        """Always None, since a header may begin anywhere; see ReplyReader."""
+        """Always None, since a header may begin anywhere; see OutputParser."""
 
     def push(self, text: str) -> list[Piece]:
         """Parses more text; returns the pieces that are final so far."""
@@ -132,7 +132,7 @@ class HarmonyReader:
         """Ends the text; returns the last pieces."""
         pieces = list(self._pieces(is_end=True))
         if self._kind is None and self._header.strip() and not _MARKER.search(self._header):
-            pieces += self._say(self._header)  # incomplete headers are dropped, other text is not
+            pieces += self._emit(self._header)  # incomplete headers are dropped, other text is not
         elif self._function:
             pieces += self._close()
         return pieces + self._answer.end()
@@ -159,9 +159,9 @@ class HarmonyReader:
             self.has_thoughts = True
             yield Thought(self._break() + text)
         elif self._kind == "content":
-            yield from self._say(self._break() + text)
+            yield from self._emit(self._break() + text)
         else:
-            yield from self._argue(text)
+            yield from self._parse_arguments(text)
 
     def _marker(self, marker: str) -> Iterator[Piece]:
         if self._kind is not None:
@@ -176,7 +176,7 @@ class HarmonyReader:
             return
         elif marker in _ENDS or marker == START:
             if self._header.strip():
-                yield from self._say(self._header + (marker if marker != START else ""))
+                yield from self._emit(self._header + (marker if marker != START else ""))
             self._header = START if marker == START else ""
             return
         self._header += marker
@@ -196,15 +196,15 @@ class HarmonyReader:
         if meant.kind == "call":
             self._header = header
             return
-        self._wants_break = meant.kind in self._told
-        self._told.add(meant.kind)
+        self._needs_break = meant.kind in self._kinds
+        self._kinds.add(meant.kind)
 
     def _no_header(self) -> Iterator[Piece]:
         """Treats a malformed header, and the text after it, as content."""
         text, self._header = self._header, ""
-        self._kind, self._wants_break = "content", False
-        self._told.add("content")
-        yield from self._say(text)
+        self._kind, self._needs_break = "content", False
+        self._kinds.add("content")
+        yield from self._emit(text)
 
     def _close(self) -> Iterator[Piece]:
         """Ends a message."""
@@ -212,9 +212,9 @@ class HarmonyReader:
             yield from self._begin(self._function)
             yield from self._given("{}")
         self._kind, self._arguments, self._header, self._space = None, None, "", ""
-        self._wants_break = False
+        self._needs_break = False
 
-    def _argue(self, text: str) -> Iterator[Piece]:
+    def _parse_arguments(self, text: str) -> Iterator[Piece]:
         """Parses text where a call's arguments are expected."""
         if self._arguments is None:
             text = self._space + text
@@ -237,8 +237,8 @@ class HarmonyReader:
             text = self._arguments.rest
         text = self._space + text
         if text.strip():
-            self._told.add("content")
-            yield from self._say(text)
+            self._kinds.add("content")
+            yield from self._emit(text)
             text = ""
         self._space = text
 
@@ -253,13 +253,13 @@ class HarmonyReader:
         if arguments and not (self._is_one and self._num_own_calls > 1):
             yield CallArguments(arguments)
 
-    def _say(self, text: str) -> Iterator[Piece]:
+    def _emit(self, text: str) -> Iterator[Piece]:
         yield from self._answer.push(text) if text else ()
 
     def _break(self) -> str:
         """The line break between the text and the previous message of its kind, if any."""
-        wanted, self._wants_break = self._wants_break, False
-        return "\n" if wanted else ""
+        needed, self._needs_break = self._needs_break, False
+        return "\n" if needed else ""
 
 
 def num_thought_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:

@@ -84,7 +84,7 @@ class JsonObject:
 
     def push(self, text: str) -> str:
         """Parses more text; returns the part of the object that is final so far."""
-        text, at, told = self._pending + text, 0, ""
+        text, at, valid = self._pending + text, 0, ""
         while not self.is_over and at < len(text):
             if not self._in_text:
                 at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # always matches
@@ -92,12 +92,12 @@ class JsonObject:
             if not length:
                 break
             at += length
-            told += token
+            valid += token
             self.num_told += len(token)
             if self._awaited in ("comma", "first value", "first key") and not self._in_text:
                 self.sound = self.num_told
         self._pending = text[at:]
-        return told
+        return valid
 
     def end(self) -> str:
         """Ends the text; returns nothing, since an incomplete token is dropped."""
@@ -171,9 +171,9 @@ def _may_be_scalar(text: str) -> bool:
 def closed(text: str) -> str:
     """Completes the beginning of an object that JsonObject has returned, keeping all complete
     values."""
-    reader = JsonObject()
-    reader.push(text)
-    return text[: reader.sound] + reader.closings if reader.sound else "{}"
+    parser = JsonObject()
+    parser.push(text)
+    return text[: parser.sound] + parser.closings if parser.sound else "{}"
 
 
 def mended(text: str) -> str | None:
@@ -182,10 +182,10 @@ def mended(text: str) -> str | None:
     A truncated string ends at the cut. Other incomplete values, and names without a value, are
     dropped.
     """
-    reader = JsonObject()
-    beginning = reader.push(text)
-    if not beginning or reader.is_broken or reader.is_over:
+    parser = JsonObject()
+    beginning = parser.push(text)
+    if not beginning or parser.is_broken or parser.is_over:
         return None
-    if reader.is_in_value:
-        return f'{beginning}"{reader.closings}'
-    return beginning[: reader.sound] + reader.closings
+    if parser.is_in_value:
+        return f'{beginning}"{parser.closings}'
+    return beginning[: parser.sound] + parser.closings
