@@ -242,7 +242,7 @@ def test_fleets_differ_in_what_is_compared_alone() -> None:
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="one at a time"):
+    with pytest.raises(ValueError, match="mutually exclusive"):
         parsed("--model", "m", "--compare-fifo", "--speculative-compare")
     with pytest.raises(ValueError, match="--duration"):
         parsed("--model", "m", "--duration", "0")
