@@ -159,6 +159,6 @@ def test_parameters_that_leave_no_token_end_the_request_alone(tokenizer: Tokeniz
     with Engine(MODEL) as engine:
         dead, narrow, alive = engine.outcomes([tokenizer.encode("Hello")] * 3, params)
     assert (dead.finish_reason, narrow.finish_reason) == ("error", "error")
-    assert "bad_words left no token" in (dead.error or "")
+    assert "bad_words exclude every token" in (dead.error or "")
     assert "allowed_token_ids" in (narrow.error or "")
     assert re.fullmatch(PHONE, text_of(alive, tokenizer))

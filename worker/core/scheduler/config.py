@@ -39,12 +39,14 @@ class SchedulerConfig(SchedulingOptions):
     def __post_init__(self) -> None:
         SchedulingOptions.__post_init__(self)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if self.page_size < 1:
-            raise ValueError("page_size must be at least 1")
+            raise ValueError(f"page_size must be at least 1, got {self.page_size}")
         if self.num_pages <= self.page_groups.num_groups:
-            raise ValueError("num_pages must be at least 2: one dummy page and one to use")
+            raise ValueError(
+                f"num_pages must be more than {self.page_groups.num_groups}, got {self.num_pages}"
+            )
         if self.page_groups.num_window and (self.num_host_pages or self.blocks is not None):
             raise ValueError(
                 "sliding-window layers are incompatible with a host tier and block diffusion"
@@ -56,9 +58,12 @@ class SchedulerConfig(SchedulingOptions):
         if self.num_host_pages and not self.enable_prefix_caching:
             raise ValueError("num_host_pages requires enable_prefix_caching")
         if self.max_model_len < 2:
-            raise ValueError("max_model_len must be at least 2")
+            raise ValueError(f"max_model_len must be at least 2, got {self.max_model_len}")
         if self.blocks is not None and self.page_size % self.blocks.size:
-            raise ValueError("page_size must be a multiple of the block size")
+            raise ValueError(
+                f"page_size must be a multiple of the block size {self.blocks.size}, "
+                f"got {self.page_size}"
+            )
 
     @classmethod
     def of(cls, config: EngineConfig, info: EngineInfo) -> Self:

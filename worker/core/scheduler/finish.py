@@ -75,7 +75,7 @@ def _contradiction(sampling: SamplingParams, token_id: int) -> GrammarProblem:
         problem = f"structured_outputs: internal error: the grammar does not allow token {token_id}"
         return GrammarProblem(problem, 500)
     return GrammarProblem(
-        f"structured_outputs: {' and '.join(given)} left no token that continues the grammar",
+        f"structured_outputs: {' and '.join(given)} exclude every token that the grammar allows",
         400,
     )
 

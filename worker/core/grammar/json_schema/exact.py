@@ -77,7 +77,7 @@ class _Rewriting:
         if isinstance(given, bool):
             return given
         if not isinstance(given, dict):
-            raise GrammarError(f"a schema must be an object or a boolean, not {json.dumps(given)}")
+            raise GrammarError(f"a schema must be an object or a boolean, got {json.dumps(given)}")
         if self._refs_are_alone and "$ref" in given:
             return self._reference(given, "$ref")
         part = _Part(given, self)
@@ -178,7 +178,7 @@ class _Part:
             return
         listed: list[Any] = given if isinstance(given, list) else [given]
         if not listed or any(name not in TYPES for name in listed):
-            raise GrammarError(f"type must be one or several of {', '.join(TYPES)}, not {given!r}")
+            raise GrammarError(f"type must be one or several of {', '.join(TYPES)}, got {given!r}")
         self.types = frozenset(listed)
         if "number" in self.types:
             self.types -= {"integer"}
