@@ -264,7 +264,7 @@ SHORT = ("fetches", "kept")
 def test_what_is_left_out_is_found(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, sabotage = RACES[name]
     sabotage(monkeypatch)
-    # Graphs draw for all rows only where none has processors, as the third.
+    # Graphs sample for all rows only where none has processors, as the third.
     count = 2 if name == "fetches" else 3
     served = on_cuda(folder, prompts(count), params(count, 6))
     assert any(finding.startswith(kind) for finding in served.findings), served.findings

@@ -1,5 +1,5 @@
 """Steps with prompts and drafts replay graphs by their number of tokens: each is a launch and its
-draw, and what would go wrong in them is found."""
+sample, and what would go wrong in them is found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = (1, 2, 4, 16, 64)
 """The last holds every step."""
 MOST_LAUNCHES = 12
 """Of a greedy step: its rows to the device and into the graph's buffer, new table entries, a
-replay, the logits and the draw of its last tokens, which go to the token pool and to the host."""
+replay, the logits and the sample of its last tokens, which go to the token pool and to the host."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Drafts of the compiled library: the tokens that steps would draw one by one, and their end."""
+"""Drafts of the compiled library: the tokens that steps would sample one by one, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws of the compiled CPU library against torch's: the same tokens, near ties aside."""
+"""Samples of the compiled CPU library against torch's: the same tokens, near ties aside."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parameters(rows: int, filters: dict[str, float], temperature: float) -> Samp
 
 
 def reference(logits: torch.Tensor, how: SamplingParameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy logits over which the draw is an argmax, and those that filters keep."""
+    """Noisy logits over which the sample is an argmax, and those that filters keep."""
     kept = masked_logits(logits, how)
     return gumbel_noise(how.seeds, how.positions, logits.shape[-1]) + kept, kept
 

@@ -78,7 +78,7 @@ class Drafter {
     decoder_.logits(hidden_.data(), count, logits_.data());
   }
 
-  // Draws as the target does; whether the draft is worth verifying.
+  // Samples as the target does; whether the draft is worth verifying.
   bool guess(int64_t row, int64_t slot, int64_t position, const float* logits,
              const Drafting& how, float& reach) {
     const bool greedy = how.temperature[slot] < how.greedy_below;

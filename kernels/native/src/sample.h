@@ -1,4 +1,4 @@
-// Draws: argmax of logits over temperature plus Gumbel noise keyed by (seed, position), over the
+// Samples: argmax of logits over temperature plus Gumbel noise keyed by (seed, position), over the
 // tokens that min-p, top-k and top-p leave. Same hash and same order of filters as
 // kernels/sample_tokens; logarithms differ in their last bits.
 // HAZARD(invariance): a row is worked on alone, in one fixed order.
@@ -123,7 +123,7 @@ class Sampler {
     for (int64_t i = 0; i < padded; i += kLanes) {
       const F32 value = load(&scaled_[i]);
       const I32 kept = (value >= splat(least)) & (value > splat(-INFINITY));
-      // Under a mask or a filter most vectors hold no token that could be drawn.
+      // Under a mask or a filter most vectors hold no token that could be sampled.
       if (any_of(kept))
         best.take(select(kept, value + gumbel(key, (uint32_t)i), splat(-INFINITY)), i);
     }

@@ -17,9 +17,9 @@ class Budget(NamedTuple):
     layer: int
     """Of the layer that has most."""
     rest: int = 6
-    """Of the forward pass beside its layers: inputs, embedding, norm, and a copy for draws."""
+    """Of the forward pass beside its layers: inputs, embedding, norm, and a copy for samples."""
     draw: int = 5
-    """Logits, masks and draw of rows without filters; 0 where graphs hold no draws."""
+    """Logits, masks and sample of rows without filters; 0 where graphs hold no samples."""
     filtered: int = 10
     """The same with filters."""
 

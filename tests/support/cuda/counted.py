@@ -80,7 +80,7 @@ class Counts:
     rest: int
     """Of the forward pass beside its layers."""
     draw: int
-    """Logits and draw of rows without filters."""
+    """Logits and sample of rows without filters."""
     filtered: int
     """The same with filters."""
     ragged: int
@@ -186,7 +186,7 @@ def count_launches(
                 captured.clear()
                 StepGraphs(*steps, *sizes, token_sizes=(TOKENS,), show_progress=False)
                 ragged = len(captured[0])
-    plain, filtered = draws or (0, 0)  # blocks are not drawn in graphs
+    plain, filtered = draws or (0, 0)  # blocks are not sampled in graphs
     return Counts(max(own), forward - sum(own), plain, filtered, ragged)
 
 

@@ -74,7 +74,7 @@ class _Pointer:
 def noting_variants() -> Iterator[Variants]:
     """Inside, there is a CUDA device whose memory has no content, and launches are noted.
 
-    Of each row of drafts one draw counts, so that requests end.
+    Of each row of drafts one sample counts, so that requests end.
     """
     noted = Variants()
 

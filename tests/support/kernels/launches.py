@@ -172,7 +172,7 @@ def mix(
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:
-    """Everything that a draw of random, filtered, penalised and scored rows launches."""
+    """Everything that a sample of random, filtered, penalised and scored rows launches."""
     logits = torch.randn(rows, vocab)
     integers, numbers = place(torch.arange(rows)), place(torch.ones(rows))
     own = SamplingParameters(

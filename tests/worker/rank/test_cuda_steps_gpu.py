@@ -1,4 +1,4 @@
-"""Steps on CUDA: launches that do not wait, graphs that draw what eager steps draw, fences."""
+"""Steps on CUDA: launches that do not wait, graphs that sample what eager steps sample, fences."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_depth_and_poison_change_nothing(
 def test_steps_with_prompts_replay_graphs(
     folder: str, kv_cache_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And draw what they draw eagerly, where prefixes are cached, and where pages are scarce."""
+    """And sample what they sample eagerly, with cached prefixes, and with few pages."""
     replayed: list[int] = []
     forward = StepGraphs._forward_ragged
 

@@ -203,7 +203,7 @@ class Drafting:
 
 
 def test_graphs_end_when_they_are_closed_whoever_holds_them() -> None:
-    """Those of rows, of tokens and of draws, and a draft model's: NCCL's group ends after them."""
+    """Of rows, tokens and samples, and of a draft model: NCCL's group ends after them."""
     recorder, drafting, made = Recorder(), Drafting(), list[weakref.ref[Captured]]()
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:

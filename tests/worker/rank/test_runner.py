@@ -1,4 +1,4 @@
-"""The runner's limits, empty Plans, batch invariance and seeded draws."""
+"""The runner's limits, empty Plans, batch invariance and seeded samples."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_nobody_reads_changes_no_bit(
 
     monkeypatch.setattr(invariant, "run_model", counted)
     found, num_found = draws(), sum(counts)
-    assert num_found == 4 * 9, "one for each draw"
+    assert num_found == 4 * 9, "one for each sample"
     monkeypatch.setattr(builder, "build", lambda plan: replace(build(plan), logits_indices=None))
     counts.clear()
     for one, other in zip(found, draws(), strict=True):

@@ -1,4 +1,4 @@
-"""Masks against a naive reference, draws against their distribution, rows against each other."""
+"""Masks against a naive reference, samples against their distribution, rows against each other."""
 
 from __future__ import annotations
 

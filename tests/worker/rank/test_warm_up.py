@@ -55,7 +55,7 @@ def test_steps_are_within_limits_and_reach_them(
         assert len(plan.rows) <= config.max_num_seqs
         assert all(length % block_size == 0 for length in lengths)
         assert sum(lengths) <= config.max_num_batched_tokens
-        assert max(lengths) < max_model_len, "what it draws has a place, too"
+        assert max(lengths) < max_model_len, "what it samples has a place, too"
         known = {admit.slot: len(admit.token_ids) // 4 for admit in plan.admits}
         own = block_size if block_size > 1 else 0
         assert known == {row.slot: row.length - own for row in plan.rows}

@@ -1,4 +1,4 @@
-"""A runner whose every op is a Triton kernel draws transformers' tokens."""
+"""A runner whose every op is a Triton kernel samples transformers' tokens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_shared_expert_as_several_of_the_others(tmp_path: Path) -> None:
 
 
 def check_tokens(folder: Path, model: Model, length: int, *, batch_invariant: bool) -> None:
-    """Chunks of a prompt, mixed steps, and a decode beside a draw with noise."""
+    """Chunks of a prompt, mixed steps, and a decode beside a sample with noise."""
     options = {"batch_invariant": batch_invariant, "cpu_backend": "torch", "page_size": 8}
     runner = make_runner(str(folder), **options)
     assert runner.model.native is None

@@ -1,4 +1,4 @@
-"""Preparation and draws on Triton kernels against the same on torch: steps without a model."""
+"""Preparation and samples on Triton kernels against the same on torch: steps without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No rules that a client may send end a rank: every draw is a token, every score comes out."""
+"""No rules that a client may send end a rank: every sample is a token, every score comes out."""
 
 from __future__ import annotations
 
