@@ -1,4 +1,4 @@
-"""The steps of start-up are such as the engine's limits allow, up to its largest."""
+"""Warm-up steps are within the engine's limits, and include the largest."""
 
 from __future__ import annotations
 
