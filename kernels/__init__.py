@@ -1,4 +1,4 @@
-"""GPU and CPU math: one op per folder, a Triton kernel beside its torch reference."""
+"""GPU and CPU kernels: one op per folder, with a torch reference and a Triton kernel."""
 
 from kernels.activation import squared_relu, xielu
 from kernels.choose_experts import ExpertChoice, Routing, choose_experts

@@ -1,7 +1,7 @@
 """Op registry: selects the implementation of an op by the device of its tensors.
 
-An op has a torch reference, which runs on every device, and perhaps a Triton kernel. Triton is
-imported when a kernel is first selected, so a process without a GPU never loads it.
+An op has a torch reference, which runs on every device, and optionally a Triton kernel. Triton is
+imported when a kernel is first selected, so processes without a GPU never load it.
 """
 
 from __future__ import annotations

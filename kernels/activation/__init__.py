@@ -1,4 +1,4 @@
-"""Activations of MLPs without a gate, in one launch on CUDA where torch has several."""
+"""Activations of MLPs without a gate, fused into one launch on CUDA."""
 
 from __future__ import annotations
 

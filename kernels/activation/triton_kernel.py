@@ -11,8 +11,8 @@ from kernels.tiles import cdiv
 
 _BLOCK = 1024
 _SERIES_FROM = tl.constexpr(-0.25)
-"""Least x for which exp(x) - 1 is computed by its series: between it and 0, the difference would
-lose digits, and seven terms lose none."""
+"""Minimum x for which exp(x) - 1 is computed as a series of seven terms: between it and 0, the
+difference would lose precision."""
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:

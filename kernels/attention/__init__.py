@@ -25,19 +25,19 @@ WHY = {
     "triton": "supports all model families, and CUDA graphs for prefill and decode steps",
     "torch": "ops run on torch and the compiled CPU library",
 }
-"""Reasons for the backend that `--attention-backend auto` takes, by its name, for the log. It takes
-no library's, since none was measured here."""
+"""Reason for the backend selected by `--attention-backend auto`, for the log. Library backends are
+never selected, since they have not been benchmarked."""
 
 
 def create_attention_backend(name: str, settings: AttentionSettings) -> AttentionBackend:
     """Creates an attention backend, by `create` of `kernels/attention/{name}_backend.py`.
 
     Args:
-        name: value of `--attention-backend`; "auto" takes the backend that ops run on.
+        name: value of `--attention-backend`; "auto" selects the backend that ops run on.
         settings: properties of the model and of the engine.
 
     Raises:
-        ValueError: the backend does not suit the settings; the message says what would help.
+        ValueError: the backend does not support the settings; the message names an alternative.
     """
     if name == "auto":
         name = "triton" if registry.uses_triton(settings.device) else "torch"

@@ -1,4 +1,4 @@
-"""Interface of attention backends. Their arguments are described here alone.
+"""Interface of attention backends. Their arguments are only documented here.
 
 eager     plan ──> AttentionStep.forward, layer by layer
 captured  prepare_for_capture ──> forward, layer by layer, once for each number of rows
@@ -30,7 +30,7 @@ class AttentionSettings:
     page_size: int
     """Tokens per page."""
     batch_invariant: bool = False
-    """Whether a query's result must be bitwise the same whatever else is in the batch."""
+    """Whether a query's result must be bitwise independent of the rest of the batch."""
     block_size: int = 1
     """Number of consecutive positions that attend to each other; 1 for causal attention."""
     window: int = 0
@@ -43,20 +43,20 @@ class AttentionSettings:
     """Whether attention is over latents (MLA): all heads share the keys, whose leading dimensions
     are the values."""
     most_decodes: int = 0
-    """Most rows of a decode; only for latents."""
+    """Maximum rows of a decode; only for latents."""
     num_heads: int = 0
-    """Most query heads on a rank; only for latents."""
+    """Maximum query heads on a rank; only for latents."""
     head_dims: tuple[int, ...] = ()
     """Head dimensions of all layers, without repeats."""
 
     def check_library(self, name: str) -> None:
-        """Checks that a library's causal attention kernels for CUDA suit these settings.
+        """Checks that a library's causal attention kernels for CUDA support these settings.
 
         Args:
             name: name of the backend.
 
         Raises:
-            ValueError: they do not; the message says what to use.
+            ValueError: they do not; the message names an alternative.
         """
         option = f"--attention-backend {name}"
         if self.batch_invariant:
@@ -110,21 +110,21 @@ class AttentionMetadata:
     query_lens_host: Sequence[int] = ()
     """[B]: number of queries per row; empty for decodes, and with `num_queries`."""
     num_queries: int = 0
-    """Number of queries of all extends together, if only the device knows how many each row has
-    (it may have none); else 0."""
+    """Total number of queries of all extends, if each row's number, possibly 0, is only known on
+    the device; else 0."""
     page_size: int
     """Tokens per page."""
     block_size: int = 1
     """Number of consecutive positions that attend to each other; 1 for causal attention. Extends
     consist of whole blocks."""
     window: int = 0
-    """Sliding window: number of positions that a query attends to, its own included; 0 for full
+    """Sliding window: number of positions that a query attends to, including its own; 0 for full
     attention."""
     is_chunked: bool = False
     """Whether attention is chunked: windows begin at multiples of their length."""
 
     def __post_init__(self) -> None:
-        assert not (self.window and self.block_size > 1), "windows are of causal rows"
+        assert not (self.window and self.block_size > 1), "sliding windows require causal attention"
         rows, columns = self.page_table.shape
         assert rows == len(self.seq_lens_host), f"{rows} page rows, {len(self.seq_lens_host)} rows"
         room = columns * self.page_size
@@ -137,7 +137,7 @@ class AttentionMetadata:
         )
         size = self.block_size
         assert all(query % size == 0 == seq % size for query, seq in lengths), (
-            f"rows are to consist of whole blocks of {size}"
+            f"rows must consist of whole blocks of {size}"
         )
 
     @property
@@ -196,8 +196,8 @@ class AttentionBackend(ABC):
     """An implementation of grouped-query attention with a paged KV cache."""
 
     needs_exact_lengths: ClassVar[bool] = True
-    """Whether it plans with exact lengths on the host. If not, it reads them on the device, where
-    they may depend on a step in flight."""
+    """Whether planning needs exact lengths on the host. If not, they are read on the device, and
+    may depend on a step in flight."""
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
@@ -208,13 +208,13 @@ class CapturableBackend(AttentionBackend):
     """A backend whose steps may be captured in CUDA graphs."""
 
     captures_ragged: bool = False
-    """Whether it captures extends with `num_queries`, whose rows' lengths only the device knows.
-    Such steps are replayed without `prepare_for_replay`."""
+    """Whether extends with `num_queries`, whose rows' lengths are only known on the device, can be
+    captured. Such steps are replayed without `prepare_for_replay`."""
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> AttentionStep:
         """Plans a step of dummy rows for a capture.
 
-        Its launches read static buffers. They have to run once before the capture: kernels are
+        Its launches read static buffers. They must run once before the capture, since kernels are
         compiled, and some backends plan, when a layer first attends. By default any planned step
         may be captured.
 

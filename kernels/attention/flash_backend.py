@@ -1,6 +1,6 @@
-"""FlashAttention backend: version 3 if it is installed, else version 2.
+"""FlashAttention backend: version 3 if installed, else version 2.
 
-Both take the page table as it is. Version 2 needs pages of a multiple of 256 tokens.
+Both read the page table directly. Version 2 needs a page size that is a multiple of 256.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PAGE_MULTIPLE = 256
 
 
 def create(settings: AttentionSettings) -> FlashAttention:
-    """The backend, with the newest version that is installed.
+    """Creates the backend, with the newest installed version.
 
     Raises:
-        ValueError: none is installed, or it does not suit the settings.
+        ValueError: FlashAttention is not installed, or does not support the settings.
     """
     settings.check_library("flash")
     if importlib.util.find_spec("flash_attn_interface") is not None:
@@ -41,9 +41,9 @@ def create(settings: AttentionSettings) -> FlashAttention:
 
 
 class FlashAttention(CapturableBackend):
-    """Attention by calls of the library. Calls for decodes read lengths and pages on the device
-    alone, so graphs replay them without an update; those for extends also take the most queries of
-    a row from the host.
+    """Attention by calls of the library. Calls for decodes only read lengths and pages on the
+    device, so graphs replay them without an update; those for extends also need the maximum queries
+    of a row on the host.
 
     Args:
         module: `flash_attn_interface` (version 3) or `flash_attn` (version 2).
@@ -88,7 +88,7 @@ class FlashAttention(CapturableBackend):
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _Step:
         """Plans a decode for a capture; extends are not captured."""
-        assert metadata.query_start is None, "its steps for graphs are of decodes"
+        assert metadata.query_start is None, "only decodes are captured"
         return self.plan(metadata)
 
 
@@ -106,7 +106,7 @@ class _Step:
         scale: float,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert sinks is None, "refused when the backend is created"
+        assert sinks is None, "rejected when the backend is created"
         if self.is_decode:
             return self.call(q.unsqueeze(1), k_cache, v_cache, softmax_scale=scale).squeeze(1)
         return self.call(q, k_cache, v_cache, softmax_scale=scale)

@@ -1,6 +1,6 @@
 """FlashInfer backend (docs.flashinfer.ai: BatchDecode-/BatchPrefillWithPagedKVCacheWrapper).
 
-Its planner takes row lengths on the host and page ids on the device, both without padding. For CUDA
+Its planner needs row lengths on the host and page ids on the device, both without padding. For CUDA
 graphs there is one wrapper per number of rows, with static buffers for its plans.
 """
 
@@ -24,14 +24,14 @@ _WORKSPACE_BYTES = 128 << 20
 """Bytes of the workspace for partial results of split rows, as FlashInfer's documentation
 recommends."""
 _PLANS_UNDER_WAY = 4
-"""Most plans in flight: decodes and extends of two steps."""
+"""Maximum plans in flight: decodes and extends of two steps."""
 
 
 def create(settings: AttentionSettings) -> FlashInferAttention:
     """The backend.
 
     Raises:
-        ValueError: FlashInfer is not installed, or does not suit the settings.
+        ValueError: FlashInfer is not installed, or does not support the settings.
     """
     settings.check_library("flashinfer")
     if importlib.util.find_spec("flashinfer") is None:
@@ -66,8 +66,8 @@ class FlashInferAttention(CapturableBackend):
         """Captured steps by number of rows."""
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
-        """Collects the rows' pages; FlashInfer itself plans when the first layer attends, which
-        knows the heads."""
+        """Collects the rows' pages; FlashInfer plans when the first layer attends, since planning
+        needs the heads."""
         page_size = metadata.page_size
         lengths = torch.tensor(metadata.seq_lens_host, dtype=torch.int32)
         rows = _PagedRows.of(metadata.page_table, lengths, page_size)
@@ -77,9 +77,9 @@ class FlashInferAttention(CapturableBackend):
         return _Step(self._planner, self._extend, queries, rows, page_size)
 
     def prepare_for_capture(self, metadata: AttentionMetadata) -> _CapturedStep:
-        """Makes the wrapper for this number of rows. Steps run one after another, so all wrappers
+        """Creates the wrapper for this number of rows. Steps run sequentially, so all wrappers
         share one workspace."""
-        assert metadata.query_start is None, "its wrappers for graphs are of decodes"
+        assert metadata.query_start is None, "only decodes are captured"
         page_table, page_size = metadata.page_table, metadata.page_size
         num_rows, width = page_table.shape
         step = self._captured.get(num_rows)
@@ -118,7 +118,7 @@ class _Planner:
     HAZARD(stream): a wrapper's `plan` writes to its pinned buffer and launches a copy, which runs
     after all earlier launches. It does not check that the previous plan has been copied: a step
     that is launched ahead would overwrite it (sgl-project/mini-sglang#103: illegal memory
-    accesses). So all wrappers take turns at a few buffers of this class.
+    accesses). So all wrappers share a few buffers of this class in turn.
 
     Args:
         device: device that plans are copied to.
@@ -170,7 +170,7 @@ class _PagedRows:
         pages = (lengths + page_size - 1) // page_size
         indptr = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         torch.cumsum(pages, 0, dtype=torch.int32, out=indptr[1:])
-        # Cells of the flat table, from lengths that the host knows: nothing waits for the device.
+        # Cells of the flat table, from lengths on the host: does not wait for the device.
         shift = torch.arange(len(lengths)) * page_table.shape[1] - indptr[:-1]
         cells = torch.arange(int(indptr[-1])) + shift.repeat_interleave(pages)
         if page_table.is_cuda:
@@ -210,7 +210,7 @@ class _Step:
         scale: float,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert sinks is None, "refused when the backend is created"
+        assert sinks is None, "rejected when the backend is created"
         if not self._is_planned:
             shape = (q.shape[1], k_cache.shape[2], q.shape[2], self.page_size)
             options = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
@@ -234,6 +234,6 @@ class _CapturedStep(_Step):
 
     def plan_again(self, rows: _PagedRows) -> None:
         """Plans the step for other rows, of the same number, and the same layers."""
-        assert self._plan_arguments is not None, "a step attends before it is replayed"
+        assert self._plan_arguments is not None, "a step must attend before it is replayed"
         self._rows = rows
         self._plan(*self._plan_arguments)

@@ -1,5 +1,5 @@
-"""Torch backend: gathers whole pages, then calls scaled dot product attention. For CPU; on CUDA it
-is a reference."""
+"""Torch backend: gathers whole pages, then calls scaled dot product attention. For CPU, and as
+reference on CUDA."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def create(settings: AttentionSettings) -> TorchAttention:
     """The backend.
 
     Raises:
-        ValueError: batch-invariant attention is asked for on CUDA, or with a soft cap.
+        ValueError: batch-invariant attention is requested on CUDA, or with a soft cap.
     """
     if settings.batch_invariant and settings.device.type != "cpu":
         raise ValueError("--attention-backend torch is not batch-invariant: use auto or triton")
@@ -99,7 +99,7 @@ class DecodeStep:
             return _decode_group(q, k_cache, v_cache, self.groups[0], scores)
         out = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
         for group in self.groups:
-            assert group.rows is not None, "several groups name their rows"
+            assert group.rows is not None, "several groups have row indices"
             own = q.index_select(0, group.rows)
             part = _decode_group(own, k_cache, v_cache, group, scores)
             out.index_copy_(0, group.rows, part)
@@ -117,7 +117,7 @@ def _decode_group(
     k = _gather_pages(k_cache, group.pages, rows)[:, :, : group.length]
     mask = group.mask if group.mask is None else group.mask.to(q.dtype)
     if v_cache.shape[3] != k_cache.shape[3]:
-        # Latents: with heads as rows of one product, the keys that they share are read once.
+        # Latents: with heads as rows of one product, their shared keys are read once.
         found = scaled_dot_product_attention(
             q.unsqueeze(1), k, k, attn_mask=mask, scale=scores.scale
         )

@@ -1,4 +1,4 @@
-"""Batch-invariant torch attention: a query's result depends, bitwise, on its own keys alone."""
+"""Batch-invariant torch attention: a query's result only depends, bitwise, on its own keys."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SPLIT_TOKENS = 128
 """Number of keys per split (one page if pages are larger)."""
 TILE_QUERIES = 4
 """Number of queries per tile: more would speed up long extends and slow down decoding."""
-# Most queries of a block, which bounds the scratch memory for a long chunk.
+# Maximum queries of a block, which bounds the scratch memory for a long chunk.
 _MAX_QUERIES = 1024
 _HIDDEN = 1e30
 
@@ -36,8 +36,8 @@ class InvariantSplit:
     """int64: page ids of the split, for each tile (decode) or for all tiles together (extend)."""
     mask: torch.Tensor
     """fp32 [tiles, 1, Q, 1, S]: 0, or -inf for masked keys. With a window these are -1e30: all keys
-    of a query in a split may be masked, and its result then has no weight beside other splits.
-    There always is a mask, since without one the library would take another kernel."""
+    of a query in a split may be masked, and its result then has no weight next to other splits.
+    There is always a mask, since the library would select another kernel without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,9 @@ from kernels.attention.base import AttentionMetadata, window_start
 
 # Rows form a group if padding to its longest row at most doubles their pages.
 _MAX_PADDING = 2
-# Most tokens of a group: its keys and values should stay in the last-level cache.
+# Maximum tokens of a group: its keys and values should stay in the last-level cache.
 _MAX_GROUP_TOKENS = 8192
-# Most elements of a causal mask; longer extends are split into pieces of queries.
+# Maximum elements of a causal mask; longer extends are split into pieces of queries.
 _MAX_MASK_ELEMENTS = 1 << 20
 
 
@@ -173,7 +173,6 @@ def visible_length(position: int, block_size: int) -> int:
 
 
 def causal_mask(positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Mask in fp32: 0 where a position is below its row's number of visible positions, else
-    -inf."""
+    """Mask in fp32: 0 for positions below their row's number of visible positions, else -inf."""
     hidden = positions >= visible
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))

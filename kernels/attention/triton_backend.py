@@ -1,4 +1,4 @@
-"""Triton backend, whose kernels read lengths and pages on the device alone."""
+"""Triton backend, whose kernels only read lengths and pages on the device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def create(settings: AttentionSettings) -> TritonAttention:
     """The backend.
 
     Raises:
-        ValueError: ops do not run Triton kernels; or batch-invariant attention over latents is
-            asked for; or heads are wider than a program can hold.
+        ValueError: ops do not run Triton kernels, batch-invariant attention over latents is
+            requested, or heads are too large for a program.
     """
     if not registry.uses_triton(settings.device):
         raise ValueError("--attention-backend triton needs a CUDA device: use auto or torch")
@@ -54,12 +54,12 @@ class TritonAttention(CapturableBackend):
     """Attention by Triton kernels: one for decodes and extends, with split keys, and one for
     latents.
 
-    Lengths on the host may be upper bounds: they only determine the number of programs, which a
-    captured step keeps. The device decides what each program computes.
+    Lengths on the host may be upper bounds: they only determine the number of programs, which is
+    fixed in a captured step. The work of each program is determined on the device.
 
     Args:
-        batch_invariant: whether each query is computed as a decode, in splits that depend on its
-            own keys alone.
+        batch_invariant: whether each query is computed as a decode, in splits that only depend on
+            its own keys.
         cap: soft cap of scores, as in AttentionSettings.
         arrived: counters from `count_arrivals`, for attention over latents; else None. Steps share
             them, since they run one after another.
@@ -75,8 +75,8 @@ class TritonAttention(CapturableBackend):
         arrived: torch.Tensor | None = None,
     ) -> None:
         self._batch_invariant, self._cap, self._arrived = batch_invariant, cap, arrived
-        # Batch-invariant attention would launch programs for each query's most keys, attention over
-        # latents for each row's most queries.
+        # Upper bounds would add programs: batch-invariant attention for the maximum keys of each
+        # query, attention over latents for the maximum queries of each row.
         self.captures_ragged = not batch_invariant and arrived is None
 
     def plan(self, metadata: AttentionMetadata) -> _Step:
@@ -104,8 +104,8 @@ class _Step:
     arrived: torch.Tensor | None
     """The backend's counters for attention over latents; else None."""
     pieces: list[tuple[slice, Schedule]] = field(default_factory=list)
-    """Slices of queries with their schedules. The first layer, which knows the heads, makes them
-    for all layers."""
+    """Slices of queries with their schedules, created in the first layer, which has the heads, for
+    all layers."""
 
     def forward(
         self,
@@ -117,7 +117,7 @@ class _Step:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if v_cache.shape[3] != k_cache.shape[3]:
-            assert self.arrived is not None, "settings say whether there are latents"
+            assert self.arrived is not None, "latents are announced in the settings"
             value_dim = v_cache.shape[3]
             return attend_to_latents(q, k_cache, value_dim, self.metadata, scale, self.arrived)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

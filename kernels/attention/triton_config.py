@@ -19,22 +19,22 @@ class AttentionBlocks(NamedTuple):
     warps: int
     stages: int
     least_split: int
-    """Fewest keys of a split, a multiple of `keys`."""
+    """Minimum keys of a split, a multiple of `keys`."""
 
 
 _WGMMA = 90
 """Compute capability (9.0, Hopper) from which warp groups issue matrix products."""
 MIN_DOT_ROWS = 16
-"""Fewest rows of a tensor-core product; a group of query heads is padded to it."""
+"""Minimum rows of a tensor-core product; a group of query heads is padded to it."""
 
 INVARIANT_SPLIT_TOKENS = 256
-"""Fewest keys per split in batch-invariant mode."""
+"""Minimum keys per split in batch-invariant mode."""
 
 MAX_INVARIANT_SPLITS = 32
-"""Most splits of a query's keys in batch-invariant mode."""
+"""Maximum splits of a query's keys in batch-invariant mode."""
 
 MAX_INVARIANT_PARTIALS = 8192
-"""Most (query, split) pairs of a launch in batch-invariant mode, which bounds partial outputs."""
+"""Maximum (query, split) pairs of a launch in batch-invariant mode; bounds partial outputs."""
 
 # (largest head_dim, whether elements have 4 bytes) -> rows, keys, warps, stages. With three stages
 # page ids are prefetched before keys. Before wgmma (compute capability 9.0) 64 keys of 128
@@ -77,13 +77,13 @@ _SHORT: _Sizes = {**_LONG, (64, False): (64, 32, 4, 3), (128, False): (64, 32, 4
 _SHORT_WGMMA: _Sizes = {**_LONG, (64, False): (64, 64, 4, 3), (128, False): (64, 64, 4, 3)}
 _SHORT_HOPPER: _Sizes = {**_SHORT_WGMMA, (128, False): (64, 64, 4, 2)}
 _SHORT_ROWS, _SHORT_ROWS_HOPPER = 64, 256
-"""Most rows (a row's queries times heads that share a KV head) for which tiles are small."""
+"""Maximum rows (a row's queries times heads that share a KV head) for which tiles are small."""
 
 MAX_HEAD_DIM = 512
-"""Most dimensions of queries and keys, which a program holds whole."""
+"""Maximum head size; a program holds all dimensions of queries and keys."""
 
 MAX_VALUE_DIM = 512
-"""Most dimensions of a latent vector, which a program holds whole."""
+"""Maximum dimensions of a latent vector; a program holds all of them."""
 
 # (whether rows are decodes, whether elements have 4 bytes) -> blocks of (query, head) pairs
 _LATENT = {
@@ -115,8 +115,8 @@ def extend_blocks(
         head_dim: dimensions of queries and keys.
         dtype: data type of queries and keys.
         group: number of query heads that share a KV head, padded to a power of 2.
-        mean_queries: mean number of queries per row; decodes in the same batch as a prompt would
-            leave most of a large tile empty.
+        mean_queries: mean number of queries per row; decodes batched with a prompt would leave most
+            of a large tile empty.
     """
     rows, generation = mean_queries * group, _generation()
     if generation // 10 == _WGMMA // 10:

@@ -20,8 +20,8 @@ from kernels.tiles import next_power_of_2
 _WIDTH = tl.constexpr(_ITEM_WIDTH)
 LOG2E = tl.constexpr(1.4426950408889634)
 _HIDDEN = tl.constexpr(-(2.0**100))
-"""Score of masked keys, which has no weight beside any other. -inf would give NaN if a query
-attends to no key of a tile; over all tiles it attends to some.
+"""Score of masked keys, with no weight next to any other. -inf would give NaN if a query attends to
+no key of a tile; over all tiles it attends to some.
 
 HAZARD(fused arithmetic): it is a power of 2, so that its product with any factor is exact. If the
 product were rounded for the maximum, but not where it is fused with the subtraction of the maximum,
@@ -203,8 +203,8 @@ def _attend(
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weights = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    # From `clear` on, keys are in the windows of all queries, and before `border` all queries are
-    # behind them: in between nothing is masked.
+    # From `clear` on, keys are in the windows of all queries, and before `border` no key is in the
+    # future of a query: nothing in between is masked.
     clear = start
     if WINDOW > 0 and QUERIES > 1:
         passed = tl.maximum(_window_start(highest_query, WINDOW, CHUNKED) - start, 0)
@@ -262,7 +262,7 @@ def _walk(
         # Factor from scores to exponents of 2; the product is fused with the subtraction below.
         factor = scale * LOG2E
         if CAP > 0.0:
-            # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
+            # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which is 1 if exp overflows.
             grown = tl.exp2(scores * (scale * (2.0 * LOG2E / CAP)))
             scores = (CAP * LOG2E) * (1.0 - 2.0 / (grown + 1.0))
             factor = 1.0
@@ -295,8 +295,8 @@ def _merge_if_last(
     lse_ptr, partial_ptr, counter, step, split, filled, highest, weights, total, inside, kept,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Stores a split's partial result, and tells whether all splits of its tile are stored now; if
-    so, returns them merged in order. Pointers are those of the first split."""
+    """Stores a split's partial result, and returns whether all splits of its tile are stored; if
+    so, also returns them merged in order. Pointers are those of the first split."""
     safe = tl.where(weights > 0, weights, 1.0)
     tl.store(lse_ptr + split * step, highest + tl.log2(safe), mask=inside)
     tl.store(partial_ptr + split * step * HEAD_DIM, total / safe[:, None], mask=kept)

@@ -20,7 +20,7 @@ from kernels.attention.triton_schedule import TARGET_PROGRAMS
 from kernels.tiles import cdiv, next_power_of_2
 
 _MAX_SPLITS = 32
-"""Most splits of a decode's keys."""
+"""Maximum splits of a decode's keys."""
 _MERGED = tl.constexpr(64)
 """Number of columns of values that are merged at a time."""
 
@@ -43,9 +43,9 @@ def attend_to_latents(
         scale: factor of scores.
         arrived: the backend's counters, from `count_arrivals`.
     """
-    assert q.is_contiguous(), "pairs of queries and heads are counted through"
-    assert metadata.block_size == 1, "latents are of causal rows"
-    assert not metadata.window, "latents have no windows"
+    assert q.is_contiguous(), "pairs of queries and heads must be contiguous"
+    assert metadata.block_size == 1, "latents require causal attention"
+    assert not metadata.window, "latents do not support sliding windows"
     num_tokens, num_heads, head_dim = q.shape
     out = q.new_empty(num_tokens, num_heads, value_dim)
     if not num_tokens:
@@ -57,7 +57,7 @@ def attend_to_latents(
     num_rows, num_splits = metadata.page_table.shape[0], 1
     partial, lse = out, out
     if is_decode:
-        assert num_rows * num_blocks <= len(arrived), "each tile has a counter of its own"
+        assert num_rows * num_blocks <= len(arrived), "each tile needs a separate counter"
         num_splits = _count_splits(num_rows * num_blocks, metadata.max_seq_len, blocks.least_split)
         partial = out.new_empty(num_rows, num_heads, num_splits, value_dim, dtype=torch.float32)
         lse = partial.new_empty(partial.shape[:3])
@@ -77,14 +77,14 @@ def attend_to_latents(
 
 
 def count_arrivals(num_rows: int, num_heads: int, device: torch.device) -> torch.Tensor:
-    """Counters by which the programs of a decode's tile tell which one is last.
+    """Counters that identify the last program of a decode's tile.
 
     They are zeros between launches, since the last program resets its tile's counter. So one static
-    tensor serves all layers and steps of a stream, captured ones too.
+    tensor serves all layers and steps of a stream, including captured ones.
 
     Args:
-        num_rows: most rows of a decode.
-        num_heads: most query heads.
+        num_rows: maximum rows of a decode.
+        num_heads: maximum query heads.
         device: device of the counters.
     """
     size = num_rows * cdiv(num_heads, MIN_DOT_ROWS)

@@ -1,9 +1,9 @@
 """Attention schedule: a list of work items for programs, made on the device once per step.
 
-A tile is one query of a row, or several, with all heads that share a KV head. Its keys are split
+A tile is one or several queries of a row, with all heads that share a KV head. Its keys are split
 among several programs, whose number depends on the lengths of all rows: one long row among short
-ones is divided among many programs. The host only knows upper bounds of lengths, and so of the
-number of items: programs past the last item end at once.
+ones is divided among many programs. The host only has upper bounds of lengths, and so of the number
+of items: programs past the last item exit immediately.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -39,7 +39,7 @@ class AttentionRows:
     seq_lens: torch.Tensor
     """[B] int32: number of positions up to each row's last query."""
     query_start: torch.Tensor | None
-    """[B + 1] int32: offsets of the rows' queries; None if row i has query i alone."""
+    """[B + 1] int32: offsets of the rows' queries; None if row i only has query i."""
     page_rows: torch.Tensor | None = None
     """[B] int32: rows of the page table; None if row i has row i of the table."""
     window: int = 0
@@ -51,7 +51,7 @@ class AttentionRows:
 
     def part(self, rows: slice) -> AttentionRows:
         """A slice of the rows of a decode."""
-        assert self.query_start is None, "queries would be counted from another one"
+        assert self.query_start is None, "only decodes can be sliced"
         page_rows, page_table = self.page_rows, self.page_table
         if page_rows is None:
             page_table = page_table[rows]
@@ -82,7 +82,7 @@ class Schedule:
     """[n, KV heads] int32: number of splits of a tile that are stored, at the tile's first item;
     zeros between launches."""
     num_partials: int
-    """Most items of tiles with several splits, which have partial outputs."""
+    """Maximum items of tiles with several splits, which have partial outputs."""
 
 
 def make_schedule(
@@ -102,9 +102,9 @@ def make_schedule(
         blocks: tile sizes of the attention kernel.
         queries: number of queries per tile.
         num_tiles: number of tiles of all rows, or an upper bound.
-        most_visible: most positions that a tile's queries attend to, or an upper bound.
+        most_visible: maximum positions that a tile's queries attend to, or an upper bound.
         num_kv_heads: number of KV heads, and so of programs per item.
-        batch_invariant: whether the splits of a row depend on its own length alone.
+        batch_invariant: whether the splits of a row only depend on its own length.
     """
     least = INVARIANT_SPLIT_TOKENS if batch_invariant else blocks.least_split
     most_splits = max(1, cdiv(most_visible, least))
@@ -144,7 +144,7 @@ def _sizes_of(
     row, num_rows, seq_len_ptr, query_start_ptr,
     RAGGED: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Most keys that a tile of each row attends to, and number of tiles of the row; 0 past the last
+    """Maximum keys that a tile of each row attends to, and number of its tiles; 0 past the last
     row."""
     exists = row < num_rows
     keys = tl.load(seq_len_ptr + row, mask=exists, other=0)
@@ -210,7 +210,7 @@ def _schedule_kernel(
         within = item - _pick(mine, start)
         own_row = tl.where(found, _pick(mine, row), own_row)
         own_splits = tl.maximum(_pick(mine, splits), 1)
-        # A row's last tile has the most keys: it comes first, so that no long item starts last.
+        # A row's last tile has the most keys and comes first, so that no long item starts last.
         tile = tl.where(found, _pick(mine, tiles) - 1 - within // own_splits, tile)
         split = tl.where(found, within % own_splits, split)
         length = tl.maximum(tl.cdiv(tl.cdiv(keys, splits), KEYS), 1) * KEYS

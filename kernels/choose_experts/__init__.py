@@ -22,16 +22,16 @@ def choose_experts(
     gate: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
 ) -> ExpertChoice:
-    """Experts of each token with their weights, the best first; ties may resolve either way.
+    """Top-k experts of each token with their weights, best first; ties are broken arbitrarily.
 
     Args:
         scores: fp32 [T, E]: the router's scores; rows may be strided.
-        bias: fp32 [E], added to probabilities for the choice alone; None for none. There must be
-            none if experts are ranked by their scores ("... of chosen").
+        bias: fp32 [E], added to probabilities for the selection only; None for none. Must be None
+            if experts are ranked by their scores ("... of chosen").
         routing: scoring, groups and numbers of experts.
         gate: fp32 [T, 1]: its sigmoid is the weight of shared experts; rows may be strided. None
             for a weight of 1.
-        factors: fp32 [E]: factors of the chosen experts' weights; None for 1.
+        factors: fp32 [E]: factors of the selected experts' weights; None for 1.
     """
     return _CHOOSE.select(scores)(scores, bias, routing, gate, factors)
 

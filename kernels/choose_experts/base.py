@@ -8,15 +8,16 @@ from typing import Literal, NamedTuple
 import torch
 
 Scoring = Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen"]
-"""Functions from scores to weights. The first two are over all experts, whose probabilities rank
-them; with the last two scores rank them, and the function is over the chosen ones."""
+"""Functions from scores to weights. The first two are over all experts, which are ranked by
+probability; with the last two, experts are ranked by score, and the function is over the selected
+ones."""
 
 
 class ExpertChoice(NamedTuple):
     """Experts of T tokens, K each."""
 
     expert_ids: torch.Tensor
-    """int64 [T, K]: chosen experts, none twice per token, and after them shared experts."""
+    """int64 [T, K]: selected experts, distinct per token, followed by shared experts."""
     weights: torch.Tensor
     """fp32 [T, K]: weights of the experts' outputs."""
 
@@ -26,14 +27,14 @@ class Routing:
     """Parameters of the choice of experts."""
 
     top_k: int
-    """Number of chosen experts per token (top-k)."""
+    """Number of selected experts per token."""
     scoring: Scoring = "softmax"
     normalize: bool = False
     """Whether a token's weights are normalised to sum to 1."""
     num_groups: int = 1
     """Number of groups of consecutive experts, all of the same size."""
     top_k_groups: int = 1
-    """Number of groups that experts are chosen from: those with the largest sums of
+    """Number of groups that experts are selected from: those with the largest sums of
     probabilities."""
     num_summed: int = 2
     """Number of a group's largest probabilities that are summed."""

@@ -30,7 +30,7 @@ def choose_experts(
 
 
 def _choose(scores: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> ExpertChoice:
-    """Chosen experts alone, with their weights."""
+    """Selected experts, without shared ones, with their weights."""
     if routing.scoring in ("softmax of chosen", "sigmoid of chosen"):
         chosen, expert_ids = scores.topk(routing.top_k, dim=-1)
         is_softmax = routing.scoring == "softmax of chosen"

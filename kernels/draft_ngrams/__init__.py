@@ -24,8 +24,8 @@ def draft_ngrams(
     int64 [F], 0 for none.
 
     The match is the longest earlier occurrence of the latest tokens, the last one of several.
-    Drafts are the tokens after it; where these reach the newest token, they start over. Without a
-    match they repeat the newest token.
+    Drafts are the tokens after it, starting over when they reach the newest token. Without a match
+    they repeat the newest token.
 
     Args:
         token_pool: int32 [slots, positions].

@@ -18,8 +18,8 @@ class NgramLookup:
     count: int
     """Number of drafts per row."""
     shortest: int
-    """Least length of a match in tokens."""
+    """Minimum length of a match in tokens."""
     longest: int
-    """Most tokens that are compared; longer matches count as this long."""
+    """Maximum tokens that are compared; longer matches count as this long."""
     num_tokens: int
     """Number greater than all of `newest`, on the host."""

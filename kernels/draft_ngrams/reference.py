@@ -41,8 +41,8 @@ def follow_ngram(
     Args:
         tokens: [n]: the row's tokens, at least one.
         count: number of drafts.
-        shortest: least length of a match in tokens, at least 1.
-        longest: most tokens that are compared.
+        shortest: minimum length of a match in tokens, at least 1.
+        longest: maximum tokens that are compared.
     """
     place, length = _find(tokens, shortest, longest)
     draft: list[int] = tokens[place : place + count].tolist()

@@ -12,7 +12,7 @@ from kernels.fused_add_norm.base import Norm
 from kernels.registry import registry
 
 MOST_NORMS = 3
-"""Most norms of one sum: an MLP, a router and experts may each have their own."""
+"""Maximum norms of one sum: an MLP, a router and experts may each have a separate one."""
 
 _FUSED_ADD_NORM = registry.register(
     "fused_add_norm",
@@ -42,19 +42,19 @@ def fused_add_norm(
         residual: [T, H]; None for none: the sum is then x itself.
         norms: norms of the sum, at most `MOST_NORMS`, all RMSNorms or all LayerNorms; one with a
             bias must be the only one.
-        eps: number that is added to mean squares, or variances.
+        eps: added to mean squares, or variances.
         x_weight: [H]: weight of an RMSNorm of x before it is added; None for no norm.
         residual_weight: [H]: weight of an RMSNorm of the residual before it is added; None for no
             norm.
         x_scale: factor of x before it is added.
         total_scale: [1]: factor of the returned sum, which norms do not see; None for 1.
     """
-    assert len(norms) <= MOST_NORMS, "the kernel has so many outputs"
-    assert len({norm.subtracts_mean for norm in norms}) <= 1, "one statistic serves all"
+    assert len(norms) <= MOST_NORMS, "too many norms for the kernel"
+    assert len({norm.subtracts_mean for norm in norms}) <= 1, "norms must share one statistic"
     biased = [norm for norm in norms if norm.bias is not None]
-    assert not biased or len(norms) == 1, "one alone has a bias"
-    assert all(norm.subtracts_mean for norm in biased), "as LayerNorm alone has"
-    assert residual is not None or (x_weight is None and total_scale is None), "nothing is added"
+    assert not biased or len(norms) == 1, "a norm with a bias must be the only one"
+    assert all(norm.subtracts_mean for norm in biased), "only LayerNorm has a bias"
+    assert residual is not None or (x_weight is None and total_scale is None), "no residual"
     run = _FUSED_ADD_NORM.select(x)
     return run(x, residual, norms, eps, x_weight, residual_weight, x_scale, total_scale)
 

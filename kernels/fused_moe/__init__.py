@@ -48,12 +48,12 @@ def fused_moe(
         experts: weights of the experts.
         choice: experts of each token, and their weights.
         biases: biases of both products; None for none.
-        extra: further terms that are added to the sum.
+        extra: extra terms that are added to the sum.
         activation: gated activation.
-        first_expert: expert id of the first of `experts`; chosen experts that are not among them
+        first_expert: expert id of the first of `experts`; selected experts that are not among them
             contribute nothing.
-        weighs_inputs: whether weights multiply the experts' inputs, and not their outputs; there
-            must be no biases then.
+        weighs_inputs: whether weights multiply the experts' inputs instead of their outputs; not
+            supported with biases.
         batch_invariant: whether a token's result must not depend, in any bit, on other tokens.
     """
     assert biases is None or not weighs_inputs, "biases are not weighted"

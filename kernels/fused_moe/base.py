@@ -35,7 +35,7 @@ class ExpertWeights(NamedTuple):
     """Linear weights [N, K] of E experts."""
 
     values: torch.Tensor
-    """[E, N, K] in the type of the inputs; with `scaling`, codes as `dequantize` takes them."""
+    """[E, N, K] in the type of the inputs; with `scaling`, codes as in `dequantize`."""
     scaling: BlockScales | None = None
     """Scales of quantized weights; None if they are not quantized."""
 
@@ -76,7 +76,7 @@ class ExtraTerms(NamedTuple):
     gate: torch.Tensor | None = None
     """fp32 [T, 1], rows may be strided: its sigmoid multiplies `shared`; None for no gate."""
     first_zero_expert: int | None = None
-    """First id of zero-computation experts, whose output is their input; None for no such."""
+    """First id of zero-computation experts, whose output is their input; None without any."""
 
 
 def pack_quantized_experts(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:

@@ -47,14 +47,14 @@ def align_pairs(expert_ids: torch.Tensor, first_expert: int, num_experts: int, r
     return Tiles(pairs, experts)
 
 
-# Not specialised on what changes with the number of tokens.
+# Not specialised on arguments that change with the number of tokens.
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles", "first_expert"])
 def _align_kernel(
     ids_ptr, pairs_ptr, experts_ptr, num_pairs, num_tiles, first_expert,
     NUM_EXPERTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per expert. Each counts the pairs of all experts to find where its own begin, and
-    stores these in order, so no program waits for another."""
+    """One program per expert. Each counts the pairs of all experts to find the offset of its own,
+    which it stores in order, so no program waits for another."""
     expert = tl.program_id(0)
     number = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)

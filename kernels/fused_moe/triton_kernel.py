@@ -37,7 +37,7 @@ class _Sizes(NamedTuple):
 
 
 _SMALLEST = _Sizes(16, 64, 128, 4, 3)
-"""Sizes for few rows per expert, where loading weights takes the time: deep tiles and many
+"""Sizes for few rows per expert, which are bound by loading weights: deep tiles and many
 programs."""
 _SIZES = {16: _SMALLEST, 64: _Sizes(64, 128, 64, 4, 3), 128: _Sizes(128, 128, 64, 8, 3)}
 """Sizes by rows of a tile."""
@@ -46,7 +46,7 @@ _QUANTIZED_SIZES = {
     64: _Sizes(64, 64, 64, 4, 3),
     128: _Sizes(128, 64, 64, 8, 3),
 }
-"""Sizes for quantized weights, whose dequantization takes registers, by rows of a tile."""
+"""Sizes for quantized weights, whose dequantization needs registers, by rows of a tile."""
 _SINGLE_SIZES = _Sizes(16, 64, 32, 4, 2)
 """Sizes for fp32."""
 
@@ -92,7 +92,8 @@ def fused_moe(
 
 
 def _tile_rows(num_pairs: int, num_experts: int, dtype: torch.dtype) -> int:
-    """Number of rows per tile: the least that holds an expert's pairs if all have equally many."""
+    """Number of rows per tile: the smallest that holds an expert's pairs if they are evenly
+    distributed."""
     if dtype == torch.float32:
         return _SINGLE_SIZES.rows
     return next((rows for rows in _SIZES if num_pairs <= rows * num_experts), max(_SIZES))
@@ -148,7 +149,7 @@ def _multiply(
     return out
 
 
-# Not specialised on what changes with the number of tokens.
+# Not specialised on arguments that change with the number of tokens.
 @triton.jit(do_not_specialize=["num_pairs"])
 def _multiply_kernel(
     x_ptr, weight_ptr, out_ptr, pairs_ptr, experts_ptr, bias_ptr, factors_ptr,
@@ -172,7 +173,7 @@ def _multiply_kernel(
     column = first + tl.arange(0, BLOCK_N)
     inside = column < size
     if ACTIVATION != "":
-        # A gate and its up are neighbouring columns, so that one thread has both.
+        # A gate and its up are adjacent columns, so that one thread has both.
         column = tl.where(column % 2 == 0, column // 2, column // 2 + size // 2)
     x_row = x_ptr + (pair // PAIRS_PER_ROW)[:, None] * x_stride
     weight_row = weight_ptr + expert * expert_stride + column[None, :] * row_stride

@@ -8,7 +8,7 @@ from kernels import rowwise
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Computes silu(gate) * up. The gate is strided, so that its rows are runs of their own."""
+    """Computes silu(gate) * up. The gate is strided, so that each of its rows is a separate run."""
     gate, up = _wide_halves(x)
     return rowwise.silu(gate).mul_(up).to(x.dtype)
 

@@ -34,7 +34,7 @@ class DeltaInputs(NamedTuple):
 def causal_convolution(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Causal convolution of each channel over its last N inputs, then SiLU.
 
-    Terms are added in the order of positions, whatever the shape.
+    Terms are added in the order of positions for all shapes.
 
     Args:
         inputs: [..., N - 1 + T, C]: N - 1 earlier inputs, then those of the T positions.

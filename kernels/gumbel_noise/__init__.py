@@ -17,9 +17,9 @@ _GUMBEL_NOISE = registry.register(
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Noise, fp32 [B, vocab_size], for seeds [B] and positions [B], both int64.
 
-    It is a pure function of (seed, position, column), whatever the batch, the step and the order of
-    requests. All 64 bits of a seed count, and the low 32 bits of a position. Torch and Triton draw
-    the same integers; the logarithms may differ in their last bits.
+    A pure function of (seed, position, column), independent of the batch, the step and the order of
+    requests. Uses all 64 bits of a seed, and the low 32 bits of a position. Torch and Triton
+    compute the same integers; the logarithms may differ in their last bits.
     """
     return _GUMBEL_NOISE.select(seeds)(seeds, positions, vocab_size)
 

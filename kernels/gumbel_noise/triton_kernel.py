@@ -48,7 +48,7 @@ def _gumbel_kernel(seed_ptr, position_ptr, noise_ptr, vocab_size, BLOCK: tl.cons
 
 @triton.jit
 def noise_of(seed, position, column):
-    """Noise of a block of columns, fp32; for kernels that draw without storing it."""
+    """Noise of a block of columns, fp32; for kernels that sample without storing it."""
     bits = _hash(seed, position, column)
     uniform = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * _UNIT
     uniform = tl.minimum(uniform, _LARGEST_BELOW_ONE)

@@ -25,14 +25,14 @@ def linear(
 
 
 def pack_linear_weight(weight: torch.Tensor, *, batch_invariant: bool = False) -> PackedLinear:
-    """Packs a weight [N, K] in the form that suits its device and type.
+    """Packs a weight [N, K] for its device and type.
 
-    On CPU the packed form owns a copy in another layout (fp32, and bf16 if the processor has it):
-    drop the original afterwards, unless it is needed unpacked, too, as a tied embedding is.
+    On CPU the packed form owns a copy in another layout (fp32, and bf16 if the processor supports
+    it): drop the original afterwards, unless it is also needed unpacked, as a tied embedding is.
     Elsewhere the packed form holds the given tensor.
 
-    With `batch_invariant` a row's result does not depend, in any bit, on other rows, on their
-    number or on the row's place.
+    With `batch_invariant` a row's result is bitwise independent of other rows, their number and the
+    row's position.
     """
     if registry.uses_triton(weight.device):
         return TritonTiledWeight(weight) if batch_invariant else PlainWeight(weight)
@@ -53,10 +53,10 @@ def pack_quantized_linear_weight(
     dtype: torch.dtype,
     batch_invariant: bool = False,
 ) -> PackedLinear:
-    """Packs a quantized weight in the form that suits its device; on CPU it is dequantized.
+    """Packs a quantized weight for its device; on CPU it is dequantized.
 
     Args:
-        codes: uint8, as `dequantize` takes them.
+        codes: uint8, as in `dequantize`.
         scaling: scales and zero points of the codes.
         dtype: data type of the inputs.
         batch_invariant: as in `pack_linear_weight`.

@@ -6,12 +6,12 @@ import torch
 
 from kernels.linear.base import PackedLinear
 
-# Number of rows that oneDNN chooses the layout for; it was as fast for all others from 2 on.
+# Number of rows for which oneDNN selects the layout; it was as fast for all others from 2 on.
 _LAYOUT_ROWS = 32
-# Weights up to this size are also kept unpacked, for single rows: their products take little longer
-# than dispatch, which takes a third of the time for an unpacked weight.
+# Weights up to this size are also kept unpacked, for single rows: their products are dominated by
+# dispatch, which takes a third of the time for an unpacked weight.
 _KEEP_PLAIN_BYTES = 2 << 20
-# Most rows of a product for which invariance was tested; longer inputs are split.
+# Maximum rows of a product for which invariance was tested; longer inputs are split.
 _MAX_INVARIANT_ROWS = 512
 
 
@@ -63,7 +63,7 @@ class InvariantOnednnWeight(PackedLinear):
         self._packed = _reorder(weight)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Products of at most 512 rows, and never of a single row."""
+        """Products of 2 to 512 rows."""
         rows = x.shape[0]
         if rows == 1:
             return _product(torch.cat((x, x)), self._packed, bias)[:1]

@@ -44,7 +44,7 @@ class TritonQuantizedWeight(PackedLinear):
     bitwise the same as by the product of fixed tiles with the dequantized weight.
 
     Args:
-        codes: uint8 [N, K], or [N, K / 2], as `dequantize` takes them.
+        codes: uint8 [N, K], or [N, K / 2], as in `dequantize`.
         scaling: scales and zero points of the codes.
     """
 

@@ -29,7 +29,7 @@ _TILES = {
     torch.float16: _Tiles(64, 128, 64, 4, 3),
 }
 _QUANTIZED_TILES = {dtype: tiles._replace(columns=64) for dtype, tiles in _TILES.items()}
-"""Tiles for quantized weights, whose dequantization takes registers; fewer columns do not affect
+"""Tiles for quantized weights, whose dequantization needs registers; fewer columns do not affect
 sums."""
 _UNALIGNED_DEPTH = 32
 """Depth of a tile whose features do not share a scale, that of MXFP4's blocks; with twice as many,

@@ -3,7 +3,7 @@
 A step of a small model takes less time than the dispatch of its hundred torch operators, and torch
 has no attention that reads a paged KV cache in place. So on CPU one call computes all layers. The
 library is compiled once per machine (`build.py`) and loaded with ctypes. Without a compiler the
-engine runs the torch path, against which the library is tested.
+engine falls back to torch, against which the library is tested.
 """
 
 from kernels.native.build import NativeUnavailable, build_library

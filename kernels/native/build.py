@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 MAX_CPU_ISA = "RAYFLEET_MAX_CPU_ISA"
-"""Environment variable that limits the instruction sets which the library uses, to test it as on
-other processors; like oneDNN's `ONEDNN_MAX_CPU_ISA`."""
+"""Environment variable that limits the instruction sets of the library, for tests; like oneDNN's
+`ONEDNN_MAX_CPU_ISA`."""
 _SOURCES = Path(__file__).with_name("src")
 _TIMEOUT_S = 300
 _WITHOUT = {
@@ -29,7 +29,7 @@ before it."""
 
 
 class NativeUnavailable(RuntimeError):
-    """The library cannot be compiled or loaded here; the message says why."""
+    """The library cannot be compiled or loaded on this machine; the message gives the reason."""
 
 
 def build_library() -> Path:
@@ -46,7 +46,7 @@ def build_library() -> Path:
     if library.exists():
         return library
     with (folder / "lock").open("w") as lock:
-        # Of ranks that start at once, one compiles, and the others wait for the result.
+        # If several ranks start at once, one compiles, and the others wait for the result.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _compile(compiler, flags, library)
@@ -54,7 +54,7 @@ def build_library() -> Path:
 
 
 def _compile(compiler: str, flags: list[str], library: Path) -> None:
-    # Under another name first: a half-written library must never be loaded.
+    # Compile to a temporary name: an incomplete library must never be loaded.
     unfinished = library.with_suffix(f".{os.getpid()}")
     command = [compiler, *flags, str(_SOURCES / "library.cpp"), "-o", str(unfinished)]
     try:
@@ -118,16 +118,17 @@ def processor() -> str:
 
 
 def cache_folder() -> Path:
-    """A folder that only this user may write, since code is loaded from it: the user's cache
+    """A folder that only this user can write to, since code is loaded from it: the user's cache
     folder, or else a new temporary one."""
     return private_folder("native") or Path(tempfile.mkdtemp(prefix="rayfleet-native-"))
 
 
 def private_folder(name: str) -> Path | None:
-    """One of the user's cache folders; None if other users may write to it, or this one may not."""
+    """One of the user's cache folders; None if it is not writable, or is writable by other
+    users."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "rayfleet" / name
-    with contextlib.suppress(OSError):  # a read-only home, as containers have
+    with contextlib.suppress(OSError):  # containers may have a read-only home
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
         is_private = status.st_uid == os.getuid() and not status.st_mode & 0o022
@@ -141,4 +142,4 @@ def main() -> None:
     try:
         print(build_library())
     except NativeUnavailable as error:
-        print(f"CPU steps will run through torch, several times slower: {error}", file=sys.stderr)
+        print(f"falling back to torch on CPU, several times slower: {error}", file=sys.stderr)

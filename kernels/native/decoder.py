@@ -94,16 +94,16 @@ class ModelTensors:
 
 
 class NativeDecoder:
-    """Forward passes and logits; activations are fp32 whatever the type of the weights.
+    """Forward passes and logits; activations are fp32 for all types of weights.
 
-    A token's result depends, bitwise, on its own request alone: not on other rows, on the chunks of
+    A token's result only depends, bitwise, on its own request: not on other rows, on the chunks of
     its prompt, on its pages, or on the number of threads.
 
     Args:
-        model: weights, all of which are copied, most of them packed, so they may be dropped
-            afterwards. If `memory` is filled, only their shapes and types matter.
+        model: weights, all of which are copied or packed, so they may be dropped afterwards. If
+            `memory` is filled, only their shapes and types are used.
         page_size: tokens per page.
-        num_threads: most threads of a forward pass, the caller's included.
+        num_threads: maximum threads of a forward pass, including the caller's.
         ms_per_thread: estimated milliseconds of work per further thread of a pass.
         memory: memory for the copies, which may be filled with them already; None for memory of
             this process.
@@ -123,7 +123,7 @@ class NativeDecoder:
         memory: WeightMemory | None = None,
         all_reduce: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        assert model.unsupported(page_size) is None, "asked for what it cannot do"
+        assert model.unsupported(page_size) is None, "unsupported models are rejected earlier"
         self._library = library()
         self._kept: list[torch.Tensor] = []
         self._memory = memory or WeightMemory()
@@ -142,7 +142,7 @@ class NativeDecoder:
     def bind(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Sets the KV caches (keys, values) of all layers, for num_pages * page_size tokens each.
 
-        Their layout within a page is the library's.
+        Their layout within a page is specific to the library.
         """
         self.close()
         for layer, (keys, values) in zip(self._layers, caches, strict=True):
@@ -160,8 +160,7 @@ class NativeDecoder:
         of `logits_indices`.
 
         Args:
-            rows: [R, 4], contiguous: slot, first position, number of tokens, and a number that is
-                not read.
+            rows: [R, 4], contiguous: slot, first position, number of tokens, and an unused number.
             token_pool: int32 [slots, positions].
             page_table: int32 [slots, pages].
             logits_indices: int64 [S], contiguous, ascending: tokens whose hidden states are needed;
@@ -170,7 +169,7 @@ class NativeDecoder:
         Raises:
             Exception: the exception that `all_reduce` raised.
         """
-        assert self._handle is not None, "bind comes first"
+        assert self._handle is not None, "bind must be called first"
         num_tokens = int(rows[:, 2].sum()) if logits_indices is None else len(logits_indices)
         hidden = torch.empty(num_tokens, self._hidden_size)
         step = StepRows(
@@ -187,7 +186,7 @@ class NativeDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states, fp32 [R, hidden], to logits, fp32 [R, local vocabulary]."""
-        assert self._handle is not None, "bind comes first"
+        assert self._handle is not None, "bind must be called first"
         hidden = hidden.contiguous()
         scores = torch.empty(hidden.shape[0], self._vocab_size)
         self._library.rayfleet_logits(
@@ -196,13 +195,13 @@ class NativeDecoder:
         return scores
 
     def draft(self, step: StepRows, drafting: Drafting) -> None:
-        """Drafts tokens after each row; for NativeDrafter, whose arrays take the results."""
-        assert self._handle is not None, "bind comes first"
-        assert self._all_reduce is None, "a model that drafts is whole on every rank"
+        """Drafts tokens after each row, into the arrays of NativeDrafter."""
+        assert self._handle is not None, "bind must be called first"
+        assert self._all_reduce is None, "a draft model is replicated on every rank"
         self._library.rayfleet_draft(self._handle, ctypes.byref(step), ctypes.byref(drafting))
 
     def close(self) -> None:
-        """Ends the library's threads. Safe to call twice."""
+        """Stops the library's threads. Safe to call twice."""
         if self._handle is not None:
             self._library.rayfleet_destroy(self._handle)
             self._handle = None
@@ -212,7 +211,7 @@ class NativeDecoder:
         values = (ctypes.c_float * count).from_address(address)
         try:
             self._all_reduce(torch.frombuffer(values, dtype=torch.float32))
-        except BaseException as error:  # no exception crosses C++
+        except BaseException as error:  # exceptions cannot cross C++
             self._error = error
             return 1
         return 0
@@ -298,7 +297,7 @@ class NativeDecoder:
 
 
 def packed_bytes(model: ModelTensors, page_size: int) -> int:
-    """Bytes of a decoder's packed weights, from shapes and types alone.
+    """Bytes of a decoder's packed weights, from shapes and types.
 
     Raises:
         NativeUnavailable: the library cannot be compiled or loaded on this machine.

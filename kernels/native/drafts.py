@@ -37,7 +37,7 @@ class DraftTables:
     shares: FloatArray
     """[slots, levels]: probability that a guess of each level is right."""
     bounds: FloatArray
-    """[levels], descending to 0: least probability of a guess of each level."""
+    """[levels], descending to 0: minimum probability of a guess of each level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +53,12 @@ class NativeDrafts:
 
 
 class NativeDrafter:
-    """Drafts tokens until they are too unlikely to be accepted.
+    """Drafts tokens until their acceptance is too unlikely.
 
     Args:
-        decoder: decoder of the draft model, whole on this rank, with its KV cache bound.
-        tables: tables of the slots. HAZARD: the library only has their addresses.
-        most: most drafts of a row.
+        decoder: decoder of the draft model, replicated on this rank, with its KV cache bound.
+        tables: tables of the slots. HAZARD: the library only holds their addresses.
+        most: maximum drafts of a row.
     """
 
     def __init__(self, decoder: NativeDecoder, tables: DraftTables, most: int) -> None:
@@ -95,9 +95,9 @@ class NativeDrafter:
         to the token pool, too.
 
         Args:
-            rows: [R, 4], contiguous: slot, first position, number of tokens, most drafts.
-            threshold: least probability that a draft is accepted, together with all before it; the
-                first one below it ends the row's drafts.
+            rows: [R, 4], contiguous: slot, first position, number of tokens, maximum drafts.
+            threshold: minimum probability that a draft and all before it are accepted; the first
+                draft below it ends the row's drafts.
         """
         num_rows = len(rows)
         self._step.num_rows, self._step.rows = num_rows, rows.ctypes.data

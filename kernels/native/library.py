@@ -10,8 +10,8 @@ from kernels.native.build import NativeUnavailable, build_library
 _I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 Reduce = ctypes.CFUNCTYPE(ctypes.c_int32, _PTR, _I64)
-"""Callback that sums `count` values over ranks, in place: (values, count) to 0, or to another
-number that ends the step."""
+"""Callback that sums `count` values over ranks, in place: returns 0, or another number to abort the
+step."""
 
 
 class LinearWeight(ctypes.Structure):

@@ -1,6 +1,6 @@
-"""Speedup of products with weights in bfloat16 over float32 on this processor.
+"""Speedup of matmuls with weights in bfloat16 over float32 on this processor.
 
-It is measured once per processor, and kept in the cache folder with the compiled library.
+Measured once per processor, and cached next to the compiled library.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _INSTRUCTIONS = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
 _LIMITS_WITHOUT = frozenset(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX2", "AVX2_VNNI", "SSE41"))
 """Limits of instruction sets (`MAX_CPU_ISA`) that exclude products of bfloat16."""
 _SHAPE = (1024, 2048)
-"""Shape of the weight, [N, K]: 8 MiB in float32, which exceed a core's caches."""
+"""Shape of the weight, [N, K]: 8 MiB in float32, more than a core's caches."""
 _ROWS = (1, 32)
-"""Numbers of rows: one request, and a batch; bfloat16 has to be quicker for both."""
+"""Numbers of rows: one request, and a batch; bfloat16 must be faster for both."""
 _ROUNDS = 5
 
 
 def has_bf16_products() -> bool:
-    """Whether the processor multiplies bfloat16 numbers itself; others convert them first."""
+    """Whether the processor has bfloat16 instructions; others convert to float32 first."""
     limits = {os.environ.get(MAX_CPU_ISA, ""), os.environ.get("ONEDNN_MAX_CPU_ISA", "")}
     if limits & _LIMITS_WITHOUT:
         return False
@@ -43,10 +43,10 @@ def has_bf16_products() -> bool:
 
 
 def bf16_speedup(multiplier: Multiplier) -> float:
-    """Ratio of the times of products with weights in float32 and in bfloat16; the least of all
-    numbers of rows.
+    """Ratio of matmul times with weights in float32 and in bfloat16; the minimum over all numbers
+    of rows.
 
-    Takes some 0.1 s the first time on a processor, and no time later.
+    Takes about 0.1 s the first time on a processor; cached afterwards.
 
     Raises:
         NativeUnavailable: `multiplier` is "native", and the library cannot be compiled or loaded on
@@ -69,13 +69,13 @@ def _key(multiplier: Multiplier) -> str:
 
 def _keep(path: Path, speedup: float) -> None:
     unfinished = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # without a file the next start measures again
+    with contextlib.suppress(OSError):  # without the file, the next start measures again
         unfinished.write_text(json.dumps(speedup))
         unfinished.rename(path)
 
 
 def _measure(multiplier: Multiplier) -> float:
-    """Measures by CPU time of this thread, which other processes on the machine affect little."""
+    """Measures CPU time of this thread, which is hardly affected by other processes."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

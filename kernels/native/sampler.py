@@ -1,4 +1,4 @@
-"""Native sampler: draws by the compiled library, since torch's operators would read all logits a
+"""Native sampler: samples in the compiled library, since torch's operators would read all logits a
 dozen times."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kernels.sample_tokens.base import GREEDY_BELOW, SamplingParameters
 
 
 def sample_native(logits: torch.Tensor, parameters: SamplingParameters | None) -> torch.Tensor:
-    """Draws one token per row of fp32 logits [R, vocab] on CPU: int64 [R].
+    """Samples one token per row of fp32 logits [R, vocab] on CPU: int64 [R].
 
     Args:
         logits: fp32 [R, vocab]; not modified.
-        parameters: sampling parameters of the rows, [R] each; None where all are greedy.
+        parameters: sampling parameters of the rows, [R] each; None if all are greedy.
     """
     count, vocab_size = logits.shape
     logits = logits.contiguous()
@@ -36,7 +36,7 @@ def _describe(parameters: SamplingParameters) -> SamplingColumns:
 
 
 def apply_bitmask_native(logits: torch.Tensor, rows: Sequence[int], masks: bytes) -> None:
-    """Sets fp32 logits [R, vocab] to -inf, in place, where the token's bit is 0.
+    """Sets fp32 logits [R, vocab] to -inf, in place, for tokens whose bit is 0.
 
     Args:
         logits: fp32 [R, vocab], contiguous.

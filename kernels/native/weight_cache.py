@@ -1,13 +1,12 @@
-"""Weight cache: packed weights in files of the user's cache folder, mapped by all processes that
-use them.
+"""Weight cache: files of packed weights in the user's cache folder, memory-mapped by all processes
+that use them.
 
-A file holds the packed weights, then the CRC-32 of each piece of them, then a mark. It gets its
-name when it is complete, and is never written again. A process that maps it compares the checksums
-first: a file that a crash or the disk has damaged is packed again.
+A file holds the packed weights, then the CRC-32 of each piece, then a mark. It is renamed to its
+final name when complete, and never written again. A process that maps it verifies the checksums
+first; corrupt files are repacked.
 
 A process that uses or writes a file holds a lock on it (flock), so that only unused files are
-removed to make room, the least recently used first. `rm -r ~/.cache/rayfleet/weights` is safe at
-any time.
+evicted, least recently used first. `rm -r ~/.cache/rayfleet/weights` is safe at any time.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 _MARK = b"rayfleet weights"
 _DISK_SHARES = 4
-"""Inverse of the most of the disk that packed weights take: a quarter."""
+"""Inverse of the maximum share of the disk for packed weights: a quarter."""
 _PROT_READ = 1
 """Argument of mprotect that makes pages read-only."""
 
@@ -46,7 +45,7 @@ _PROT_READ = 1
 class MappedMemory(WeightMemory):
     """A memory-mapped file of packed weights, whose pages are shared by all processes that map it.
 
-    They are pages of the system's page cache, which are small ones on most file systems.
+    They are in the page cache, with small pages on most file systems.
 
     Args:
         file: file of the right size, which stays locked as long as this object lives.
@@ -60,7 +59,8 @@ class MappedMemory(WeightMemory):
         access = mmap.ACCESS_READ if is_filled else mmap.ACCESS_WRITE
         self._region = mmap.mmap(file.fileno(), 0, access=access)
         self._num_bytes = num_bytes
-        # By address, since torch has no read-only tensors and warns when one is made of a buffer.
+        # By address, since torch has no read-only tensors and warns when one is created from a
+        # buffer.
         self._address = np.frombuffer(self._region, np.uint8).ctypes.data
         weights = (ctypes.c_uint8 * num_bytes).from_address(self._address)
         self._chunk = torch.frombuffer(weights, dtype=torch.uint8)
@@ -74,7 +74,7 @@ class MappedMemory(WeightMemory):
         return np.array(sums, np.uint32).tobytes() + _MARK
 
     def is_whole(self) -> bool:
-        """Whether the file is complete and undamaged."""
+        """Whether the file is complete and intact."""
         return self._region[self._num_bytes :] == self.sums()
 
     def finish(self) -> None:
@@ -90,12 +90,12 @@ class MappedMemory(WeightMemory):
 
 @contextmanager
 def cached_memory(content: str, num_bytes: int) -> Iterator[WeightMemory]:
-    """Memory of a file with packed weights. If there is none yet, the caller fills the memory
-    within the context, and it becomes a file for others. One process does so at a time, others
+    """Memory of a file with packed weights. If there is no file yet, the caller fills the memory
+    within the context, and it becomes a file for others. One process does so at a time; others
     wait.
 
-    If no file can be made, as on a full disk, a warning is logged, and the memory is this
-    process's.
+    If the file cannot be created, such as on a full disk, logs a warning and uses memory of this
+    process.
 
     Args:
         content: name of everything that the weights depend on, except the library and the
@@ -131,7 +131,7 @@ def _folder() -> Path:
 
 
 def _map(path: Path, num_bytes: int) -> MappedMemory | None:
-    """Memory of a file with weights; None if there is none, or if it was damaged and so removed."""
+    """Memory of a file with weights; None if there is no file, or if it was corrupt and removed."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -151,14 +151,14 @@ def _map(path: Path, num_bytes: int) -> MappedMemory | None:
 
 @contextmanager
 def _new_file(path: Path, num_bytes: int) -> Iterator[MappedMemory]:
-    """Memory of a new file, which gets its name when the context ends."""
+    """Memory of a new file, which gets its final name when the context ends."""
     _make_room(path.parent, _file_bytes(num_bytes))
     unfinished = path.with_suffix(".part")
     with ExitStack() as stack:
         stack.callback(unfinished.unlink, missing_ok=True)
         with unfinished.open("w+b") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            # Allocated now: on a full disk, a write to the mapping would kill the process.
+            # Allocate now: on a full disk, a write to the mapping would kill the process.
             os.posix_fallocate(file.fileno(), 0, _file_bytes(num_bytes))
             memory = MappedMemory(file, num_bytes, is_filled=False)
         yield memory
@@ -176,11 +176,11 @@ def _file_bytes(num_bytes: int) -> int:
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Removes unused files, least recently used first, until `needed` further bytes fit the cache's
+    """Evicts unused files, least recently used first, until `needed` more bytes fit the cache's
     share of the disk.
 
     Raises:
-        OSError: they do not fit even then.
+        OSError: they do not fit even without other files.
     """
     most = shutil.disk_usage(folder).total // _DISK_SHARES
     files = [(path.stat(), path) for path in folder.iterdir() if path.suffix != ".lock"]
@@ -190,7 +190,7 @@ def _make_room(folder: Path, needed: int) -> None:
             return
         with path.open("rb") as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its .lock file stays: processes that wait for it and later ones must lock the same.
+            # Keep its .lock file: waiting and later processes must lock the same file.
             path.unlink(missing_ok=True)
             total -= status.st_size
     if total > most:

@@ -1,4 +1,4 @@
-"""Weight memory: memory in huge pages for packed weights, all of which every step reads."""
+"""Weight memory: huge pages for packed weights, which every step reads in full."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class WeightMemory:
     """Memory from large chunks, in huge pages if the system grants them.
 
     A step reads all weights, so with pages of 4 KiB it waits for an address translation at every
-    64th cache line: steps of 8 to 32 rows with a model of 100 M parameters were measured 8 to 12 %
-    quicker with huge pages.
+    64th cache line: steps of 8 to 32 rows with a model of 100 M parameters were 8 to 12 % faster
+    with huge pages.
     """
 
     is_filled = False
-    """Whether the memory holds its values already, in the order in which an earlier process took
-    them, as that of a cached file does."""
+    """Whether the memory already holds its values, in the order of allocations of an earlier
+    process, as in a cached file."""
 
     def __init__(self) -> None:
         self._chunk: torch.Tensor = torch.empty(0, dtype=torch.uint8)
 
     def take(self, count: int, /, *, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor of `count` values, which are undefined unless the memory is filled. It
-        keeps its chunk alive."""
+        """A flat tensor of `count` values, undefined unless the memory is filled. Keeps its chunk
+        alive."""
         used = count * dtype.itemsize
         padded = padded_bytes(used)
         if padded > len(self._chunk):
@@ -43,7 +43,7 @@ class WeightMemory:
 
 
 class CountedMemory(WeightMemory):
-    """Counts the bytes that would be taken, without memory."""
+    """Counts the bytes that would be allocated, without memory."""
 
     is_filled = True  # so that nothing is written
 

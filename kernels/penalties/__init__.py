@@ -27,14 +27,14 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Penalizes fp32 logits [R, vocab] in place, at tokens that the requests hold; other logits are
+    """Penalizes fp32 logits [R, vocab] in place, at the tokens of the requests; other logits are
     not written. The repetition penalty comes first, as in vLLM.
 
     Args:
         logits: fp32 [R, vocab].
         rows: penalized rows and their penalties.
         in_prompt: bool [slots, vocab]: whether the prompt has a token.
-        counts: int32 [slots, vocab]: how often the output has a token, drafts left out.
+        counts: int32 [slots, vocab]: occurrences of each token in the output, without drafts.
         token_pool: int32 [slots, positions]: prompt, output and drafts; a row's drafts count as
             output.
     """
@@ -42,7 +42,7 @@ def apply_penalties_(
 
 
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
-    """Adds drawn tokens, int64 [R], of the penalized rows to `counts` [slots, vocab]."""
+    """Adds sampled tokens, int64 [R], of the penalized rows to `counts` [slots, vocab]."""
     _COUNT.select(counts)(counts, rows, tokens)
 
 

@@ -18,7 +18,7 @@ class PenaltyRows:
     ends: torch.Tensor
     """int64: number of tokens before the new one."""
     num_drafts: torch.Tensor
-    """int64: how many of the last tokens are drafts, which `counts` does not have yet."""
+    """int64: number of last tokens that are drafts, which are not in `counts` yet."""
     most_drafts: int
     """Largest of `num_drafts`."""
     frequency: torch.Tensor

@@ -1,4 +1,4 @@
-"""Torch reference of penalties, which reads a request's tokens and not the whole vocabulary."""
+"""Torch reference of penalties, which reads a request's tokens instead of the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def apply_penalties_(
     counts: torch.Tensor,
     token_pool: torch.Tensor,
 ) -> None:
-    """Gathers the logits of each request's tokens, penalizes them, and scatters them back. The work
-    follows the tokens of all rows together."""
+    """Gathers the logits of each request's tokens, penalizes them, and scatters them back. Takes
+    time linear in the tokens of all rows."""
     owner = torch.repeat_interleave(rows.ends)
     firsts = rows.ends.cumsum(0) - rows.ends
     slots = rows.slots[owner]
     positions = torch.arange(len(owner), device=owner.device) - firsts[owner]
-    # A token that occurs several times is computed several times, to the same value.
+    # Repeated tokens are computed repeatedly, with the same result.
     tokens = token_pool[slots, positions].long()
     cells, places = (slots, tokens), (rows.rows[owner], tokens)
     count = counts[cells]
@@ -39,7 +39,7 @@ def apply_penalties_(
 
 
 def count_tokens_(counts: torch.Tensor, rows: PenaltyRows, tokens: torch.Tensor) -> None:
-    """Adds 1 at each drawn token."""
+    """Adds 1 at each sampled token."""
     sampled = tokens.index_select(0, rows.rows)
     cells = rows.slots * counts.shape[1] + sampled
     counts.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))

@@ -1,7 +1,6 @@
 """Triton penalties: one pass over a slot's counts, which writes only logits of tokens with a count.
 
-It reads the vocabulary instead of the request's tokens: for a token that occurs twice, two threads
-would race.
+Reads the vocabulary instead of the request's tokens: two threads would race for repeated tokens.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -25,9 +24,9 @@ def apply_penalties_(
     token_pool: torch.Tensor,
 ) -> None:
     """Launches a grid of (penalized rows, blocks of the vocabulary); rows with neutral penalties
-    return at once."""
-    assert logits.dtype == torch.float32, f"penalties take fp32 logits, got {logits.dtype}"
-    assert logits.stride(1) == 1, "a row's logits must lie side by side"
+    return immediately."""
+    assert logits.dtype == torch.float32, f"penalties need fp32 logits, got {logits.dtype}"
+    assert logits.stride(1) == 1, "logits of a row must be contiguous"
     num_rows, vocab_size = rows.rows.shape[0], logits.shape[1]
     assert counts.shape == in_prompt.shape, "one count per flag"
     if num_rows == 0:

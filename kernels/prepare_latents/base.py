@@ -18,4 +18,4 @@ class LatentRows(NamedTuple):
     weight: torch.Tensor
     """[V]: weight of the latents' RMSNorm."""
     eps: float
-    """Number that is added to the mean square."""
+    """Added to the mean square."""

@@ -34,13 +34,13 @@ def qk_norm_rope_store(
     depend, in any bit, on other heads or tokens.
 
     Args:
-        q: [T, Hq, D]; may be overwritten by the result. It, k and v may be strided views whose last
+        q: [T, Hq, D]; may be overwritten by the result. q, k and v may be strided views whose last
             dimension is contiguous.
         k: [T, Hkv, D]; undefined afterwards.
         v: [T, Hkv, D].
         caches: keys and values [num_pages, page_size, Hkv, D], contiguous.
         slot_mapping: int64 [T]: page * page_size + offset. Real tokens have distinct cells; padding
-            rows may share a cell of the dummy page, where any of them may win.
+            rows may share a cell of the dummy page, with an arbitrary result.
         positions: int64 [T].
         cos_sin_cache: fp32 [positions, R]: cosines in the first half of each row, sines in the
             second, for the first R dimensions of a head in NeoX layout (two halves). None for no

@@ -15,8 +15,8 @@ class HeadNorms(NamedTuple):
     k: torch.Tensor
     """[D]: weight for heads of keys."""
     eps: float
-    """Number that is added to the mean square."""
+    """Added to the mean square."""
     after_rotation: bool = False
-    """Whether norms come after rotary embedding, and not before."""
+    """Whether norms are applied after rotary embedding instead of before."""
     of_values: bool = False
-    """Whether heads of values are normalised, too, without a weight."""
+    """Whether heads of values are also normalised, without weight."""

@@ -12,7 +12,7 @@ from kernels.qk_norm_rope_store.base import HeadNorms
 from kernels.tiles import cdiv, next_power_of_2
 
 _HEADS = 8
-"""Most heads of a program, so that a prompt has few programs, and a single token several."""
+"""Maximum heads of a program, so that a prompt has few programs, and a single token several."""
 _BEFORE, _AFTER = tl.constexpr(1), tl.constexpr(2)
 """Values of NORM: norms before, or after, rotary embedding; 0 for no norms."""
 

@@ -22,11 +22,11 @@ def sample_tokens(
     out: torch.Tensor | None = None,
     cells: TokenCells | None = None,
 ) -> torch.Tensor:
-    """Draws one token per row of fp32 logits [R, vocab]: int64 [R].
+    """Samples one token per row of fp32 logits [R, vocab]: int64 [R].
 
-    A row's draw is a function of its own logits, parameters, seed and position. It does not wait
-    for the device, and launches depend on shapes alone: a captured graph draws any mixture of
-    greedy and random rows. For rows without a finite logit the token is arbitrary.
+    A row's sample is a function of its own logits, parameters, seed and position. Does not wait for
+    the device, and launches only depend on shapes: a captured graph samples any mixture of greedy
+    and random rows. For rows without a finite logit the token is arbitrary.
 
     Args:
         logits: fp32 [R, vocab].

@@ -1,4 +1,4 @@
-"""Sampling parameters of a batch of draws."""
+"""Sampling parameters of a batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ GREEDY_BELOW = 1e-5
 
 
 class TokenCells(NamedTuple):
-    """Cells of a pool that drawn tokens are written to."""
+    """Cells of a pool that sampled tokens are written to."""
 
     tokens: torch.Tensor
     """int32 [n]: the flat token pool."""
     cells: torch.Tensor
-    """int64 [R]: cell of each row's token; if several rows share one, any may win."""
+    """int64 [R]: cell of each row's token; for shared cells the result is arbitrary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,7 @@ class SamplingParameters:
     uses."""
 
     temperature: torch.Tensor
-    """fp32: temperatures; rows below GREEDY_BELOW take the likeliest token, whatever the other
-    parameters."""
+    """fp32: temperatures; rows below GREEDY_BELOW are greedy, regardless of other parameters."""
     seeds: torch.Tensor
     """int64: keys of the noise."""
     positions: torch.Tensor
@@ -40,7 +39,7 @@ class SamplingParameters:
     """fp32: logarithm of min-p: logits further below the largest one are dropped; -inf keeps
     all."""
     max_top_k: int | None = None
-    """Upper bound of `top_k`, if the host knows one."""
+    """Upper bound of `top_k`, if known on the host."""
 
     @property
     def filters(self) -> bool:

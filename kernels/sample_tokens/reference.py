@@ -1,8 +1,8 @@
 """Torch reference of sampling: logits over temperature, filtered, plus keyed noise.
 
-HAZARD(invariance): a row's draw must not depend on other rows. All operations are elementwise,
-compare, or sum integers; floating-point sums are avoided, as another number of rows may split them
-in another way.
+HAZARD(invariance): a row's sample must not depend on other rows. All operations are elementwise,
+compare, or sum integers; floating-point sums are avoided, since their order may depend on the
+number of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def sample_tokens(
     out: torch.Tensor | None,
     cells: TokenCells | None,
 ) -> torch.Tensor:
-    """Draws for all rows, and replaces the draws of greedy rows with their likeliest tokens."""
+    """Samples for all rows, and replaces the samples of greedy rows with their likeliest tokens."""
     is_greedy = parameters.temperature < GREEDY_BELOW
     noise = gumbel_noise(parameters.seeds, parameters.positions, logits.shape[-1])
     sampled = noise.add_(masked_logits(logits, parameters)).argmax(dim=-1)
@@ -34,7 +34,7 @@ def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch
     """Logits over temperature, with -inf for tokens that min-p, top-k or top-p exclude. Logits of
     greedy rows are not divided.
 
-    The order is vLLM's: temperature, min-p, top-k, then top-p over the tokens that are left.
+    The order is vLLM's: temperature, min-p, top-k, then top-p over the remaining tokens.
     """
     temperature = parameters.temperature
     temperature = temperature.masked_fill(temperature < GREEDY_BELOW, 1.0)
@@ -44,7 +44,7 @@ def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch
     if parameters.top_k is not None:
         max_top_k = parameters.max_top_k
         if max_top_k is None:
-            # On a device the maximum would have to be waited for; the vocabulary bounds it, too.
+            # Reading the maximum would wait for the device; the vocabulary is also a bound.
             is_known = parameters.top_k.is_cpu
             max_top_k = int(parameters.top_k.max()) if is_known else logits.shape[-1]
         _drop_below(scaled, top_k_threshold(scaled, parameters.top_k, max(1, max_top_k)))
@@ -54,6 +54,6 @@ def masked_logits(logits: torch.Tensor, parameters: SamplingParameters) -> torch
 
 
 def _drop_below(logits: torch.Tensor, threshold: torch.Tensor) -> None:
-    """Masks logits below the threshold. Logits that equal it stay, so that ties are not broken
+    """Masks logits below the threshold. Equal logits are kept, so that ties are not broken
     arbitrarily."""
     logits.masked_fill_(logits < threshold.unsqueeze(1), float("-inf"))

@@ -1,8 +1,7 @@
-"""Thresholds of top-k and top-p: the least logits that they keep, found without sorting.
+"""Thresholds of top-k and top-p: the smallest logits that they keep, found without sorting.
 
 HAZARD(invariance): weights are integers, whose sums do not depend on their order: a row's threshold
-is the same whatever other rows there are and however a device splits the sum. Floating-point sums
-would differ.
+does not depend on other rows or on how a device splits the sum. Floating-point sums would differ.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ WEIGHT_BITS = 40
 bits."""
 
 NARROW = 64
-"""Most tokens that are found by `topk`, which is fast for few."""
+"""Maximum tokens for `topk`, which is fast for few."""
 
 _CACHED_WEIGHTS = 1 << 17
 
@@ -34,8 +33,8 @@ def total_weight(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.Tensor:
-    """The k-th largest logit of each row, [R]; -inf where `top_k` is 0. `max_top_k` is an upper
-    bound of `top_k`."""
+    """The k-th largest logit of each row, [R]; -inf if `top_k` is 0. `max_top_k` is an upper bound
+    of `top_k`."""
     vocab_size = logits.shape[-1]
     counts = top_k.clamp(min=1, max=vocab_size)
     if max_top_k <= NARROW:
@@ -47,7 +46,7 @@ def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -
 
 
 def top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The least logit in each row's nucleus, [R]; -inf where `top_p` is 1."""
+    """The smallest logit in each row's nucleus, [R]; -inf if `top_p` is 1."""
     blocks = _cached_rows(logits)
     shares = torch.split(top_p, blocks[0].shape[0])
     return torch.cat([_nucleus(rows, own) for rows, own in zip(blocks, shares, strict=True)])
@@ -57,7 +56,7 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     weights = integer_weights(logits)
     total = weights.sum(dim=-1)
     targets = (top_p.double() * total.double()).ceil_().long().clamp_(min=1)
-    if logits.is_cuda:  # finding the flat rows would wait for the device
+    if logits.is_cuda:  # selecting rows would wait for the device
         threshold = weighted_threshold(logits, weights, targets)
     else:
         threshold, is_reached = _narrow_threshold(logits, weights, targets)
@@ -78,7 +77,8 @@ def _cached_rows(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def weighted_threshold(
     logits: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """The largest logit t of each row such that tokens with logits >= t weigh at least the target.
+    """The largest logit t of each row such that the total weight of tokens with logits >= t reaches
+    the target.
 
     This is a radix search over the bits of the logits: a histogram by the highest bits yields a
     bucket, one by the next bits a bucket within it, and so on.
@@ -95,7 +95,7 @@ def weighted_threshold(
         digit, targets = _pick_bucket(buckets, weights, targets, 1 << num_bits)
         found |= digit << shift
         inside = buckets == digit.unsqueeze(1)
-        if len(keys) == 1 and not keys.is_cuda:  # tokens outside can be dropped without a wait
+        if len(keys) == 1 and not keys.is_cuda:  # other tokens can be dropped without waiting
             keys, weights = keys[inside].unsqueeze(0), weights[inside].unsqueeze(0)
         else:
             weights = torch.where(inside, weights, 0)

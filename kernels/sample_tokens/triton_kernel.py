@@ -1,7 +1,7 @@
 """Triton sampling: the best token of each chunk of the vocabulary, then the best of all chunks.
 
-Filters become one threshold per row, the least logit that they keep (`triton_threshold`). Noise is
-computed where it is added, and never stored.
+Filters become one threshold per row, the smallest logit that they keep (`triton_threshold`). Noise
+is computed when added, and never stored.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -27,8 +27,8 @@ def sample_tokens(
     cells: TokenCells | None,
 ) -> torch.Tensor:
     """Launches two kernels, and five before them if rows may have filters."""
-    assert logits.dtype == torch.float32, f"draws take fp32 logits, got {logits.dtype}"
-    assert logits.stride(1) == 1, "a row's logits must lie side by side"
+    assert logits.dtype == torch.float32, f"sampling needs fp32 logits, got {logits.dtype}"
+    assert logits.stride(1) == 1, "logits of a row must be contiguous"
     rows, vocab_size = logits.shape
     device = logits.device
     if out is None:

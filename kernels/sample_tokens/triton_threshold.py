@@ -1,5 +1,5 @@
-"""Triton thresholds of min-p, top-k and top-p: the least logit that they keep in each row, without
-sorting.
+"""Triton thresholds of min-p, top-k and top-p: the smallest logit that they keep in each row,
+without sorting.
 
 Five launches: maxima of chunks, and zeros for the histograms; histograms of counts and weights by
 distance from the row's maximum; the buckets of the searched logits; the logits in these buckets,
@@ -79,7 +79,7 @@ def find_thresholds(logits: torch.Tensor, parameters: SamplingParameters) -> tor
 
 
 def _or_any(parameters: SamplingParameters) -> list[torch.Tensor]:
-    """Tensors of the filters; any tensor in place of one that kernels do not read."""
+    """Tensors of the filters; unused ones are replaced by an arbitrary tensor."""
     found = (parameters.top_k, parameters.top_p, parameters.log_min_p)
     return [parameters.temperature if one is None else one for one in found]
 
@@ -168,7 +168,8 @@ def _locate_kernel(
             weight_above = tl.sum(tl.where(bucket < stop, weights, 0), axis=0)
             most = tl.sum(tl.where(bucket <= stop, weights, 0), axis=0)
             reached = tl.cumsum(weights, axis=0)
-            # How much of the k-th logit's bucket counts is not known yet, but at most all of it.
+            # The share of the k-th logit's bucket is not known yet; its full weight is an upper
+            # bound.
             first = tl.sum((reached < _target(top_p, weight_above)).to(tl.int64), axis=0)
             last = tl.sum((reached < _target(top_p, most)).to(tl.int64), axis=0)
             first = tl.minimum(first, _BUCKETS - 1)
@@ -345,7 +346,7 @@ def _range_of(
     row, temperature, min_p_ptr, best_ptr, num_chunks,
     HAS_MIN_P: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The row's largest logit over temperature, and the least one that min-p keeps."""
+    """The row's largest logit over temperature, and the smallest one that min-p keeps."""
     chunk = tl.arange(0, CHUNKS_BLOCK)
     bests = tl.load(
         best_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf")

@@ -27,6 +27,6 @@ def _soft_cap_kernel(x_ptr, x_stride, cap, WIDTH: tl.constexpr, BLOCK: tl.conste
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
-    # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which ends in 1 where exp overflows.
+    # tanh(x) = 1 - 2 / (exp(2 * x) + 1), which is 1 if exp overflows.
     capped = cap * (1.0 - 2.0 / (tl.exp(2.0 * x / cap) + 1.0))
     tl.store(x_ptr + row * x_stride + column, capped, mask=inside)

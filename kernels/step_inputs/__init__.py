@@ -36,7 +36,7 @@ def write_table_rows_(
         segments: int64 [n, 4]: 0 for the token pool or 1 for the page table; first cell of the flat
             table; index of the first value; number of values.
         values: int32: values of all segments.
-        longest: most values of a segment.
+        longest: maximum values of a segment.
     """
     _WRITE.select(token_pool)(token_pool, page_table, segments, values, longest)
 

@@ -1,4 +1,5 @@
-"""Torch reference of step inputs; on a device it waits, so there it only serves to test kernels."""
+"""Torch reference of step inputs; waits for the device, so it is only used to test kernels on
+CUDA."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def gather_step_inputs(
 ) -> None:
     """Gathers by indexed reads."""
     lengths = rows.query_start.diff()
-    assert int(rows.query_start[-1]) == rows.num_tokens, "the host knows the number of tokens"
+    assert int(rows.query_start[-1]) == rows.num_tokens, "num_tokens must be exact"
     assert int(lengths.max()) <= rows.longest_query, "a row has more tokens than the longest"
     slots = rows.slots.repeat_interleave(lengths)
     first = (rows.starts - rows.query_start[:-1]).repeat_interleave(lengths)

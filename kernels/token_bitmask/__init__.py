@@ -21,7 +21,7 @@ def apply_token_bitmask(
     *,
     mask_rows: torch.Tensor | None = None,
 ) -> None:
-    """Sets logits to -inf, in place, where the token's bit is 0.
+    """Sets logits to -inf, in place, for tokens whose bit is 0.
 
     Args:
         logits: [S, vocab], with contiguous rows.

@@ -12,7 +12,7 @@ class TokenEdits:
     """Biases and bad words of each slot, as ragged lists in rows of fixed size.
 
     A slot holds up to B biases, and up to N words of W tokens together. Its numbers of biases and
-    words are in `EditRows`; cells behind them are undefined.
+    words are in `EditRows`; cells after them are undefined.
     """
 
     bias_tokens: torch.Tensor
@@ -23,7 +23,7 @@ class TokenEdits:
     """int32 [slots, W]: tokens of the slot's words, one word after another."""
     word_ends: torch.Tensor
     """int32 [slots, N]: end of each word in `words`. A word has at least two tokens; its last one
-    is banned where the others were drawn last."""
+    is banned if the others were sampled last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from kernels.token_edits.base import EditRows, TokenEdits
 def apply_token_edits_(
     logits: torch.Tensor, edits: TokenEdits, rows: EditRows, token_pool: torch.Tensor
 ) -> None:
-    """Adds the biases, then bans the last tokens of words whose other tokens were drawn last."""
+    """Adds the biases, then bans the last tokens of words whose other tokens were sampled last."""
     if rows.most_biases:
         owner, number = _lists(rows.num_biases)
         cells = rows.slots[owner] * edits.biases.shape[1] + number

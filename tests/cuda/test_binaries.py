@@ -1,4 +1,4 @@
-"""What every kernel takes of GPUs of four generations, compiled without any of them."""
+"""Resources of every kernel on four GPU generations, compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exceeded(capability: int, launch: Callable[[], object]) -> list[str]:
-    """What the binaries that a launch needs take beyond their budgets."""
+    """Resources of a launch's binaries beyond their budgets."""
     compiled: list[Binary]
     with compiling_for(capability) as compiled, registry.using("triton"):
         launch()
@@ -83,7 +83,7 @@ def test_kernels_stay_within_their_budgets(capability: int) -> None:
 
 
 def prompt(head_dim: int, *, window: int = 0) -> None:
-    """A long one, whose tiles are larger than those of few tokens."""
+    """A long prompt, with larger tiles than few tokens."""
     case = make_paged([300], num_kv_heads=2, head_dim=head_dim, dtype=DTYPE)
     case.extend(torch.randn(300, 8, head_dim).to(DTYPE), [300], window=window)
 
@@ -105,7 +105,7 @@ def test_so_do_those_of_models_with_windows(capability: int) -> None:
 
 
 _FETCH = re.compile(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)")
-"""Of so many bytes by each thread, which does not wait for them at once."""
+"""Asynchronous copies, by bytes per thread."""
 
 
 def fetched_ahead(kernel: str, capability: int, launch: Callable[[], object]) -> list[set[int]]:
@@ -188,5 +188,5 @@ def test_what_takes_more_is_found(
 
 
 def test_a_kernel_without_products_is_within_its_budget() -> None:
-    """The way of the others, in a quarter of a second."""
+    """Like the others, in a quarter of a second."""
     assert exceeded(90, lambda: silu_and_mul(torch.ones(2, 64))) == []

@@ -1,4 +1,4 @@
-"""What each family's captured steps launch, and that nothing in them waits or is on the host."""
+"""Launches of each family's captured steps, without waits or host tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_family_has_a_budget() -> None:
     [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in BUDGETS],
 )
 def test_steps_stay_within_their_budgets(architecture: str, tmp_path: Path) -> None:
-    """Nothing in them waits for the device, either, or mixes devices: that would raise."""
+    """Waits for the device or mixed devices would raise."""
     counts, budget = count(architecture, tmp_path), BUDGETS[architecture]
     assert counts.layer <= budget.layer
     assert counts.rest <= budget.rest
@@ -64,7 +64,7 @@ def test_steps_stay_within_their_budgets(architecture: str, tmp_path: Path) -> N
 def test_steps_of_any_lengths_launch_no_more_than_decodes(
     architecture: str, tmp_path: Path
 ) -> None:
-    """But that of the numbers of tokens at which rows begin, which takes another type."""
+    """Except for a cast of the rows' offsets."""
     counts = count(architecture, tmp_path)
     if counts.ragged:
         assert counts.ragged <= counts.rest + NUM_LAYERS * counts.layer + 1
@@ -72,7 +72,7 @@ def test_steps_of_any_lengths_launch_no_more_than_decodes(
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
 def test_whole_experts_take_no_launch_more(architecture: str, tmp_path: Path) -> None:
-    """Kernels pass over what chooses experts of other ranks."""
+    """Kernels skip pairs of other ranks' experts."""
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     counts, budget = count(architecture, tmp_path, **options), BUDGETS[architecture]
     assert counts.layer <= budget.layer

@@ -1,5 +1,5 @@
-"""20,000 operations of a device under every kind of request: none races, and none is waited for but
-where the sources say so."""
+"""20,000 device operations with every kind of request: no races, and no waits except for the
+expected ones."""
 
 from __future__ import annotations
 

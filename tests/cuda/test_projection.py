@@ -1,4 +1,4 @@
-"""Steps projected for a GPU are what launches come to today; none takes longer than a peer's."""
+"""Projected steps match current launches; none takes longer than a peer's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Nothing races on CUDA: whole engines on devices that are not there, and what must be found.
+"""No races on CUDA: whole engines on fake devices, and sabotages that must be found.
 
-Tokens equal the CPU's, and no step waits for the device where it need not.
+Tokens equal the CPU's, and no step waits for the device unnecessarily.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from worker.rank.streams import StepSlot, staging_size
 
 
 def noted_steps(patch: pytest.MonkeyPatch) -> list[Plan]:
-    """Grows by each step that a rank launches."""
+    """Collects the steps that a rank launches."""
     found: list[Plan] = []
     launch = Rank.launch
 
@@ -170,7 +170,7 @@ def of_latents(count: int) -> list[list[int]]:
 
 
 def test_attention_to_latents_does_not_race(folder_of_latents: str) -> None:
-    """Its programs count each other in one tensor, which all steps and graphs share."""
+    """Its programs share counters in one tensor across all steps and graphs."""
     given, asked = of_latents(6), params(6)
     served = on_cuda(folder_of_latents, given, asked)
     assert (served.findings, served.waits) == ([], [])
@@ -196,11 +196,11 @@ def test_two_ranks_do_not_race(folder: str) -> None:
     assert served.tokens == on_cpu(folder, given, asked)
 
 
-# Sabotages: what each leaves out, or adds, has to be found.
+# Sabotages: each omission or addition must be found.
 
 
 def leave_out(what: type, method: str, caller: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Has a method do nothing where a function of this name calls it."""
+    """Disables a method when called from a function of this name."""
 
     def sabotage(patch: pytest.MonkeyPatch) -> None:
         kept = getattr(what, method)
@@ -264,7 +264,7 @@ SHORT = ("fetches", "kept")
 def test_what_is_left_out_is_found(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, sabotage = RACES[name]
     sabotage(monkeypatch)
-    # Graphs draw for all rows only where none has processors, as the third.
+    # Graphs sample for all rows only where none has processors, as the third.
     count = 2 if name == "fetches" else 3
     served = on_cuda(folder, prompts(count), params(count, 6))
     assert any(finding.startswith(kind) for finding in served.findings), served.findings
@@ -401,7 +401,7 @@ def test_graphs_of_drafts_on_memory_that_is_gone_are_found(folder: str) -> None:
 def test_graphs_end_before_their_group(
     folder: str, are_dropped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL waits for graphs. A failed step's frames hold the runner, which holds them."""
+    """NCCL waits for graphs, which the frames of a failed step keep alive."""
     held = []
     close = Rank.close
 

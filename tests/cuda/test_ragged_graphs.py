@@ -1,5 +1,5 @@
-"""Steps with prompts and drafts replay graphs by their number of tokens: each is a launch and its
-draw, and what would go wrong in them is found."""
+"""Steps with prompts and drafts replay graphs by number of tokens: each is a replay plus sampling;
+sabotages are found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = (1, 2, 4, 16, 64)
 """The last holds every step."""
 MOST_LAUNCHES = 12
 """Of a greedy step: its rows to the device and into the graph's buffer, new table entries, a
-replay, the logits and the draw of its last tokens, which go to the token pool and to the host."""
+replay, the logits and the sample of its last tokens, which go to the token pool and to the host."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def note_launches(patch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the launches of each step that has longer rows; a replay is one."""
+    """Collects the launches of each step with longer rows; a replay is one."""
     found: list[int] = []
     clocks: list[Clocks] = []
     init, replay = Graph.__init__, Graph.replay
@@ -97,7 +97,7 @@ def repeated() -> list[list[int]]:
 
 
 def assert_same_tokens(folder: str, **options: Any) -> None:
-    """Of requests with filters, penalties, log-probabilities of answers and of prompts."""
+    """Requests with filters, penalties, log-probabilities of outputs and prompts."""
     given = repeated()
     asked = params(len(given))
     served = on_cuda(folder, given, asked, cudagraph_capture_sizes=SIZES, **options)

@@ -1,4 +1,4 @@
-"""After start-up no kernel is compiled any more, whatever is asked for."""
+"""After startup no kernel is compiled, for any request."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_request_needs_another_binary(experts: str) -> None:
 def test_where_kernels_are_kept_can_be_written(
     experts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever process the rank is in: this one's is the scheduler's."""
+    """In any process of a rank: here in the scheduler's."""
     (tmp_path / "file").touch()
     monkeypatch.setenv(warmup.CACHE_VARIABLE, str(tmp_path / "file" / "triton"))
     with noting_variants(), Engine(experts, **OPTIONS):
@@ -228,7 +228,7 @@ def test_no_block_needs_another_binary(eager: bool, num_ranks: int, tmp_path: Pa
 
 
 def leave_out(kind: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Has start-up run no step of requests of a kind."""
+    """Omits warm-up steps of one kind of requests."""
 
     def sabotage(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(warmup, kind, warmup._GREEDY)
@@ -288,7 +288,7 @@ def leave_out_other_ranks(patch: pytest.MonkeyPatch) -> None:
 
 
 def launch_where_rows_go_on(patch: pytest.MonkeyPatch) -> None:
-    """Start-up's rows begin at their first position."""
+    """Rows of warm-up begin at their first position."""
     advance = GatedDeltaNet._advance
 
     def advanced(layer: GatedDeltaNet, mixed: torch.Tensor, *args: Any, is_first: bool) -> Any:
@@ -335,6 +335,6 @@ def test_it_is_found_briefly(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
     model, options = BRIEF[kind]
     kernel, sabotage = BRIEF_SABOTAGES[kind]
     sabotage(monkeypatch)
-    # Graphs of steps of any lengths need what prompts need.
+    # Graphs with rows of any lengths need the same as prompts.
     found = new_variants(write(model, tmp_path), brief=True, enforce_eager=True, **options)
     assert any(one.startswith(kernel) for one in found), found

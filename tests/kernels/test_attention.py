@@ -346,7 +346,7 @@ def test_invariant_bits_within_a_window(window: int) -> None:
 
 
 def forget_before(case: Paged, positions: list[int]) -> None:
-    """Pages wholly before a row's position hold what is no number: nobody may read them."""
+    """Fills pages before a row's position with NaN: they must not be read."""
     for row, position in enumerate(positions):
         pages = case.page_table[row, : max(0, position) // case.page_size].long()
         case.k_cache[pages] = float("nan")

@@ -1,5 +1,5 @@
-"""What other attention libraries are told, by stand-ins with their documented signatures; where
-they are missing, who asks for them is told what to do."""
+"""Arguments of attention libraries, checked by fakes with their documented signatures, and errors
+if they are not installed."""
 
 from __future__ import annotations
 
@@ -109,8 +109,7 @@ def test_flashinfer_plans_once_per_step() -> None:
 
 
 def test_flashinfer_plans_captured_steps_into_buffers_that_stay() -> None:
-    """A wrapper that is not told of a graph plans into tensors of its own, which the next plan
-    replaces."""
+    """Without graph buffers a wrapper plans into its own tensors, which the next plan replaces."""
     library = FlashInferAttention(FlashInfer, torch.device("cpu"))
     case = make_paged([5, 20], num_kv_heads=2, head_dim=32, page_size=16)
     step = library.prepare_for_capture(case.decodes())
@@ -121,10 +120,10 @@ def test_flashinfer_plans_captured_steps_into_buffers_that_stay() -> None:
 
 
 class LateEvent:
-    """Of a device that does nothing before the host waits for it."""
+    """An event of a device that does nothing until the host waits."""
 
     launched: ClassVar[list[Callable[[], None]]] = []
-    """Copies that did not happen yet."""
+    """Pending copies."""
 
     def record(self) -> None:
         self.number = len(self.launched)
@@ -135,7 +134,7 @@ class LateEvent:
 
 
 class LateWrapper(FlashInfer.BatchDecodeWithPagedKVCacheWrapper):
-    """Its copies of plans to the device are late, as those of FlashInfer may be."""
+    """Copies plans to the device late, as FlashInfer may."""
 
     def plan(self, *rows: Any, **options: Any) -> None:
         super().plan(*rows, **options)
@@ -166,7 +165,7 @@ def test_no_flashinfer_plan_takes_the_place_of_one_that_waits_for_its_copy(
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_captured_flash_steps_read_the_device_alone(version: int) -> None:
-    """Pages and lengths lie in tensors that stay; whoever replays writes into these."""
+    """Pages and lengths are in static tensors, which are written before a replay."""
     library = LIBRARIES[f"flash{version}"]
     assert isinstance(library, CapturableBackend)
     case = make_paged([33, 48], num_kv_heads=2, head_dim=32, page_size=16)

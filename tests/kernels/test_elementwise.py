@@ -45,7 +45,7 @@ def test_a_norm_of_a_sum() -> None:
 
 
 def test_norms_around_a_sum() -> None:
-    """A block's output and the residual are normalised, the sum thrice, and what is kept scaled."""
+    """Norms of a block's output and the residual, three norms of the sum, and a scaled sum."""
     x, residual = torch.randn(2, 4, 48).to(torch.bfloat16)
     weights = torch.randn(5, 48).to(torch.bfloat16)
     (first, second, third), total = fused_add_norm(

@@ -1,4 +1,4 @@
-"""Mixtures of experts against every expert written out, and the same bits in any company."""
+"""Mixtures of experts against a naive reference, and bitwise independence of other tokens."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_biases_and_another_activation() -> None:
 
 
 def test_what_is_added_and_what_weighs_inputs() -> None:
-    """An expert that yields its input counts by its weight; a shared one by the sigmoid of a score;
-    and two times the input is not two times the output."""
+    """Zero experts are weighted, the shared expert is multiplied by the sigmoid of its gate, and
+    weights of inputs differ from weights of outputs."""
     x, experts, choice = make_case()
     shared, gate = torch.randn(37, 48), torch.randn(37, 1)
     fewer = Experts(*(weight._replace(values=weight.values[:4]) for weight in experts))
@@ -84,7 +84,7 @@ def test_bits_do_not_depend_on_company() -> None:
 
 
 def test_bits_of_what_is_added_do_not_depend_on_company_either() -> None:
-    """Scores whose rows are no multiple of what a processor computes at once."""
+    """Scores whose rows are not a multiple of the vector size."""
     x, experts, _ = make_case()
     scores, shared = torch.randn(37, 7), torch.randn(37, 48)
 

@@ -1,4 +1,4 @@
-"""The gated delta rule by chunks, against the rule itself."""
+"""The gated delta rule in chunks, against a naive reference."""
 
 from __future__ import annotations
 

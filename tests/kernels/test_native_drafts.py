@@ -1,4 +1,4 @@
-"""Drafts of the compiled library: the tokens that steps would draw one by one, and their end."""
+"""Drafts of the compiled library: equal to sampling step by step, and their end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draft(
 
 
 def step_by_step(bench: Bench) -> tuple[list[list[int]], list[list[int]]]:
-    """Tokens and levels of each row alone, a step at a time."""
+    """Tokens and levels of each row alone, step by step."""
     tokens: list[list[int]] = []
     levels: list[list[int]] = []
     for slot, start, length, most in ROWS.tolist():

@@ -54,7 +54,7 @@ EMULATED_TILES = ["-DRAYFLEET_EMULATE_AMX"]
 
 @pytest.fixture
 def library_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
-    """Compiles and loads the library as for another processor, until the test is over."""
+    """Compiles and loads the library as for another processor, for one test."""
 
     def load(processor: str, effort: str) -> None:
         if processor == "AMX":
@@ -70,7 +70,7 @@ def library_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str],
 
 
 def _has_tiles() -> bool:
-    """Whether the processor has tiles, and the kernel lets this process use them."""
+    """Whether the processor has tiles, and the kernel grants them to this process."""
     if platform.machine() != "x86_64" or "amx_bf16" not in build.processor():
         return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
@@ -97,9 +97,9 @@ def _has_tiles() -> bool:
 def test_it_runs_on_other_processors(
     library_of: Callable[[str, str], None], processor: str, dtype: torch.dtype, effort: str
 ) -> None:
-    """Tiles are emulated; of what a processor lacks, the compiler is told to make no use.
+    """Tiles are emulated; the compiler does not use instructions that the processor lacks.
 
-    An optimising compiler takes ten seconds and more, so elsewhere but in long runs it hardly does.
+    Optimising takes ten seconds and more, so it is only enabled in long runs.
     """
     library_of(processor, effort)
     assert library().rayfleet_has_tiles() == (processor == "AMX")
@@ -111,13 +111,13 @@ def test_it_runs_on_other_processors(
 
 @pytest.mark.skipif(not _has_tiles(), reason="this processor has no tiles, or nobody may use them")
 def test_tiles_are_used_where_the_processor_has_them() -> None:
-    """By the code as it is shipped: an optimising compiler left out what tiles were to read."""
+    """With the flags of releases: an optimising compiler dropped writes that tiles read."""
     assert library().rayfleet_has_tiles()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no tiles")
 def test_products_in_tiles_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which needs no processor that has them; their numbers must reach the assembler as such."""
+    """Needs no processor with tiles; their numbers must be literals for the assembler."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     flags = [*build._flags(), *TILES, "-O0"]
     monkeypatch.setattr(build, "_flags", lambda: flags)
@@ -207,7 +207,7 @@ def test_of_tokens_that_nobody_reads_only_keys_and_values_are_computed(
     expected = whole.run(*rows)
     for indices in ([], [0], [11, 12, 60, 61, 111, 151], list(range(40)), list(range(152))):
         assert torch.equal(bench.run(*rows, logits_indices=indices), expected[indices]), indices
-    # What follows finds all keys and values in place.
+    # Later steps find all keys and values in the cache.
     following = (2, 12, 4), (0, 100, 8), (1, 40, 4)
     bench.run(*rows, logits_indices=[])
     assert torch.equal(bench.run(*following, logits_indices=[3, 9]), whole.run(*following)[[3, 9]])
@@ -217,7 +217,7 @@ def test_a_pass_takes_as_many_threads_as_its_work_is_worth() -> None:
     torch.manual_seed(0)
     model = make_model(torch.float32)
     alone = Bench(model)
-    # By this estimate a token is worth one thread, ten are worth two and a hundred all four.
+    # With this estimate a token uses one thread, ten use two and a hundred all four.
     bench = Bench(model, num_threads=4)
     bench.decoder = NativeDecoder(model, page_size=PAGE, num_threads=4, ms_per_thread=2e-3)
     bench.decoder.bind(bench.caches)
@@ -292,7 +292,7 @@ def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert build_library() == first
     assert first.stat().st_mtime_ns == written
     assert stat.S_IMODE(first.parent.stat().st_mode) & 0o022 == 0
-    # Where others may write, nothing is loaded from.
+    # Nothing is loaded from a folder that others may write to.
     first.parent.chmod(0o777)
     other = build_library()
     assert other.parent != first.parent

@@ -1,4 +1,4 @@
-"""Draws of the compiled CPU library against torch's: the same tokens, near ties aside."""
+"""Sampling in the compiled CPU library against torch: the same tokens except for near ties."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parameters(rows: int, filters: dict[str, float], temperature: float) -> Samp
 
 
 def reference(logits: torch.Tensor, how: SamplingParameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy logits over which the draw is an argmax, and those that filters keep."""
+    """Noisy logits, whose argmax is the sample, and logits kept by filters."""
     kept = masked_logits(logits, how)
     return gumbel_noise(how.seeds, how.positions, logits.shape[-1]) + kept, kept
 

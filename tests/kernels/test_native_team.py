@@ -1,4 +1,4 @@
-"""The compiled library's threads: how they share out a phase, how many take long steps."""
+"""Threads of the compiled library: sharing of a phase, and number of threads for long steps."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_each_item_is_done_once_before_anybody_goes_on(output: str) -> None:
 
 
 def test_a_thread_has_the_same_part_of_each_phase(output: str) -> None:
-    """However loaded the machine is, most of what a thread does is in the part that is its own."""
+    """Under any load, a thread mostly works on its own part."""
     own = [int(line.split()[1]) for line in output.splitlines() if line.startswith("own")]
     assert len(own) == 4
     assert max(own) > 6000, own

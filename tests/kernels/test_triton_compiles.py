@@ -1,4 +1,4 @@
-"""The kernels compile for GPUs of several generations, with the launches that serving makes."""
+"""Kernels compile for several GPU generations, with the launches of serving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.kernels.launches import (
 )
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
-"""Shared memory that one program may take, by compute capability (CUDA C++ guide, table 30)."""
+"""Maximum shared memory of one program, by compute capability (CUDA C++ guide, table 30)."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_every_kernel_compiles(capability: int) -> None:
     is_whole = IS_LONG or capability != 90
     with compiling_for(capability) as compiled, registry.using("triton"):
         token_ops(torch.bfloat16)
-        # What is added to products is the same whatever codes they are of.
+        # Extras of products do not depend on their codes.
         quantized_products(torch.bfloat16, (2,), with_extras=is_whole)
         if is_whole:  # float32 takes four seconds; 90 has the most shared memory for it
             attention(128, torch.bfloat16)
@@ -95,7 +95,7 @@ def test_capped_attention_within_a_window_compiles(is_chunked: bool) -> None:
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str
 )
 def test_attention_of_the_widest_heads_compiles(capability: int, dtype: torch.dtype) -> None:
-    """Those of Gemma 4's layers that see all positions."""
+    """Heads of Gemma 4's full-attention layers."""
     with compiling_for(capability) as compiled, registry.using("triton"):
         attention(MAX_HEAD_DIM, dtype)
     own = [binary for binary in compiled if binary.kernel == "_attention_kernel"]
@@ -139,7 +139,7 @@ def test_attention_to_latents_compiles(capability: int, dtype: torch.dtype) -> N
 def test_tiles_have_as_many_rows_as_an_expert_has_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that all its tokens meet an expert's weights together, as far as they can."""
+    """So that an expert's weights are used for as many tokens as possible."""
     rows: list[int] = []
 
     def launch(self: Any, *_: Any, grid: Any, warmup: bool, **constants: Any) -> None:

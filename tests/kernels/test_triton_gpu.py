@@ -73,7 +73,7 @@ def test_wide_product_is_batch_invariant_on_gpu(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 4.0])
 def test_draws_of_a_large_vocabulary(scale: float) -> None:
-    """A scale of 1e-3 puts all tokens into few buckets, where the search reads whole rows."""
+    """A scale of 1e-3 puts all tokens into few buckets, so that the search reads whole rows."""
     rows, vocab = 8 * len(FILTERS), 151_936
     own = parameters(FILTERS * 8, "cuda")
     logits = make_logits(rows, vocab, scale, "cuda", ties=False)

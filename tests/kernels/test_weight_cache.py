@@ -1,4 +1,4 @@
-"""Packed weights in a cache folder: written once, shared, compared first, never in the way."""
+"""Packed weights in a cache folder: written once, shared, verified before use, and optional."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill(content: str = "a", count: int = COUNT) -> tuple[bool, torch.Tensor, WeightMemory]:
-    """What one process does: whether it found the values, these, and what keeps them."""
+    """One process: whether it found the values, the values, and their memory."""
     with cached_memory(content, 4 * count) as memory:
         values = memory.take(count, dtype=torch.int32)
         is_filled = memory.is_filled
@@ -80,7 +80,7 @@ def test_pages_are_shared_between_processes(folder: Path) -> None:
 
 
 def mapped_kb(values: torch.Tensor) -> dict[str, int]:
-    """What the mapping that holds values has in memory, and this process's share of it."""
+    """Resident memory of the mapping with the values, and this process's share of it."""
     for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
         start, end = (int(part, 16) for part in entry.split(maxsplit=1)[0].split("-"))
         if start <= values.data_ptr() < end:

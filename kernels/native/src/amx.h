@@ -1,6 +1,7 @@
 // Products of bf16 in the processor's tiles (Intel's AMX): 16 rows times 16 columns, 32 of k at a time.
-// The packed weights of linear.h lie as tiles take them, so nothing is kept twice. HAZARD(invariance):
-// tiles add up in another order than dot products do, so where they are used, they take every row.
+// The packed weights of linear.h have the layout of tiles, so there is no second copy.
+// HAZARD(invariance): tiles add up in another order than dot products, so if they are used, they
+// must compute every row.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +24,14 @@ constexpr int kRows = 16;   // of a tile
 constexpr int kPairs = 16;  // of k, that a tile has
 constexpr int kLine = 64;   // bytes of its row
 
-// Where the sums of a pair of tiles times a block lie: 32 columns of each row.
+// Sums of a pair of tiles times a block: 32 columns of each row.
 struct Sums {
   float* data;
   int64_t stride;  // of rows, in floats
 };
 
 #if defined(RAYFLEET_EMULATE_AMX)
-// What the instructions do, for machines that lack them: tests run the same code on them.
+// Emulation of the instructions, to test the same code on machines without them.
 struct Tile {
   int rows = 0;
   uint32_t data[kRows][kPairs] = {};
@@ -86,7 +87,7 @@ static inline void emulated_dpbf16ps(int sum, int left, int right) {
 #define _tile_dpbf16ps emulated_dpbf16ps
 static inline bool permitted() { return true; }
 #elif defined(__AMX_BF16__)
-// Linux gives a process the registers when it asks for them.
+// Linux grants the registers on request of the process.
 static inline bool permitted() {
   constexpr long kRequest = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
@@ -95,8 +96,8 @@ static inline bool permitted() {
 
 #if defined(RAYFLEET_EMULATE_AMX) || defined(__AMX_BF16__)
 
-// HAZARD: GCC's intrinsics do not tell it that they read memory: what was written there before could
-// come later, or never. Called between the two.
+// HAZARD: GCC does not know that the intrinsics read memory, and could move or drop earlier writes.
+// Call this in between.
 static inline void finish_writes() { __asm__ volatile("" ::: "memory"); }
 
 // Rows of an operand, `stride` elements apart, and one block of packed weights.
@@ -106,20 +107,20 @@ struct Operands {
   const uint16_t* block;  // [pairs of k][32][2]
 };
 
-// Steps of k that are multiplied at a time where there are more than four tiles of rows: so much of a
-// block is 16 KiB, which the first-level cache keeps while all rows pass by. Fewer rows meet the
-// weights once more, in the second-level cache, which costs less than to put sums aside.
+// Steps of k per part with more than four tiles of rows: a part of a block is 16 KiB, which stays
+// in the L1 cache for all rows. With fewer rows, reading the weights again from the L2 cache is
+// cheaper than spilling sums.
 constexpr int64_t kDepth = 128;
 constexpr int64_t kPairBytes = 2 * kLine;  // of a block's weights
 constexpr int kStepLines = 2 * kPairs;     // of a block's weights in one step
-// Tiles wait for their loads, so weights are fetched before their use: by so many bytes where each is
-// used once, since a core reads 2 KiB at 20 GB/s in the 0.1 us that memory takes; else while the part
-// before them meets its rows, some lines with each step. Blocks follow each other, so the end of one
-// fetches the next; fetching beyond the last is harmless.
+// Tiles wait for their loads, so weights are prefetched: this many bytes ahead if each is used
+// once, since a core reads 2 KiB at 20 GB/s in the 0.1 us latency of memory; else during the
+// previous part, some lines per step. Blocks are contiguous, so the end of one fetches the next;
+// fetching beyond the last is harmless.
 constexpr int64_t kAhead = 8 << 10;
 
-// Tiles 0 to 3 sum [row half][column half], 4 and 5 have rows, 6 and 7 columns. The intrinsics take
-// their numbers only as they are written.
+// Tiles 0 to 3 are sums [row half][column half], 4 and 5 rows, 6 and 7 columns. The intrinsics
+// require literal tile numbers.
 static inline void configure(int upper, int lower) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -135,8 +136,8 @@ static inline void configure(int upper, int lower) {
   _tile_loadconfig(&config);
 }
 
-// Fetches LINES of what comes next: into the second-level cache, where it waits while rows pass by, or
-// into the first, where all lines of a step are fetched, which are used at once.
+// Prefetches the next LINES: into the L2 cache if used after other rows, or into the L1 cache if
+// all lines of a step are fetched for immediate use.
 template <int LINES>
 static inline void fetch(const char* next) {
 #pragma GCC unroll 32
@@ -183,8 +184,8 @@ static inline void store_sums(const Sums& sums) {
 }
 
 // Pairs [begin, end) of `count` rows, up to 32, times those of one block of 32 columns, added to
-// what is in `from`, where the first part finds nothing, to `to`. Tiles are configured for so many
-// rows. With each step LINES from `next` on are fetched.
+// `from` (zero for the first part), written to `to`. Tiles are configured for that number of rows.
+// Each step prefetches LINES from `next` on.
 template <bool LOWER, int LINES>
 static void product(const Operands& operands, int count, int64_t begin, int64_t end,
                     const Sums& from, const Sums& to, const char* next) {
@@ -208,7 +209,7 @@ static void product(const Operands& operands, int count, int64_t begin, int64_t 
                 operands.block + done * kPairBytes / 2);
   }
   if (const int64_t left = end - done) {
-    // The rest goes with zeros: beyond it there may be anything.
+    // The rest is padded with zeros: memory beyond it is undefined.
     uint32_t rows[2 * kRows][kPairs] = {}, pairs[kPairs][2 * kLanes] = {};
     for (int row = 0; row < count; ++row)
       std::copy_n(operands.rows + row * operands.stride + done, left, rows[row]);
@@ -219,7 +220,7 @@ static void product(const Operands& operands, int count, int64_t begin, int64_t 
   store_sums<LOWER>(to);
 }
 
-// Whether tiles are there and multiply right.
+// Whether tiles are available and correct.
 static bool probe() {
   if (!permitted()) return false;
   constexpr int kCount = 19, kLength = 21;
@@ -258,7 +259,7 @@ static inline bool usable() {
   return known;
 }
 
-// Tiles that are configured for as many rows as the last product had.
+// Tiles configured for the number of rows of the last product.
 class Tiles {
  public:
   ~Tiles() { _tile_release(); }
@@ -276,8 +277,9 @@ class Tiles {
   int count_ = -1;
 };
 
-// Calls `body` with a constant: the lines of weights to fetch with each step where so many pairs of
-// tiles of rows meet the part before them. A power of two, so that all together fetch all of them.
+// Calls `body` with a constant: the lines of weights to prefetch per step, given the number of
+// pairs of row tiles of the previous part. A power of two, so that all steps together fetch all
+// lines.
 template <typename Body>
 static inline void with_lines(int64_t pairs, Body&& body) {
   if (pairs == 1) return body(std::integral_constant<int, kStepLines>{});
@@ -300,15 +302,16 @@ struct Item {
     return packed + (block * length + part) * kPairBytes / 2;
   }
 
-  // The part that is multiplied after this one, in this item or the one with the blocks that follow.
+  // The part multiplied after this one, in this item or the one with the following blocks.
   const uint16_t* after(int64_t block, int64_t part) const {
     if (block + 1 < last) return weights(block + 1, part);
     return part + depth() < length ? weights(first, part + depth()) : weights(last, 0);
   }
 };
 
-// Sums go where place(row, block) says; where that is nowhere, into `room`, which has space for all of
-// them with rows in whole pairs of tiles, and from there to take(row, block, its 32 columns).
+// Sums are written to place(row, block); if that is null, into `room`, which has space for all of
+// them with rows in whole pairs of tiles, and from there passed to take(row, block, its 32
+// columns).
 template <typename Place, typename Take>
 static void linear_item(const Item& item, float* room, Place&& place, Take&& take) {
   constexpr int64_t kPair = 2 * kRows;

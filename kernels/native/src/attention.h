@@ -1,9 +1,9 @@
-// Attention that reads the pages of the cache in place. A kv head's part of a page lies as sums of
-// products take it (operand.h): keys [head_dim / per][page_size][per], so that 16 positions are
-// scored at once, and values [page_size / per][head_dim][per]; `per` is 1 in fp32, 2 in bf16.
-// HAZARD(invariance): a query's sums run over positions from 0 on in one order, whatever it is
-// computed together with: decoding, extending and chunks of any length give the same bits.
-// HAZARD: places of a page that were never written may hold anything, and are never multiplied.
+// Attention that reads the pages of the cache in place. A KV head's part of a page has the layout
+// of operand.h: keys [head_dim / per][page_size][per], so that 16 positions are scored at once, and
+// values [page_size / per][head_dim][per]; `per` is 1 in fp32, 2 in bf16. HAZARD(invariance): a
+// query's sums run over positions from 0 on in one order, independent of other queries: decodes,
+// extends and chunks of any length give the same bits. HAZARD: cells of a page that were never
+// written are undefined, and must never be multiplied.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct Heads {
   int64_t block_size;  // positions of one block see each other; 1 is causal
   float scale;
   int64_t group() const { return num_heads / num_kv_heads; }
-  // How many positions a query at `position` sees. HAZARD: those of its block that come after it
-  // must be in the cache already, so rows end where blocks end.
+  // Number of positions that a query at `position` attends to. HAZARD: later positions of its block
+  // must already be in the cache, so rows end with whole blocks.
   int64_t visible(int64_t position) const { return (position / block_size + 1) * block_size; }
 };
 
@@ -33,7 +33,7 @@ static inline W* head_page(W* cache, const Heads& heads, int64_t page, int64_t k
   return cache + (page * heads.num_kv_heads + kv_head) * heads.page_size * heads.head_dim;
 }
 
-// Every kPer-th place: what lies between belongs to another token, and maybe another thread.
+// Every kPer-th cell: cells in between belong to another token, possibly of another thread.
 static inline void store_every(float* to, F32 value) { store(to, value); }
 
 static inline void store_every(uint16_t* to, F32 value) {
@@ -47,7 +47,7 @@ static inline void store_every(uint16_t* to, F32 value) {
 #endif
 }
 
-// Puts one token's keys and values, [kv heads][head_dim] each, into its place.
+// Writes one token's keys and values, [kv heads][head_dim] each, to its cells.
 template <typename W>
 static void store_kv(const float* k, const float* v, W* k_cache, W* v_cache, const Heads& heads,
                      int64_t page, int64_t offset) {
@@ -66,7 +66,7 @@ static void store_kv(const float* k, const float* v, W* k_cache, W* v_cache, con
   }
 }
 
-// Queries of one kv head and where they stand.
+// Queries of one KV head and their positions.
 template <typename W>
 struct Queries {
   const typename Operand<W>::Element* q[kMaxQueries];
@@ -74,15 +74,15 @@ struct Queries {
   int64_t visible[kMaxQueries];  // positions that each sees
 };
 
-// What a thread needs while it works on a few queries.
+// Scratch memory of a thread for a few queries.
 template <typename W>
 struct Scratch {
   std::vector<float> weights;
   std::vector<typename Operand<W>::Element> elements;
 };
 
-// Scores of COUNT queries for CHUNKS times 16 positions at a time: sums that wait for themselves
-// are the limit where few run side by side. Returns the first position that is left.
+// Scores of COUNT queries for CHUNKS times 16 positions at a time: with few parallel sums, their
+// latency is the limit. Returns the first remaining position.
 template <typename W, int COUNT, int CHUNKS>
 static int64_t score(const Queries<W>& queries, const W* k_cache, const Heads& heads,
                      int64_t kv_head, const int32_t* pages, int64_t position, int64_t longest,
@@ -135,8 +135,8 @@ static inline float soften(float* weights, int64_t padded) {
   return sum_of_lanes(total);
 }
 
-// COUNT queries times VECTORS vectors of the values' dimension, from `d` on. Elements of the values
-// with even and with odd numbers are summed apart, so that fewer sums wait for themselves.
+// COUNT queries times VECTORS vectors of the values' dimension, from `d` on. Even and odd elements
+// of the values are summed separately, to hide the latency of sums.
 template <typename W, int COUNT, int VECTORS>
 static void blend(float* const* out, const W* v_cache, const Heads& heads, int64_t kv_head,
                   const int32_t* pages, int64_t longest,
@@ -173,7 +173,7 @@ static void blend(float* const* out, const W* v_cache, const Heads& heads, int64
     if (start + heads.page_size > longest && longest % kPer)
       for (int j = 0; j < VECTORS; ++j) {
         const int64_t at = (whole * heads.head_dim + j * kLanes) * kPer;
-        // A constant each: sums that are indexed at run time would not stay in registers.
+        // Constants: sums indexed at run time would not stay in registers.
         if (whole % 2)
           add(1, first_of(load_operand(values + at)), start / kPer + whole, j);
         else
@@ -207,7 +207,7 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
     totals[i] = soften(weights + i * stride, stride);
     convert_row(weights + i * stride, stride, &scratch.elements[i * length]);
   }
-  // Each value that is loaded meets four queries, and each weight two vectors of values.
+  // Each loaded value is used for four queries, and each weight for two vectors of values.
   constexpr int kCount = COUNT < 4 ? COUNT : 4;
   for (int first = 0; first < COUNT; first += kCount) {
     const auto* elements = scratch.elements.data() + first * length;
@@ -221,7 +221,7 @@ static void attend_some(const Queries<W>& queries, const W* k_cache, const W* v_
   }
 }
 
-// Tokens of one request, as one work item sees them.
+// Tokens of one request in a work item.
 struct Span {
   int64_t first_token;  // in the step
   int64_t num_tokens;

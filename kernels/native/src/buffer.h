@@ -1,4 +1,4 @@
-// Memory that steps use again and again.
+// Memory reused by steps.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace rayfleet {
 
-// Grows, and holds nothing that anyone may rely on: filling it with zeros first, as a vector does
-// whenever a long step follows a short one, would cost as much as some of the step's own phases.
+// Only grows, with undefined content: zeroing it, as a vector does whenever a long step follows a
+// short one, would cost as much as some phases of a step.
 template <typename T>
 class Buffer {
  public:

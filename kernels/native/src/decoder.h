@@ -1,4 +1,4 @@
-// A whole pass through a dense decoder, phase by phase, by a team of threads.
+// A forward pass of a dense decoder, phase by phase, by a team of threads.
 #pragma once
 
 #include <chrono>
@@ -30,7 +30,7 @@ struct LayerWeights {
   void *k_cache, *v_cache;
 };
 
-// Sums `count` floats over the ranks, in place; anything but 0 ends the step.
+// Sums `count` floats over the ranks, in place; a nonzero result aborts the step.
 typedef int32_t (*Reduce)(float* values, int64_t count);
 
 struct ModelWeights {
@@ -89,7 +89,7 @@ class Decoder {
     return !failed_;
   }
 
-  // Scores of this rank's part of the vocabulary, [rows, lm_head.n].
+  // Logits of this rank's part of the vocabulary, [rows, lm_head.n].
   void logits(const float* hidden, int64_t rows, float* out) {
     operand_.reserve(rows * row_stride<W>(model_.hidden_size));
     for (int64_t row = 0; row < rows; ++row)
@@ -106,13 +106,13 @@ class Decoder {
     int64_t page, offset;
   };
 
-  // Of a small model, in units of the work that is worth one more thread.
+  // Of a small model, in units of the work that justifies one more thread.
   static constexpr double kLongSteps = 2.0;
 
-  // Tokens that one work item of attention takes.
+  // Tokens per work item of attention.
   static constexpr int64_t kSpanTokens = 16;
 
-  // Of one thread, for `rows` rows times so many weights.
+  // Work of one thread, for `rows` rows times a number of weights.
   static double expected_ms(int64_t rows, int64_t weights) {
     constexpr double kProductsPerMs = sizeof(W) == 2 ? 200e6 : 100e6;
     return std::max(rows * (double)weights / kProductsPerMs, reading_ms(weights));
@@ -125,9 +125,9 @@ class Decoder {
 
   bool is_large(int64_t weights) const { return reading_ms(weights) >= ms_per_thread_; }
 
-  // Short steps leave cores to whoever schedules them and carries their tokens away. A small model
-  // leaves one even in its long steps, unless these show that it pays to take it: they have short
-  // phases, and a thread that must wait for its core holds up all others in each.
+  // Short steps leave cores to the scheduler and the frontend. A small model leaves one even in its
+  // long steps, unless measurements show a gain from using it: its phases are short, and a thread
+  // that waits for its core delays all others in each of them.
   int threads_for(double ms, int64_t weights) const {
     const int most = is_large(weights) ? team_.size() : std::max(1, team_.size() - 1);
     return (int)std::min((double)most, std::ceil(ms / ms_per_thread_));
@@ -208,7 +208,8 @@ class Decoder {
           place_keys(layer, t);
         });
       }
-      // Those that see most come last in each row, and are not to be waited for alone.
+      // Tokens with the most keys are last in each row; start with them, so that no thread waits
+      // for one alone.
       const auto attend_item = [&](int64_t item) {
         const Span& span = (*spans)[item / model_.num_kv_heads];
         const int64_t kv_head = item % model_.num_kv_heads;
@@ -249,7 +250,7 @@ class Decoder {
     share_tokens(id, count, [&](int64_t t) { place_keys(layer, t); });
   }
 
-  // Moves what the rest of the pass works on to the front.
+  // Moves the tokens needed by the rest of the pass to the front.
   void keep_only_read(int id) {
     const int64_t size = model_.hidden_size;
     team_.share(id, 1, [&](int64_t) {
@@ -288,7 +289,7 @@ class Decoder {
     rotate_head(head, model_.cos_sin + positions_[t] * model_.rotated_dim, model_.rotated_dim);
   }
 
-  // What one work item of attention found, as elements for the product that follows.
+  // Output of one work item of attention, as elements for the next product.
   void convert_attended(const Span& span, int64_t kv_head) {
     const int64_t width = model_.num_heads * model_.head_dim;
     const int64_t part = heads_.group() * model_.head_dim, first = kv_head * part;
@@ -305,7 +306,7 @@ class Decoder {
 
   template <typename Item>
   void share_tokens(int id, int64_t count, Item&& item) {
-    constexpr int64_t kAtATime = 8;  // one alone is hardly longer than the taking of it
+    constexpr int64_t kAtATime = 8;  // a single item takes little longer than claiming it
     team_.share(id, count, item, kAtATime);
   }
 
@@ -336,7 +337,7 @@ class Decoder {
     return {(const W*)weight.packed, weight.bias, weight.n, weight.k};
   }
 
-  // So many columns of a product, the first of which begins a block.
+  // Number of columns of a product, starting with a block.
   static LinearWeight columns(const LinearWeight& weight, int64_t first, int64_t count) {
     const W* packed = (const W*)weight.packed + first / kBlock * block_elements<W>(weight.k);
     return {packed, weight.bias ? weight.bias + first : nullptr, count, weight.k};

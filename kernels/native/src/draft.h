@@ -15,21 +15,21 @@ namespace rayfleet {
 struct Drafting {
   const float *temperature, *top_p, *log_min_p;  // by slot, as are the following three
   const int64_t *top_k, *seeds;
-  const int64_t* end_tokens;  // [slots, num_ends]: behind one of these nothing counts; -1 for none
+  const int64_t* end_tokens;  // [slots, num_ends]: no draft after one of these is accepted; -1 for none
   int64_t num_ends;
-  const float* shares;  // [slots, num_levels]: how likely a guess of each level is right
-  const float* bounds;  // [num_levels], descending to 0: least probabilities of the levels
+  const float* shares;  // [slots, num_levels]: probability that a guess of each level is right
+  const float* bounds;  // [num_levels], descending to 0: minimum probabilities of the levels
   int64_t num_levels;
   float greedy_below;
-  float threshold;      // drafts that count with less probability than this are left out
+  float threshold;      // minimum acceptance probability of a draft
   int32_t* token_pool;  // the step's
   int64_t most;         // columns of the following two
   int64_t *tokens, *levels;    // by row of the step, as are the following
-  int64_t *guessed, *drafted;  // guesses made, and how many of them are worth verifying
+  int64_t *guessed, *drafted;  // number of guesses, and of those worth verifying
 };
 
-// A row's drafts end before the first that is too unlikely to count, with one that ends its request,
-// or with rows[4 * i + 3].
+// A row's drafts end before the first whose acceptance is too unlikely, with one that ends its
+// request, or with rows[4 * i + 3].
 template <typename W>
 class Drafter {
  public:
@@ -78,7 +78,7 @@ class Drafter {
     decoder_.logits(hidden_.data(), count, logits_.data());
   }
 
-  // Draws as the target does; whether the draft is worth verifying.
+  // Samples like the target; returns whether the draft is worth verifying.
   bool guess(int64_t row, int64_t slot, int64_t position, const float* logits,
              const Drafting& how, float& reach) {
     const bool greedy = how.temperature[slot] < how.greedy_below;

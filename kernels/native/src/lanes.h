@@ -1,6 +1,6 @@
-// Sixteen values that are worked on together, in as many registers as this processor needs for them.
-// HAZARD: compilers take vectors wider than a register, too, and keep them in memory: a tenth of the
-// speed. HAZARD: arrays of parts instead of pairs stay in memory as well.
+// Sixteen values in as many registers as this processor needs. HAZARD: compilers also accept
+// vectors wider than a register, and keep them in memory, 10x slower. HAZARD: arrays of parts
+// instead of pairs also stay in memory.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr int kRegisterLanes = 8;
 constexpr int kRegisterLanes = 4;
 #endif
 
-// Two halves, each a register or a pair again, in the notation that compilers have for vectors.
+// Two halves, each a register or another pair, with the notation of vector extensions.
 template <typename Half>
 struct Pair {
   Half low, high;
@@ -102,8 +102,8 @@ static inline To convert(From from) {
   return Convert<To, From>::of(from);
 }
 
-// The same in all lanes. By elements: adding the value to zeros, as the notation would have it,
-// costs an addition, since a negative zero must come out positive.
+// The same value in all lanes. Set by element: adding the value to zeros costs an addition, since a
+// negative zero must become positive.
 template <typename To>
 struct Splat {
   static To of(float value) {

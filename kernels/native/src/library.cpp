@@ -1,4 +1,4 @@
-// The functions that library.py calls. Plain C, so that no compiler's ABI matters.
+// The functions called by library.py. Plain C, to be independent of compilers' ABIs.
 #include "decoder.h"
 #include "draft.h"
 #include "sample.h"
@@ -27,9 +27,9 @@ struct Handle {
   int64_t hidden_size, vocab_size;
 };
 
-// Parameters of every row of the logits; mirrored in library.py. Null pointers filter nothing.
+// Parameters of each row of the logits; mirrored in library.py. Null pointers disable filters.
 struct SamplingColumns {
-  float greedy_below;  // temperatures under it take the likeliest token
+  float greedy_below;  // rows with lower temperatures are greedy
   const int64_t *seeds, *positions;
   const float* temperature;
   const int64_t* top_k;
@@ -70,7 +70,7 @@ void rayfleet_linear(int64_t is_bf16, const float* x, int64_t rows, const Linear
   is_bf16 ? multiply<uint16_t>(x, rows, *weight, out) : multiply<float>(x, rows, *weight, out);
 }
 
-// -inf where a row's bit is 0; `masks` has ceil(vocab_size / 32) words for each of the rows.
+// Sets logits to -inf if a row's bit is 0; `masks` has ceil(vocab_size / 32) words per row.
 void rayfleet_apply_bitmask(float* logits, int64_t vocab_size, const int64_t* rows, int64_t count,
                             const char* masks) {
   const int64_t num_words = (vocab_size + 31) / 32;
@@ -78,7 +78,7 @@ void rayfleet_apply_bitmask(float* logits, int64_t vocab_size, const int64_t* ro
     mask_row(logits + rows[i] * vocab_size, vocab_size, masks + i * num_words * 4);
 }
 
-// Tokens of all rows: drawn where their temperature says so, else the likeliest.
+// Tokens of all rows: sampled, or the likeliest for greedy rows.
 void rayfleet_sample(const float* logits, int64_t rows, int64_t vocab_size, const SamplingColumns* how,
                      int64_t* tokens) {
   Sampler sampler;
@@ -114,7 +114,7 @@ void rayfleet_logits(void* handle, const float* hidden, int64_t rows, float* out
   own.bf16 ? own.bf16->logits(hidden, rows, out) : own.fp32->logits(hidden, rows, out);
 }
 
-// Of a model that is whole on this rank.
+// For a model that is replicated on this rank.
 void rayfleet_draft(void* handle, const StepRows* step, const Drafting* how) {
   Handle& own = *(Handle*)handle;
   if (own.bf16)

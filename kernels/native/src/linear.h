@@ -2,7 +2,7 @@
 //   fp32   packed[block][k][32]
 //   bf16   packed[block][k / 2][32][2]: neighbours in k side by side, as dot products take them
 // HAZARD(invariance): each output is one chain of fused multiply-adds over k, in every tile shape,
-// so a row's result never depends on the other rows.
+// so a row's result never depends on other rows.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +17,15 @@ namespace rayfleet {
 constexpr int kBlock = 32;
 constexpr int kGroup = 4;  // blocks that one work item covers
 constexpr int kMostRows = 96;  // that it covers
-// Of tiles (amx.h): a core multiplies some 2 TFLOP/s with them, and a weight of two bytes that meets
-// so many rows is 256 operations a byte. That asks 8 GB/s of the third-level cache, which gives more.
+// With tiles (amx.h), a core computes about 2 TFLOP/s, and a weight of two bytes used for this many
+// rows gives 256 operations per byte: 8 GB/s, less than the bandwidth of the L3 cache.
 constexpr int kMostTileRows = 256;
-// Steps of k that are multiplied at a time where there are many rows: so much of kMostRows rows
-// (4 bytes a step) and of a block of weights (128) are 256 KiB, which the second-level cache keeps.
+// Steps of k per part with many rows: a part of kMostRows rows (4 bytes per step) and of a block of
+// weights (128) is 256 KiB, which fits the L2 cache.
 constexpr int64_t kDepth = 512;
 constexpr int kMaxRows = kRegisterLanes == 16 ? 12 : kRegisterLanes == 8 ? 6 : 3;
 
-// Whether products with such weights are those of amx.h.
+// Whether products with such weights use amx.h.
 template <typename W>
 static inline bool in_tiles() {
   return sizeof(W) == 2 && amx::usable();
@@ -52,11 +52,11 @@ void pack(const W* weight, int64_t n, int64_t k, W* packed) {
     }
 }
 
-// HAZARD: left to itself, GCC keeps sinks out of line once they are used twice, with their vectors
-// and constants in memory: a prompt was measured to take a fifth longer.
+// HAZARD: by default GCC does not inline sinks that are used twice, and keeps their vectors and
+// constants in memory: prompts took 20 % longer.
 #define RAYFLEET_INLINE __attribute__((always_inline)) inline
 
-// A weight with what belongs to it.
+// A weight and its bias.
 template <typename W>
 struct Weight {
   const W* packed;
@@ -64,7 +64,7 @@ struct Weight {
   int64_t n, k;
 };
 
-// Where sums go as they are: floats, so many from one row to the next.
+// Sink for plain sums: floats, with a row stride.
 struct Floats {
   float* out;
   int64_t stride;
@@ -86,7 +86,7 @@ struct Floats {
     }
   }
 
-  // Where sums of a whole block may be put as they come.
+  // Address for the sums of a whole block, if they may be written directly.
   template <typename W>
   amx::Sums place(int64_t row, int64_t block, const Weight<W>& weight) const {
     const bool fits = !weight.bias && (block + 1) * kBlock <= weight.n;
@@ -94,8 +94,8 @@ struct Floats {
   }
 };
 
-// Where each block is 16 columns of a gate and the 16 of the up projection that belong to them:
-// silu(gate) * up, as the elements of the next product, n / 2 of each row.
+// Sink for blocks of 16 columns of a gate and the matching 16 of the up projection: silu(gate) *
+// up, as elements for the next product, n / 2 per row.
 template <typename W>
 struct Gated {
   typename Operand<W>::Element* out;
@@ -114,8 +114,8 @@ struct Gated {
   amx::Sums place(int64_t, int64_t, const Weight<W>&) const { return {nullptr, 0}; }
 };
 
-// What a work item multiplies, and where its sums wait between two parts of k: the order in which a
-// sum runs through k is the same with parts as without.
+// Operands of a work item, and its sums between two parts of k: the order of a sum over k is the
+// same with and without parts.
 template <typename W, typename Sink>
 struct Product {
   const typename Operand<W>::Element* operand;
@@ -130,7 +130,7 @@ struct Product {
     return weight.packed + block * block_elements<W>(weight.k) + step * Operand<W>::kPer * kBlock;
   }
 
-  // The block that comes next, in this work item or another; the last has itself.
+  // The next block, of this work item or another; the last one itself.
   const W* after(int64_t block) const {
     return weights(block + (block + 1 < blocks_of(weight.n)), 0);
   }
@@ -140,9 +140,9 @@ struct Product {
   }
 };
 
-// Steps [begin, end) of ROWS rows from `row` on times BLOCKS blocks of columns from `block` on. With
-// FETCH the weights from `next` on are brought near meanwhile: the memory has nothing else to do
-// while weights that are in the cache already meet more rows.
+// Steps [begin, end) of ROWS rows from `row` on times BLOCKS blocks of columns from `block` on.
+// With FETCH, prefetches the weights from `next` on: memory is idle while cached weights are used
+// for more rows.
 template <typename W, int ROWS, int BLOCKS, bool FETCH, typename Sink>
 static void tile(const Product<W, Sink>& product, int64_t row, int64_t block, int64_t begin,
                  int64_t end, const W* next) {
@@ -153,7 +153,7 @@ static void tile(const Product<W, Sink>& product, int64_t row, int64_t block, in
   const auto* x = product.operand + row * row_step + begin;
   const int64_t stride = block_elements<W>(product.weight.k);
   const W* w = product.weights(block, begin);
-  // Vectors of columns that the registers hold at a time.
+  // Vectors of columns per set of registers.
   constexpr int kAtOnce = kRegisterLanes == 16 || ROWS <= 3 ? 2 * BLOCKS : 1;
   F32 totals[ROWS][2 * BLOCKS];
   for (int first = 0; first < 2 * BLOCKS; first += kAtOnce) {
@@ -188,8 +188,8 @@ static void tile(const Product<W, Sink>& product, int64_t row, int64_t block, in
           store(product.waiting(row + r, block + b) + half * kLanes, totals[r][2 * b + half]);
 }
 
-// All of k for few rows: these wait for the memory, which streams best from several blocks at once,
-// one or two rows more than others; more of them have time to fetch ahead.
+// All of k for few rows: these are bound by memory, which streams best from several blocks at once
+// for one or two rows; more rows have time to prefetch.
 template <typename W, int ROWS, typename Sink>
 static void tile_rows(const Product<W, Sink>& product, int64_t last) {
   constexpr int kWidth = kRegisterLanes < 16 ? (ROWS == 1 ? 2 : 1)
@@ -222,9 +222,9 @@ static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t la
                                            : product.after(block);
   const int64_t tiles = (count + kMaxRows - 1) / kMaxRows;
   for (int64_t t = 0, done = 0; t < tiles; ++t) {
-    // Where registers are wide, even tiles: 14 rows are 7 and 7 rather than 12 and 2. Elsewhere it
-    // takes a full tile to have as many sums side by side as hide the time that each takes, and the
-    // last tile is one, since it has time to fetch.
+    // With wide registers, tiles are even: 14 rows are 7 and 7 rather than 12 and 2. Otherwise only
+    // a full tile has enough parallel sums to hide their latency, and the last tile is full, since
+    // it has time to prefetch.
     const int64_t size = kRegisterLanes == 16 ? (count - done + tiles - t - 1) / (tiles - t)
                          : t                  ? kMaxRows
                                               : count - (tiles - 1) * kMaxRows;
@@ -238,10 +238,10 @@ static void tile_part(const Product<W, Sink>& product, int64_t block, int64_t la
   }
 }
 
-// Work items of a product: groups of blocks, and of rows where there are many, in equal parts, of
-// whole pairs of tiles where these multiply. Few columns make few items, of which one thread would
-// often have one more to do than the others: these have fewer rows. Items of the same rows follow each
-// other, so that a thread has the same rows here as where it works on them one by one.
+// Work items of a product: groups of blocks, and, with many rows, equal groups of rows, of whole
+// pairs of tiles if these are used. With few columns there are few items, and one thread would
+// often have one more than others, so items have fewer rows. Items of the same rows are
+// consecutive, so that a thread has the same rows here as in phases by row.
 struct Items {
   int64_t rows, groups, row_parts, unit;  // unit: of rows, which is not divided
 

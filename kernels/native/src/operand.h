@@ -1,5 +1,5 @@
-// How sums of products run in either storage type: fp32 one product at a time, bf16 in pairs, as
-// the processors' dot products take them.
+// Sums of products for both storage types: fp32 one product at a time, bf16 in pairs, as in the
+// processors' dot products.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct Operand<uint16_t> {
   static int64_t length(int64_t count) { return (count + 1) / 2; }
 };
 
-// Elements from one row of a product's operand to the next: an odd number of cache lines, since rows
-// a power of two apart would all lie in the same few sets of the first-level cache.
+// Row stride of a product's operand, in elements: an odd number of cache lines, since rows a power
+// of two apart would map to the same few sets of the L1 cache.
 template <typename W>
 static inline int64_t row_stride(int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(typename Operand<W>::Element);
@@ -62,7 +62,7 @@ static inline F32 multiply_add(F32 sum, uint32_t pair, U32 pairs) {
 #endif
 }
 
-// Of two values side by side the first, where the second is none.
+// The first of two adjacent values, without a second.
 static inline F32 first_of(F32 one) { return one; }
 
 static inline U32 first_of(U32 pair) { return pair & 0xffffu; }

@@ -1,4 +1,4 @@
-// Whether all threads are quicker than all but one.
+// Whether all threads are faster than all but one.
 #pragma once
 
 #include <algorithm>
@@ -6,12 +6,12 @@
 
 namespace rayfleet {
 
-// That depends on what else the machine does: a thread that must wait for its core holds up all
-// others in every phase. So both are tried, and the slower one again now and then: all more often,
-// which the machine may let be quicker again, while their getting slower shows by itself.
+// That depends on other load on the machine: a thread that waits for its core delays all others in
+// every phase. So both are measured, and the slower one is retried regularly: all threads more
+// often, since they may become faster when the load ends, while their slowdown is noticed anyway.
 class Pace {
  public:
-  // How the next step is to run.
+  // Whether the next step uses all threads.
   bool takes_all() {
     if (!all_.is_known() || !fewer_.is_known()) return all_.count() <= fewer_.count();
     const bool quicker = all_.median() > fewer_.median();
@@ -20,15 +20,15 @@ class Pace {
     return !quicker;
   }
 
-  // Takes note of a step: how it ran, and its work by the time it took.
+  // Records a step: whether it used all threads, and its work per time.
   void ran(bool with_all, double speed) { (with_all ? all_ : fewer_).add(speed); }
 
  private:
   static constexpr int64_t kStepsOfAll = 256, kStepsOfFewer = 32;  // between trials of the other
 
-  // The last few of one kind. Their median, since requests come in bursts: a step that runs beside one
-  // may take twice as long, and says nothing of the next. Of seven in a row at most three meet one
-  // where every third step does.
+  // The latest speeds of one kind. Uses the median, since requests arrive in bursts: a step during
+  // a burst may take twice as long, which does not predict the next. Of seven consecutive steps at
+  // most three meet a burst if every third step does.
   class Speeds {
    public:
     bool is_known() const { return count_ >= kKept / 2; }

@@ -1,4 +1,4 @@
-// What happens to single rows between the products: norms, rotation, activation, conversion.
+// Operations on single rows between products: norms, rotary embedding, activation, conversion.
 #pragma once
 
 #include <cmath>
@@ -27,8 +27,8 @@ static inline void add_row(float* to, const float* from, int64_t size) {
   for (int64_t i = 0; i < size; i += kLanes) store(to + i, load(to + i) + load(from + i));
 }
 
-// Rotates the first `rotated` dimensions of one head in place, halves against each other
-// (the NeoX layout). `table` has the position's cosines, then its sines.
+// Rotates the first `rotated` dimensions of one head in place, in NeoX layout (two halves). `table`
+// has the position's cosines, then its sines.
 static inline void rotate_head(float* head, const float* table, int64_t rotated) {
   const int64_t half = rotated / 2;
   int64_t i = 0;
@@ -46,7 +46,7 @@ static inline void rotate_head(float* head, const float* table, int64_t rotated)
   }
 }
 
-// -inf for the tokens whose bit is 0 in little-endian words of 32 bits.
+// Sets tokens to -inf whose bit is 0 in little-endian words of 32 bits.
 static inline void mask_row(float* logits, int64_t size, const char* words) {
   const F32 nothing = splat(-INFINITY);
   for (int64_t i = 0; i < size; i += kLanes) {

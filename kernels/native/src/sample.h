@@ -1,7 +1,7 @@
-// Draws: argmax of logits over temperature plus Gumbel noise keyed by (seed, position), over the
-// tokens that min-p, top-k and top-p leave. Same hash and same order of filters as
-// kernels/sample_tokens; logarithms differ in their last bits.
-// HAZARD(invariance): a row is worked on alone, in one fixed order.
+// Sampling: argmax of logits over temperature plus Gumbel noise keyed by (seed, position), over the
+// tokens kept by min-p, top-k and top-p. Same hash and order of filters as kernels/sample_tokens;
+// logarithms differ in their last bits. HAZARD(invariance): each row is computed separately, in one
+// fixed order.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ static inline F32 logarithm(F32 x) {
   return m + low + n * splat(0.693359375f);
 }
 
-// Two words that a row's noise is keyed with.
+// Two words, the key of a row's noise.
 struct NoiseKey {
   uint32_t a, b;
 
@@ -63,7 +63,7 @@ static inline F32 gumbel(NoiseKey key, uint32_t column) {
   const F32 counted = convert<F32>((I32)(bits & 0x7fffffffu));
   const F32 uniform = minimum((counted + splat(0.5f)) * splat(4.656612873077393e-10f),
                               splat(0.99999994f));
-  // log1p(-u): the factor undoes what rounding 1 - u did.
+  // log1p(-u): the factor corrects the rounding of 1 - u.
   const F32 rest = splat(1.0f) - uniform;
   const F32 lost = splat(1.0f) - rest;
   const F32 exponential =
@@ -123,7 +123,7 @@ class Sampler {
     for (int64_t i = 0; i < padded; i += kLanes) {
       const F32 value = load(&scaled_[i]);
       const I32 kept = (value >= splat(least)) & (value > splat(-INFINITY));
-      // Under a mask or a filter most vectors hold no token that could be drawn.
+      // With a mask or a filter, most vectors contain no token that can be sampled.
       if (any_of(kept))
         best.take(select(kept, value + gumbel(key, (uint32_t)i), splat(-INFINITY)), i);
     }
@@ -142,7 +142,7 @@ class Sampler {
       place = select_int(better, lane_numbers() + (int32_t)start, place);
     }
 
-    // With what is left over from `done` on.
+    // With the remaining values from `done` on.
     int64_t token(const float* values, int64_t done, int64_t size) const {
       float largest = -INFINITY;
       int64_t token = 0;
@@ -167,7 +167,7 @@ class Sampler {
     return search((float)k, largest, least);
   }
 
-  // The least value of the smallest set of likeliest tokens that reaches the share.
+  // The smallest value of the smallest set of likeliest tokens that reaches the share.
   float nucleus(float share, float largest, float least) {
     F32 total = {};
     for (size_t i = 0; i < scaled_.size(); i += kLanes) {
@@ -183,8 +183,8 @@ class Sampler {
     return select((value >= splat(least)) & (value > splat(-INFINITY)), weight, splat(0.0f));
   }
 
-  // The largest value from which up the weights reach `target`, by bisection over the order of
-  // floats; `least` if all together do not.
+  // The largest value such that weights of values from it on reach `target`, by bisection over the
+  // order of floats; `least` if the total does not.
   float search(float target, float largest, float least) {
     int64_t low = order_of(-INFINITY), high = (int64_t)order_of(largest) + 1;
     while (low + 1 < high) {

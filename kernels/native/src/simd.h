@@ -1,5 +1,5 @@
-// What 16 floats together can do. HAZARD(invariance): every sum below runs in one fixed order, whatever
-// the tile.
+// Operations on 16 floats. HAZARD(invariance): every sum below runs in one fixed order, independent
+// of the tile.
 #pragma once
 
 #include <cstdint>
@@ -85,7 +85,7 @@ static inline float join_lanes(F32 v, Join&& join) {
 
 static inline float sum_of_lanes(F32 v) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)v);  // the same pairs, without a way through memory
+  return _mm512_reduce_add_ps((__m512)v);  // the same pairs, without going through memory
 #else
   return join_lanes(v, [](float a, float b) { return a + b; });
 #endif

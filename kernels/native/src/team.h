@@ -1,4 +1,4 @@
-// A team of threads, some or all of which walk through the phases of a step together.
+// A team of threads, some or all of which run the phases of a step together.
 #pragma once
 
 #include <algorithm>
@@ -47,10 +47,10 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs work(id) on the first `count` threads, the caller being number 0.
+  // Runs work(id) on the first `count` threads; the caller is number 0.
   void run(int count, const std::function<void(int)>& work) {
     if (count == 1) {
-      // The others do not even wake: no run of theirs is under way that could see this.
+      // The others are not woken: none of them is running that could read this.
       active_ = 1;
       return work(0);
     }
@@ -66,7 +66,7 @@ class Team {
     barrier();
   }
 
-  // All active threads arrive before any goes on. Waits spinning: a phase takes microseconds.
+  // Returns when all active threads have arrived. Spins: a phase takes microseconds.
   void barrier() {
     if (active_ == 1) return;
     const uint32_t phase = phase_.load();
@@ -76,14 +76,13 @@ class Team {
       return;
     }
     for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins)
-      // A thread that lost its core must not be waited for on another one that it could use.
+      // Yield, since a thread that lost its core may need this one.
       if (spins < kSpins) relax(); else std::this_thread::yield();
   }
 
-  // Shares out 0..count-1. Of each phase a thread works on the same part, as far as its length is the
-  // same, so that it finds in its own cache what it left there, and takes some items at a time, from
-  // the part's beginning or its end; a thread that is done helps others, so one that is held up by
-  // others of the machine takes fewer.
+  // Distributes 0..count-1. A thread works on the same part in each phase of the same length, so
+  // that its data is in its cache, and claims some items at a time, from the part's beginning or
+  // end; a thread that is done helps others, so one that is delayed by other load gets fewer.
   template <typename Item>
   void share(int id, int64_t count, Item&& item, int64_t at_a_time = 1, bool from_end = false) {
     const int active = active_;
@@ -103,12 +102,12 @@ class Team {
   }
 
  private:
-  // What a thread has of a phase, in a cache line of its own: how many items are taken, and the phase
-  // that this is about, so that nobody has to begin it.
+  // A thread's part of a phase, in a separate cache line: the number of claimed items, and the
+  // phase they belong to, so that no reset is needed.
   struct alignas(64) Part {
     std::atomic<uint64_t> state{0};
 
-    // The first of up to `some` items that are the caller's now; `size` where none are left.
+    // Claims up to `some` items; returns the first one, or `size` if none are left.
     int64_t take(uint32_t phase, int64_t size, int64_t some) {
       uint64_t seen = state.load();
       while (true) {
@@ -121,13 +120,14 @@ class Team {
   };
 
   static constexpr int kSpins = 4000;
-  // Parts that a thread looks at, its own first: that many lines of others it reads in each phase.
+  // Parts that a thread checks, its own first: the number of cache lines of others it reads per
+  // phase.
   static constexpr int kHelped = 8;
   static constexpr int kSmall = 8;
 
-  // Waking a thread, the kernel may put it on the caller's core though another one is idle, or will
-  // be in a moment: there each waits for the other in every phase, until a balancer comes along.
-  // Of a larger team one thread is a smaller part, and to move all of them is more work.
+  // When waking a thread, the kernel may place it on the caller's core although another one is or
+  // will be idle: then both wait for each other in every phase until they are rebalanced. In a
+  // larger team one thread matters less, and moving all of them costs more.
   void keep_off_this_core() {
 #if defined(__linux__)
     const int core = sched_getcpu();
@@ -151,7 +151,7 @@ class Team {
       {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [&] { return generation_.load() != seen; });
-        // A run that went by without this thread is nothing to it.
+        // Runs that did not need this thread are skipped.
         seen = generation_.load();
         if (ending_) return;
         work = id < active_ ? work_ : nullptr;

@@ -1,4 +1,4 @@
-"""Triton reads TRITON_INTERPRET when it is imported: these tests need a process of their own."""
+"""Triton reads TRITON_INTERPRET at import: these tests need a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that programs are to leave out, since results are the same without it."""
+"""Work that programs skip without effect on results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = extend_blocks(HEAD_DIM, torch.float32, 1, 1.0).keys
 
 @contextmanager
 def noting_walks() -> Iterator[list[tuple[int, bool]]]:
-    """Grows by the keys that each walk passes, and whether it masks them."""
+    """Collects the keys of each loop, and whether they are masked."""
     found: list[tuple[int, bool]] = []
     walk = triton_kernel._walk
 
@@ -45,7 +45,7 @@ def of_one_head(length: int) -> tuple[Paged, torch.Tensor]:
 
 
 def test_keys_are_masked_where_some_query_does_not_see_them() -> None:
-    """Those on the diagonal of a prompt, those past the end of a decode's row, and no others."""
+    """Only keys on the diagonal of a prompt and past the end of a decode's row."""
     length, queries = 8 * KEYS, extend_blocks(HEAD_DIM, torch.float32, 1, 8.0 * KEYS).rows
     case, q = of_one_head(length)
     for rest in (0, 3):
@@ -74,7 +74,7 @@ def test_heads_that_share_a_kv_head_walk_its_keys_together() -> None:
 
 
 def test_long_rows_in_batch_invariant_mode_are_one_launch() -> None:
-    """Of 256 rows of 128k; at a split for every 256 keys they would be some thirty."""
+    """256 rows of 128k; with a split per 256 keys there would be some thirty launches."""
     length, count = 128 << 10, 256
     metadata = AttentionMetadata(
         page_table=torch.zeros(count, 1, dtype=torch.int32),
@@ -108,7 +108,7 @@ def test_what_one_program_attends_to_needs_no_partial_outputs(
 
 
 def test_tiles_of_no_expert_multiply_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are as many tiles as any choice could need: here six, and one expert is chosen."""
+    """There are tiles for any choice of experts: here six, and one expert is selected."""
     num_products = 0
     create_dot = InterpreterBuilder.create_dot
 

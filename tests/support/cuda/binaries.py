@@ -1,26 +1,26 @@
-"""What kernels may take of a GPU once they are compiled, by kernel and compute capability.
+"""GPU resource budgets of compiled kernels, by kernel and compute capability.
 
-Who makes one leaner lowers its row; who needs more says why.
+When a kernel needs less, lower its row; when it needs more, give the reason.
 """
 
 from __future__ import annotations
 
 CAPABILITIES = (80, 89, 90, 100)
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Shared memory that one program may take (CUDA C++ guide, table 30)."""
+"""Maximum shared memory of one program (CUDA C++ guide, table 30)."""
 PRODUCTS = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
-"""Instruction that multiplies matrices in bfloat16."""
+"""Matrix-multiply instruction for bfloat16."""
 MULTIPLYING: dict[str, int] = {
     "_attention_kernel": 32,
     "_matmul_kernel": 0,
     "_multiply_kernel": 16,
 }
-"""Kernels with products; and tiles of how many rows are too small for more than mma.sync: those of
-single queries are, those of heads of 512 dimensions, and those of experts need not be."""
+"""Kernels with matrix products, and the number of tile rows up to which mma.sync suffices: that is
+the case for single queries and for heads of 512 dimensions, and optional for experts."""
 
 
 def product(kernel: str, tile_rows: int, capability: int) -> str:
-    """Instruction by which a kernel's binary is to multiply; empty where by none."""
+    """Expected matrix-multiply instruction of a kernel's binary; empty if none."""
     if kernel not in MULTIPLYING:
         return ""
     return PRODUCTS[80 if tile_rows <= MULTIPLYING[kernel] else capability]
@@ -38,14 +38,14 @@ REGISTERS: dict[str, int] = {
     "_sample_kernel": 97,
     "_collect_kernel": 95,
 }
-"""Most of a thread, on any GPU; of kernels that are not here, `OTHER_REGISTERS`."""
+"""Maximum registers of a thread on any GPU; for other kernels `OTHER_REGISTERS`."""
 OTHER_REGISTERS = 80
 
 SPILLS: dict[tuple[str, int], int] = {
     ("_search_kernel", 100): 16,  # a bisection of 4 warps, once per row
     ("_multiply_kernel", 89): 8,  # one slot of the stack, in one of 60 variants
-    # Two programs a multiprocessor: measured 15 % quicker than one of twice the warps, without any.
-    # Of those that mask by a window, too.
+    # Two programs per multiprocessor were 15 % faster than one with twice the warps and no spills,
+    # also with window masks.
     ("_attention_kernel", 90): 560,
 }
-"""Bytes of a thread that registers do not hold; of others none."""
+"""Maximum spilled bytes of a thread; 0 for other kernels."""

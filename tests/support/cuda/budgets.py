@@ -1,7 +1,8 @@
-"""Most launches that a captured step of each family may take.
+"""Maximum launches of a captured step, by model family.
 
-The counts are those of today's sources: who needs fewer lowers them, who needs more says why. What
-torch does in one operation counts as one launch, though a sort, say, is several of a device's.
+The counts match the current code: lower them when a change needs fewer, and give the reason when it
+needs more. A torch operation counts as one launch, although a sort, for example, is several on a
+device.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ class Budget(NamedTuple):
     """Launches of a step of 4 rows."""
 
     model: str
-    """Whose config.json is taken, of the corpus in tests/worker/models/configs."""
+    """Model whose config.json is used, from the corpus in tests/worker/models/configs."""
     layer: int
-    """Of the layer that has most."""
+    """Of the layer with the most launches."""
     rest: int = 6
-    """Of the forward pass beside its layers: inputs, embedding, norm, and a copy for draws."""
+    """Of the forward pass outside its layers: inputs, embedding, norm, and a copy for sampling."""
     draw: int = 5
-    """Logits, masks and draw of rows without filters; 0 where graphs hold no draws."""
+    """Logits, masks and sampling without filters; 0 if graphs contain no sampling."""
     filtered: int = 10
-    """The same with filters."""
+    """Logits, masks and sampling with filters."""
 
 
 BUDGETS = {

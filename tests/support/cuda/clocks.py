@@ -1,8 +1,8 @@
-"""Happens-before on a device that is not there: streams, events, the caching allocator, graphs.
+"""Happens-before analysis on a fake device: streams, events, the caching allocator, graphs.
 
-Each stream, and the host, is a lane with a vector clock. What one lane does is ordered behind what
-another did only where an event was recorded and waited for in between, or where the host launched
-it knowing so. Everything runs at once and in order; what could have run otherwise is a finding:
+Each stream, and the host, is a lane with a vector clock. Operations of different lanes are only
+ordered if an event was recorded and waited for in between, or if the host launched one after
+observing the other. Everything runs immediately and in order; possible other orders are findings:
 
     a race        an unordered access to memory that somebody writes
     a free        memory goes back to the allocator while another stream than its own may use it
@@ -10,7 +10,7 @@ it knowing so. Everything runs at once and in order; what could have run otherwi
     a wait        the host would sleep until the device has come so far
     a graph       holds what may not be captured, or replays on memory that is gone
 
-One run covers all orders, and a finding names both sites.
+One run covers all orders; a finding names both sites.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tests.support.cuda.tensors import Launch, Memory, Region, StandIn, site
 
 MAX_LANES = 32
 _FINE_BYTES = 1 << 16
-"""Memory of so many bytes is watched in units of 4; more in as many units as that makes."""
+"""Memory up to this size is tracked in units of 4 bytes; larger memory in the same number of
+units."""
 
 Clock = npt.NDArray[np.int64]
 
@@ -43,14 +44,14 @@ class Lane:
         self.clock: Clock = np.zeros(MAX_LANES, dtype=np.int64)
 
     def join(self, clock: Clock) -> None:
-        """Orders what comes behind what the clock knows."""
+        """Orders later operations after those known to the clock."""
         np.maximum(self.clock, clock, out=self.clock)
 
     def tick(self) -> None:
-        """Something happens here."""
+        """Advances this lane's clock."""
         self.clock[self.number] += 1
 
-    # What torch.cuda.Stream has.
+    # Interface of torch.cuda.Stream.
 
     def wait_event(self, event: Event) -> None:
         self.join(self.clocks.host.clock)
@@ -71,7 +72,7 @@ class Lane:
 
 
 class Event:
-    """What torch.cuda.Event has; none is ever seen to have happened by a query alone."""
+    """Fake of torch.cuda.Event; a query never reports it as complete."""
 
     def __init__(self, clocks: Clocks, *, enable_timing: bool = False) -> None:
         self._clocks, self._is_timed = clocks, enable_timing
@@ -104,21 +105,21 @@ class Event:
 
 @dataclass(eq=False, slots=True)
 class _Uses:
-    """Who has used an allocation, and when last: of each lane its own clock then."""
+    """Last use of an allocation by each lane, in the lane's clock."""
 
     lane: Lane | None
-    """To whose stream the allocator gives it again; None for the host's memory."""
+    """Stream to which the allocator returns it; None for host memory."""
     is_pooled: bool = False
     """Whether it belongs to graphs."""
     whole: Clock = field(default_factory=lambda: np.zeros((2, MAX_LANES), dtype=np.int64))
-    """[read or written, lane]: all of it."""
+    """[read or written, lane]: uses of the whole allocation."""
     parts: npt.NDArray[np.int64] | None = None
-    """[read or written, lane, unit]: part of it."""
+    """[read or written, lane, unit]: uses of parts."""
     unit: int = 4
     sites: dict[tuple[int, bool], str] = field(default_factory=dict)
 
     def latest(self, units: npt.NDArray[np.int64] | slice | None, is_write: int) -> Clock:
-        """When each lane last read, or wrote, any of these units; None for all."""
+        """Time of each lane's last read or write of any of these units; None for all units."""
         own: Clock = self.whole[is_write]
         if self.parts is None:
             return own
@@ -127,7 +128,7 @@ class _Uses:
 
 
 class Clocks:
-    """The lanes of one rank; a watcher of its tensors."""
+    """The lanes of one rank; observes its tensors."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -160,7 +161,7 @@ class Clocks:
         """Notes a finding."""
         self.world.findings.setdefault(f"{kind}: {text}")
 
-    # What a watcher is told.
+    # Interface of an observer.
 
     def allocated(self, memory: Memory) -> None:
         lane = self.current
@@ -238,14 +239,14 @@ class Clocks:
 
 
 class World:
-    """What the ranks of one process share."""
+    """State shared by the ranks of one process."""
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
         self.findings: dict[str, None] = {}
-        """In the order in which they were made."""
+        """In the order of their creation."""
         self.waits: dict[str, None] = {}
-        """What the host waited for, and where."""
+        """Waits of the host, with their sites."""
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.is_over = False
         self._lock = threading.Lock()
@@ -260,7 +261,7 @@ class World:
 
     @contextmanager
     def rank(self) -> Iterator[Clocks]:
-        """Inside, the calling thread has a device."""
+        """Context in which the calling thread has a device."""
         clocks = self._own.clocks = Clocks(self)
         self._own.stand_in = StandIn(clocks)
         with self._own.stand_in:
@@ -268,7 +269,7 @@ class World:
 
     @property
     def clocks(self) -> Clocks:
-        """Those of the calling thread's device."""
+        """Clocks of the calling thread's device."""
         found: Clocks = self._own.clocks
         return found
 
@@ -280,7 +281,7 @@ class World:
 
 
 class Graph:
-    """What torch.cuda.CUDAGraph has: launches, repeated on the memory of their capture."""
+    """Fake of torch.cuda.CUDAGraph: launches, repeated on the memory of their capture."""
 
     def __init__(self, clocks: Clocks) -> None:
         self.clocks = clocks
@@ -310,7 +311,7 @@ class Graph:
         self._steps.append((Launch(launch.name, (), (), launch.again), held))
 
     def replay(self) -> None:
-        """All of it once more, on the current stream."""
+        """Replays all launches on the current stream."""
         for launch, held in self._steps:
             for memory, where in held:
                 if memory() is None:
@@ -319,13 +320,13 @@ class Graph:
                 self.clocks.launched(launch.again())
 
     def reset(self) -> None:
-        """Lets go of everything."""
+        """Releases everything."""
         self._steps.clear()
         self.has_collectives = False
 
 
 def _units(region: Region, uses: _Uses) -> npt.NDArray[np.int64] | slice | None:
-    """Which units of its memory a region touches; None for all."""
+    """Units of its memory that a region touches; None for all."""
     tensor, memory = region.tensor, region.memory
     if tensor.is_meta or (region.rows is None and tensor.nbytes == memory.num_bytes):
         return None
@@ -346,6 +347,6 @@ def _units(region: Region, uses: _Uses) -> npt.NDArray[np.int64] | slice | None:
 
 
 def _array(rows: torch.Tensor) -> npt.NDArray[np.int64]:
-    values = torch._C.TensorBase.numpy(rows)  # the patched one tells of the host's accesses
+    values = torch._C.TensorBase.numpy(rows)  # the patched one reports accesses of the host
     found: npt.NDArray[np.int64] = np.unique(values.reshape(-1).astype(np.int64))
     return found

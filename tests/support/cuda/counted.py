@@ -1,4 +1,4 @@
-"""How many launches a model's steps are: its real classes, on tensors that are nowhere."""
+"""Counts launches of a model's steps: its real classes, on tensors without storage."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from worker.rank.graphs import Replay, StepGraphs
 from worker.rank.runner import ModelRunner
 
 ROWS = 4
-"""Of the step that is counted."""
+"""Of the counted step."""
 TOKENS = 64
-"""Of one whose rows are of any lengths."""
+"""Of a step with rows of any lengths."""
 _FOR_ALL_LAYERS = {"_schedule_kernel"}
-"""What the first layer of a group launches for the others, too."""
+"""Launches of the first layer of a group for all its layers."""
 
 
 class HostWait(AssertionError):
-    """What is captured in a graph waits for the device."""
+    """Captured code waits for the device."""
 
 
 class Counter:
-    """Notes launches by name; a watcher."""
+    """Counts launches by name; an observer."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.grids: list[tuple[str, tuple[int, ...]]] = []
-        """Of Triton's kernels: how many programs each launch has along each axis."""
+        """Grids of launches, by Triton kernel."""
         self.forbids_waits = False
 
     def allocated(self, memory: Memory) -> None:
@@ -76,19 +76,19 @@ class Counts:
     """Launches of one captured step."""
 
     layer: int
-    """Of the layer that has most."""
+    """Of the layer with the most launches."""
     rest: int
-    """Of the forward pass beside its layers."""
+    """Of the forward pass outside its layers."""
     draw: int
-    """Logits and draw of rows without filters."""
+    """Logits and sampling without filters."""
     filtered: int
-    """The same with filters."""
+    """Logits and sampling with filters."""
     ragged: int
-    """Of the forward pass of a step whose rows are of any lengths; 0 where none is captured."""
+    """Of the forward pass of a step with rows of any lengths; 0 if none is captured."""
 
 
 class Idle:
-    """A stream, an event or a graph that nothing depends on."""
+    """A stub of a stream, an event or a graph."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -101,7 +101,7 @@ class Idle:
 
 
 class _Upload:
-    """Brings zeros to the device."""
+    """Creates zeros on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -112,14 +112,14 @@ class _Upload:
 
 
 def _pack_unloaded(model: DecoderModel, native: NativeOptions | None) -> None:
-    for _ in model.weight_slots():  # quantized weights are made for their names
+    for _ in model.weight_slots():  # quantized weights are created with their slots
         pass
     pack_weights(model, native)
 
 
 @contextmanager
 def counting() -> Iterator[Counter]:
-    """Inside, tensors on "cuda" have no content, and launches are counted."""
+    """Context in which tensors on "cuda" have no content, and launches are counted."""
     counter = Counter()
 
     def launch(self: Any, *_: Any, grid: Any, warmup: bool, **__: Any) -> None:
@@ -143,16 +143,16 @@ def counting() -> Iterator[Counter]:
 def count_launches(
     folder: Path, prepare: Callable[[ModelRunner], object] = lambda _: None, **further: object
 ) -> Counts:
-    """Launches of a captured step of the model whose config.json is in the folder.
+    """Launches of a captured step of the model with the folder's config.json.
 
     Args:
-        folder: with no weights.
-        prepare: is given the runner before its steps are captured.
+        folder: folder without weights.
+        prepare: called with the runner before its steps are captured.
         further: options of the engine.
 
     Raises:
-        HostWait: what would be captured waits for the device.
-        DeviceMix: it computes with tensors on CPU.
+        HostWait: captured code would wait for the device.
+        DeviceMix: captured code uses tensors on CPU.
     """
     captured: list[list[str]] = []
     ragged = 0
@@ -186,7 +186,7 @@ def count_launches(
                 captured.clear()
                 StepGraphs(*steps, *sizes, token_sizes=(TOKENS,), show_progress=False)
                 ragged = len(captured[0])
-    plain, filtered = draws or (0, 0)  # blocks are not drawn in graphs
+    plain, filtered = draws or (0, 0)  # blocks are not sampled in graphs
     return Counts(max(own), forward - sum(own), plain, filtered, ragged)
 
 
@@ -203,7 +203,7 @@ def _count_calls(layer: Any, counter: Counter, found: list[int]) -> None:
 
 
 def write_config(folder: Path, config: dict[str, Any], num_layers: int) -> Path:
-    """The folder with a config.json of so many layers."""
+    """The folder, with a config.json of this number of layers."""
     text = config.get("text_config", config)
     most = text.get("num_hidden_layers", num_layers)
     short = {

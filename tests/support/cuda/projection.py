@@ -1,11 +1,11 @@
-"""How long steps would take on an H100: a projection, since none has run them.
+"""Projected step times on an H100, not measured.
 
     python -m tests.support.cuda.projection
 
-Counted, of the real classes on tensors that are nowhere: launches, bytes of weights and of keys and
-values, keys that the longest program of attention walks. Assumed: the rates below, and that a step
-is its bytes over the memory's bandwidth, or its products over what products reach where that takes
-longer, and a gap per launch. A peer is the same step with as many launches as peers have.
+Counted, with the real classes on tensors without storage: launches, bytes of weights and of keys
+and values, keys of the longest attention program. Assumed: the rates below, and that a step takes
+its bytes over the memory bandwidth, or its matmuls over their throughput if that takes longer, plus
+a gap per launch. A peer is the same step with the number of launches of other engines.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tests.support.worker.real_configs import load_corpus
 from worker.models.config.model_config import ModelConfig, load_model_config
 
 BANDWIDTH = 3.0e12
-"""Bytes a second that kernels reach of an H100 SXM's memory; its data sheet says 3.35e12."""
+"""Achieved memory bandwidth of an H100 SXM in bytes per second; the data sheet says 3.35e12."""
 PRODUCTS = 600e12
-"""FLOP a second of bfloat16 that large products reach there; its data sheet says 989e12."""
+"""Achieved bfloat16 FLOP/s of large matmuls; the data sheet says 989e12."""
 GAP_S = 1.5e-6
-"""From one kernel of a graph to the next, beyond what both take by the rates above: launch latency
-and the ends of both, 1 to 2 microseconds on an H100."""
+"""Seconds between two kernels of a graph, in addition to the rates above: launch latency and tails,
+1 to 2 microseconds on an H100."""
 PROMPT_ATTENTION = (250e12, 550e12)
-"""FLOP a second of attention among the tokens of a prompt: what Triton's kernels are known to reach
-on an H100, and FlashAttention 3, which peers take."""
+"""FLOP/s of attention within a prompt: known figures on an H100 for Triton kernels, and for
+FlashAttention 3, which peers use."""
 PEER_LAYER = {"LlamaForCausalLM": 9.5, "Qwen3ForCausalLM": 9.5, "Qwen3MoeForCausalLM": 16.5}
-"""Launches per layer that peers need: 9 to 10, 15 to 18 with experts. Beside layers they are
-taken to need as many as are needed here."""
+"""Launches per layer of peers: 9 to 10, 15 to 18 with experts. Outside layers they are assumed to
+need as many as this engine."""
 _BYTES = 2
-"""Of a weight, a key or a value."""
+"""Bytes of a weight, a key or a value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What is run."""
+    """The projected step."""
 
     architecture: str
     label: str
@@ -50,7 +50,7 @@ class Step:
     context: int
     """Positions of all rows together."""
     longest_walk: int = 0
-    """Keys that the longest program of attention walks; 0 where programs are alike."""
+    """Keys of the longest attention program; 0 if all programs are equal."""
 
 
 STEPS_PROJECTED: Sequence[Step] = (
@@ -76,7 +76,7 @@ class Projection(NamedTuple):
     launches: int
     peer_launches: int
     work_ms: float
-    """Bytes and products, which are a peer's, too."""
+    """Time of bytes and matmuls, the same for a peer."""
 
     @property
     def ms(self) -> float:
@@ -97,7 +97,7 @@ def project(step: Step) -> Projection:
 
 
 def _work_s(model: ModelConfig, step: Step) -> float:
-    """Seconds that bytes and products take."""
+    """Seconds for bytes and matmuls."""
     heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
     in_all_tokens = model.num_layers * model.hidden_size * heads
     in_all_tokens += model.vocab_size * model.hidden_size
@@ -122,7 +122,7 @@ def _work_s(model: ModelConfig, step: Step) -> float:
 
 @cache
 def _model(architecture: str) -> tuple[ModelConfig, Counts]:
-    """The model that the architecture's budget is for, and what its steps launch."""
+    """The model of the architecture's budget, and the launches of its steps."""
     name = BUDGETS[architecture].model
     real = next(one for one in load_corpus() if one.name == name)
     with tempfile.TemporaryDirectory() as folder:
@@ -133,8 +133,7 @@ def _model(architecture: str) -> tuple[ModelConfig, Counts]:
 
 
 def prompt_ms(num_tokens: int, attention: float) -> float:
-    """A prompt of Llama's, whose attention reaches so many FLOP a second: which that is here, a
-    count does not tell."""
+    """A prompt of Llama, by FLOP/s of its attention, which cannot be counted."""
     model, _ = _model("LlamaForCausalLM")
     heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
     layer = model.hidden_size * (heads + 3 * model.intermediate_size)
@@ -144,7 +143,7 @@ def prompt_ms(num_tokens: int, attention: float) -> float:
 
 
 def table() -> str:
-    """All steps as rows of Markdown."""
+    """All steps as Markdown rows."""
     lines = [
         "| projected, not measured | launches (peers) | ms (peers) |",
         "|---|---|---|",

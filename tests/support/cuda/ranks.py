@@ -1,5 +1,5 @@
-"""Worker groups in one process: ranks that are threads, each with a device of its own, which NCCL
-joins."""
+"""Worker groups in one process: ranks as threads, each with its own device, connected by a fake
+NCCL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class Meeting:
-    """Where the ranks' threads exchange tensors and clocks."""
+    """Exchange of tensors and clocks among the ranks' threads."""
 
     def __init__(self, world: World, size: int) -> None:
         self.world = world
@@ -36,7 +36,7 @@ class Meeting:
         self._barrier = threading.Barrier(size)
 
     def exchange(self, rank: int, part: tuple[str, torch.Tensor, Clock]) -> list[Any]:
-        """All ranks' parts, in their order."""
+        """All ranks' parts, in the order of ranks."""
         self._slots[rank] = part
         self._barrier.wait(_TIMEOUT_S)
         parts = list(self._slots)
@@ -44,12 +44,13 @@ class Meeting:
         return parts
 
     def leave(self) -> None:
-        """Has the others fail who wait for this one."""
+        """Makes ranks fail that wait for this one."""
         self._barrier.abort()
 
 
 class NcclGroup(TensorParallelGroup):
-    """One thread's rank. A collective is a launch that is behind what all ranks have launched."""
+    """One thread's rank. A collective is a launch ordered after the previous launches of all
+    ranks."""
 
     def __init__(self, rank: int, size: int, meeting: Meeting) -> None:
         super().__init__(rank=rank, world_size=size, device=DEVICE, process_group=None)
@@ -65,7 +66,7 @@ class NcclGroup(TensorParallelGroup):
         return self._launch("nccl all_reduce", reduce, tensor)
 
     def close(self) -> bool:
-        """Ends it, which would wait for graphs that hold its collectives."""
+        """Shuts down the group, which would wait for graphs that contain its collectives."""
         world, clocks = self._meeting.world, self._meeting.world.clocks
         for graph in world.graphs:
             if graph.has_collectives and graph.clocks is clocks:
@@ -106,7 +107,7 @@ class NcclGroup(TensorParallelGroup):
 
 
 class RanksHere(Executor):
-    """All ranks in this process; each has done what is asked when a call returns."""
+    """All ranks in this process; calls return when all ranks are done."""
 
     def __init__(self, config: EngineConfig, count: int) -> None:
         self.max_overlap_depth = 1
@@ -120,11 +121,11 @@ class RanksHere(Executor):
 
     @abstractmethod
     def join(self, number: int) -> TensorParallelGroup:
-        """The group as a rank sees it."""
+        """The group of one rank."""
 
     @abstractmethod
     def each(self, work: Callable[[Rank, int], R]) -> list[R]:
-        """What each rank's work returns, in their order."""
+        """Results of each rank's work, in the order of ranks."""
 
     def start(self) -> EngineInfo:
         hellos = self.each(lambda rank, n: rank.load(self.join(n)))
@@ -154,7 +155,7 @@ class RanksHere(Executor):
 
 
 class ThreadedExecutor(RanksHere):
-    """Rank 0 in the caller's thread, rank 1 in another."""
+    """Runs rank 0 in the caller's thread, rank 1 in another."""
 
     def __init__(
         self, world: World, config: EngineConfig, directory: str, spawn: Sequence[int]
@@ -184,7 +185,7 @@ class ThreadedExecutor(RanksHere):
     def close(self) -> None:
         if self._has_ended:  # one of them failed
             return
-        # Ranks from 1 on need not have waited for their last steps: nothing allocates after them.
+        # Ranks from 1 on need not wait for their last steps, since nothing allocates after them.
         self._world.is_over = True
         super().close()
         self._end()

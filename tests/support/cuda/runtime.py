@@ -1,4 +1,4 @@
-"""torch.cuda as the sources use it, on clocks; a kernel is one launch, and computes on CPU."""
+"""Fake of torch.cuda on clocks; each kernel is one launch, and computes on CPU."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ TOTAL = 80 << 30
 
 @contextmanager
 def pretended_cuda(*, warms_up: bool = False) -> Iterator[World]:
-    """Inside, there is one CUDA device for each thread that enters `World.rank`.
+    """Context with one CUDA device for each thread that enters `World.rank`.
 
-    Nothing is compiled for it. Start-up runs the steps in which it would be only with `warms_up`:
-    they compute on CPU.
+    Nothing is compiled. Warm-up steps only run with `warms_up`, on CPU.
     """
     world = World()
     with pytest.MonkeyPatch.context() as patch, patched_tensors():
@@ -50,7 +49,7 @@ def pretended_cuda(*, warms_up: bool = False) -> Iterator[World]:
 
 
 def device_properties() -> SimpleNamespace:
-    """Of an H100 without a name."""
+    """Properties of an H100 without a name."""
     return SimpleNamespace(
         name="a stand-in",
         total_memory=TOTAL,
@@ -129,7 +128,7 @@ def _as_launch(world: World, name: str, function: Callable[P, R]) -> Callable[P,
 def _schedule(
     rows: AttentionRows, *, blocks: AttentionBlocks, queries: int, **_: object
 ) -> Schedule:
-    """One item per row, made from lengths on the device."""
+    """One item per row, created from lengths on the device."""
     items = rows.seq_lens.unsqueeze(1).repeat(1, 8)
     return Schedule(
         rows=rows,
@@ -151,7 +150,7 @@ def _attend_rows(
     cap: float,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Attention row by row, reading just the pages that each sees."""
+    """Attention row by row, reading only the visible pages of each."""
     rows = schedule.rows
     lengths = schedule.items[:, 0].tolist()
     starts = list(range(len(lengths) + 1))
@@ -183,8 +182,8 @@ def _attend_to_latents(
     scale: float,
     arrived: torch.Tensor,
 ) -> torch.Tensor:
-    """The same, of keys whose leading dimensions are the values. Counters of decodes have to be as
-    the launch before left them."""
+    """The same, for keys whose leading dimensions are the values. Counters of decodes must be as
+    left by the previous launch."""
     if metadata.query_start is None:
         assert not arrived.any(), "programs of another launch were counted"
         arrived.add_(1)

@@ -1,4 +1,4 @@
-"""Whole engines on devices that are not there: what they serve, and what is found meanwhile."""
+"""Whole engines on fake devices: their outputs, and findings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOST = {"host_cache_gib": 0.001, "host_cache_policy": "always", "kv_cache_tokens
 
 
 def by_model(folder: str) -> dict[str, Any]:
-    """Options that have a model draft."""
+    """Options for drafting with a model."""
     return {
         "speculative_method": "draft",
         "speculative_model": folder,
@@ -53,7 +53,7 @@ class Served(NamedTuple):
     """While it served."""
     num_launches: int
     num_loaded: int
-    """Pages, from the host's memory."""
+    """Pages loaded from host memory."""
 
 
 def prompts(count: int = len(LENGTHS), repeats: int = 1) -> list[list[int]]:

@@ -1,10 +1,9 @@
-"""Tensors that say they are on a CUDA device and lie in host memory, or nowhere at all.
+"""Tensors that report a CUDA device, but are in host memory or without storage.
 
-`DeviceTensor` wraps a tensor on CPU, or on torch's meta device where values do not matter. To all
-who ask, its device is "cuda:0", so that every branch for CUDA runs as it is. Each operation on one
-passes a `StandIn`, which refuses what a device would refuse (a mixture of devices), tells a watcher
-what a stream would be given (launches, with the memory that they read and write) and what the host
-would wait for, and computes at once.
+`DeviceTensor` wraps a tensor on CPU, or on torch's meta device if values do not matter. It reports
+the device "cuda:0", so that all CUDA branches run unchanged. Each operation on one passes a
+`StandIn`, which rejects mixed devices as a device would, notifies a watcher of launches, with the
+memory that they read and write, and of waits of the host, and computes immediately.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _WHOLE = {ATEN.linear.default, ATEN.matmul.default}
 """Composite operations that are one launch."""
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _WAITS = {"_local_scalar_dense", "item", "equal", "nonzero", "masked_select", "_unique2"}
-"""Operations whose result the host has to know before it goes on."""
+"""Operations whose result the host needs before it can continue."""
 _COPIES = {"copy_", "_to_copy"}
 
 
 class DeviceMix(AssertionError):
-    """An operation on tensors of the device and others."""
+    """An operation that mixes tensors of the device with others."""
 
 
 class Memory:
@@ -45,8 +44,8 @@ class Memory:
 
     Args:
         num_bytes: its size.
-        on_free: told then.
-        is_pinned: whether it is the host's, for copies that nobody waits for.
+        on_free: called then.
+        is_pinned: whether it is pinned host memory, for asynchronous copies.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Memory:
         self.site = site()
         self._on_free = on_free
         self.notes: Any = None
-        """Whatever a watcher keeps."""
+        """State of the watcher."""
 
     def __del__(self) -> None:
         if self._on_free is not None:
@@ -73,34 +72,34 @@ class Region(NamedTuple):
 
     memory: Memory
     tensor: torch.Tensor
-    """Where it lies; on CPU or on torch's meta device."""
+    """Its content, on CPU or on torch's meta device."""
     rows: torch.Tensor | None = None
-    """Those of its first dimension alone; None for all."""
+    """Rows of its first dimension; None for all."""
 
 
 class Launch(NamedTuple):
-    """What one stream is given to do."""
+    """Work submitted to one stream."""
 
     name: str
     reads: Sequence[Region]
     writes: Sequence[Region]
     again: Callable[[], Launch] | None = None
-    """Does it once more, from and to the same memory."""
+    """Repeats it, from and to the same memory."""
 
 
 class Watcher(Protocol):
-    """Is told what happens."""
+    """Receives notifications."""
 
     def allocated(self, memory: Memory) -> None:
         """New memory on the device, from the cache of the current stream."""
         ...
 
     def freed(self, memory: Memory) -> None:
-        """Nobody holds it any more."""
+        """The memory is freed."""
         ...
 
     def launched(self, launch: Launch) -> None:
-        """The current stream is given something to do."""
+        """Work is submitted to the current stream."""
         ...
 
     def touched(self, region: Region, *, write: bool) -> None:
@@ -113,7 +112,7 @@ class Watcher(Protocol):
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor of the stand-in."""
+    """A tensor on the fake device."""
 
     content: torch.Tensor
     memory: Memory
@@ -121,7 +120,7 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, content: torch.Tensor, memory: Memory, owner: StandIn) -> DeviceTensor:
-        # A view of a tensor from outside of inference mode is none of that mode, either.
+        # A view of a tensor from outside inference mode is not an inference tensor, either.
         with torch.inference_mode(content.is_inference()):
             made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
@@ -144,11 +143,11 @@ class DeviceTensor(torch.Tensor):
 
 
 class StandIn(TorchDispatchMode):
-    """In a `with` block tensors can be made on, and copied to, the device.
+    """Context in which tensors can be created on, and copied to, the device.
 
     Args:
-        watcher: is told what happens.
-        place: "cpu" computes; "meta" knows shapes alone, and what comes from there is zeros.
+        watcher: receives notifications.
+        place: "cpu" computes; "meta" only has shapes, and copies from there are zeros.
     """
 
     def __init__(self, watcher: Watcher, place: str = "cpu") -> None:
@@ -160,25 +159,25 @@ class StandIn(TorchDispatchMode):
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
         """By the address of torch's storage object."""
         self._kept: list[torch.Tensor] = []
-        """What was pinned, so that nothing else ever has its address."""
+        """Pinned tensors, kept alive so that their addresses are not reused."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Declares a tensor on CPU pinned where it lies."""
+        """Declares a tensor on CPU as pinned in place."""
         storage = tensor.untyped_storage()
         self._kept.append(tensor)
         self.pinned[storage.data_ptr()] = Memory(storage.nbytes(), is_pinned=True)
         return tensor
 
     def touch(self, tensor: torch.Tensor, *, write: bool) -> None:
-        """The host reads or writes a tensor on CPU; of no interest unless that is pinned."""
+        """The host reads or writes a tensor on CPU; ignored unless it is pinned."""
         if not isinstance(tensor, DeviceTensor) and (region := self.region(tensor)) is not None:
             self.watcher.touched(region, write=write)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One operation, on whatever device."""
+        """One operation on any device."""
         name = func._schema.name.removeprefix("aten::")
         on_device = any(True for _ in _device_tensors((args, kwargs)))
         device = kwargs.get("device")
@@ -210,7 +209,8 @@ class StandIn(TorchDispatchMode):
         return wrapped
 
     def opaque(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a function of tensors returns that is one launch, in as many operations on CPU."""
+        """Result of a function of tensors that counts as one launch, with any number of operations
+        on CPU."""
         contents, options = _unwrap(args), _unwrap(kwargs)
         trace = _Trace(self)
 
@@ -224,7 +224,7 @@ class StandIn(TorchDispatchMode):
         return wrapped
 
     def touches(self, func: Any, args: Any, kwargs: Any) -> tuple[list[Region], list[Region]]:
-        """What of the device's memory an operation on contents reads and writes."""
+        """Device memory that an operation on contents reads and writes."""
         reads, writes = list[Region](), list[Region]()
         for number, argument in enumerate(func._schema.arguments):
             value = args[number] if number < len(args) else kwargs.get(argument.name)
@@ -237,7 +237,7 @@ class StandIn(TorchDispatchMode):
         return reads, writes
 
     def region(self, tensor: torch.Tensor) -> Region | None:
-        """All of a tensor of the device, or one that is pinned; None of others."""
+        """The region of a whole device or pinned tensor; None for others."""
         if isinstance(tensor, DeviceTensor):
             return Region(tensor.memory, tensor.content)
         memory = self._pinned_memory(tensor)
@@ -249,7 +249,7 @@ class StandIn(TorchDispatchMode):
         return self.pinned.get(tensor.untyped_storage().data_ptr())
 
     def _wrap(self, result: Any, given: Any) -> tuple[Any, list[torch.Tensor]]:
-        """The results as tensors of the device, and the contents that have new memory."""
+        """The results as device tensors, and the contents with new memory."""
         sources = {id(source.content): source for source in _device_tensors(given)}
         fresh: list[torch.Tensor] = []
 
@@ -276,7 +276,7 @@ class StandIn(TorchDispatchMode):
         fresh: Sequence[torch.Tensor],
         touched: Callable[[], tuple[Sequence[Region], Sequence[Region]]],
     ) -> None:
-        """Tells of a launch that made `result`, whose memory is new as far as it is `fresh`."""
+        """Reports a launch that created `result`, of which `fresh` has new memory."""
 
         def tell() -> Launch:
             reads, writes = touched()
@@ -296,7 +296,7 @@ class StandIn(TorchDispatchMode):
         self.watcher.launched(tell())
 
     def _copy(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Between host and device, or on the device."""
+        """Copies between host and device, or on the device."""
         written: torch.Tensor
         if name == "copy_":
             target, source = args[:2]
@@ -338,7 +338,7 @@ class StandIn(TorchDispatchMode):
     def _ends(
         self, source: torch.Tensor, target: torch.Tensor
     ) -> tuple[list[Region], list[Region]]:
-        """What of the device's and of pinned memory a copy reads and writes."""
+        """Device and pinned memory that a copy reads and writes."""
         found = []
         for one in (source, target):
             storage = one.untyped_storage()
@@ -359,7 +359,7 @@ class StandIn(TorchDispatchMode):
 
 
 class _Trace(TorchDispatchMode):
-    """Sees what operations on contents touch."""
+    """Records the memory that operations on contents touch."""
 
     def __init__(self, stand_in: StandIn) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
@@ -368,7 +368,7 @@ class _Trace(TorchDispatchMode):
         self._writes: list[Region] = []
 
     def take(self) -> tuple[list[Region], list[Region]]:
-        """What was read and written since this was asked last."""
+        """Reads and writes since the last call."""
         taken, self._reads, self._writes = (self._reads, self._writes), [], []
         return taken
 
@@ -381,7 +381,7 @@ class _Trace(TorchDispatchMode):
 
 
 def site() -> str:
-    """Where in the sources the caller is."""
+    """Source location of the caller."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         path = frame.f_code.co_filename
@@ -431,11 +431,12 @@ def _unwrap(value: Any) -> Any:
 
 
 _BY_ROWS = {"index_select": 2, "index_copy_": 2, "index_fill_": 2, "index_add_": 2}
-"""Operations on rows of their first argument along a dimension, and which argument names them."""
+"""Operations on rows of their first argument along a dimension, and the argument with the row
+indices."""
 
 
 def _rows(func: Any, args: Any) -> torch.Tensor | None:
-    """Which rows of its first argument the operation touches; None for all."""
+    """Rows of its first argument that the operation touches; None for all."""
     name = func._schema.name.removeprefix("aten::")
     rows: torch.Tensor | None = None
     if name in _BY_ROWS and args[1] == 0:
@@ -453,8 +454,8 @@ def _has_mask_index(name: str, args: Any) -> bool:
 
 @contextmanager
 def patched_tensors() -> Iterator[None]:
-    """Inside, methods of torch.Tensor that pass no dispatch mode, or that ask for a CUDA build, do
-    without."""
+    """Context in which methods of torch.Tensor that bypass dispatch modes, or need a CUDA build,
+    are replaced."""
     base = torch._C.TensorBase
 
     def getitem(tensor: torch.Tensor, index: Any) -> Any:
@@ -489,7 +490,7 @@ def patched_tensors() -> Iterator[None]:
         return base.tolist(tensor)
 
     def numpy(tensor: torch.Tensor, **options: Any) -> Any:
-        # Whoever takes an array of pinned memory fills it.
+        # Arrays of pinned memory are filled by their users.
         _note_host_access(tensor, write=True)
         return base.numpy(tensor, **options)
 

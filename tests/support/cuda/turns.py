@@ -1,4 +1,5 @@
-"""A worker group on tensors that are nowhere: its ranks take turns, and wait for none."""
+"""A worker group on tensors without storage: its ranks run in turn, without waiting for each
+other."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ R = TypeVar("R")
 
 
 class EmptyGroup(TensorParallelGroup):
-    """One rank's view. What collectives yield has a shape, and no content that peers would add."""
+    """The group of one rank. Results of collectives have a shape, but no content from peers."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank=rank, world_size=size, device=DEVICE, process_group=None)
@@ -35,7 +36,7 @@ class EmptyGroup(TensorParallelGroup):
 
 
 class TurnsExecutor(RanksHere):
-    """One rank after another does what is asked; what each launches is noted as its own."""
+    """Runs one rank after another; launches are recorded per rank."""
 
     def __init__(
         self, variants: Variants, config: EngineConfig, directory: str, spawn: Sequence[int]
@@ -51,5 +52,5 @@ class TurnsExecutor(RanksHere):
         for number, rank in enumerate(self._ranks):
             self._variants.rank = number
             results.append(work(rank, number))
-        self._variants.rank = 0  # which is asked for drafts and results
+        self._variants.rank = 0  # whose drafts and results are used
         return results

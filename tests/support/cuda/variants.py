@@ -1,9 +1,8 @@
-"""Which binaries Triton would need for the launches of whole engines, on tensors that are nowhere.
+"""Binaries that Triton would need for the launches of whole engines, on tensors without storage.
 
-A launch's key is made by Triton's own binder, as for a device of compute capability 9.0: types,
-values of constants, whether numbers are 1 or multiples of 16, whether pointers are aligned. Two
-launches with equal keys share a binary; one with a new key stops the step for as long as compiling
-takes.
+A launch's key is computed by Triton's own binder, for compute capability 9.0: types, values of
+constants, whether numbers are 1 or multiples of 16, whether pointers are aligned. Launches with
+equal keys share a binary; one with a new key blocks the step while compiling.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from worker.rank.verification import DeviceAcceptance
 
 CAPABILITY = 90
 _ALIGNED = 512
-"""Bytes at whose multiples torch's allocator for CUDA places memory."""
+"""Alignment of torch's CUDA allocator in bytes."""
 
 
 class Variant(NamedTuple):
@@ -35,21 +34,20 @@ class Variant(NamedTuple):
     key: str
     """Equal where two launches share a binary."""
     rank: int
-    """Whose process compiles it."""
+    """Rank whose process compiles it."""
 
 
 class Variants:
-    """What was launched so far."""
+    """Launches so far."""
 
     def __init__(self) -> None:
         self.rank = 0
-        """That launches from now on."""
+        """Rank of the following launches."""
         self.sites: dict[Variant, str] = {}
-        """Where each was first."""
+        """First site of each."""
 
     def since(self, earlier: set[Variant]) -> list[str]:
-        """Those that came after: kernel, rank, first site, and what the nearest earlier key has in
-        place of it."""
+        """Later ones: kernel, rank, first site, and the difference from the nearest earlier key."""
         return [
             f"{variant.kernel} of rank {variant.rank} at {where}: {_difference(variant, earlier)}"
             for variant, where in self.sites.items()
@@ -58,7 +56,7 @@ class Variants:
 
 
 class _Pointer:
-    """A tensor as far as a key asks."""
+    """A tensor with the properties that a key needs."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
@@ -72,9 +70,9 @@ class _Pointer:
 
 @contextmanager
 def noting_variants() -> Iterator[Variants]:
-    """Inside, there is a CUDA device whose memory has no content, and launches are noted.
+    """Context with a CUDA device whose memory has no content, in which launches are recorded.
 
-    Of each row of drafts one draw counts, so that requests end.
+    One sample per row of drafts is accepted, so that requests end.
     """
     noted = Variants()
 
@@ -96,7 +94,7 @@ def noting_variants() -> Iterator[Variants]:
 
 
 def _runtime() -> dict[str, Any]:
-    """What of torch.cuda a whole engine uses beside a runner's steps."""
+    """Parts of torch.cuda that an engine uses outside a runner's steps."""
     properties = device_properties()
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731  # one of many
     return {
@@ -117,7 +115,7 @@ def _runtime() -> dict[str, Any]:
 
 
 def _difference(variant: Variant, earlier: set[Variant]) -> str:
-    """What sets it apart from the most alike of the kernel's earlier ones on its rank."""
+    """Difference from the most similar earlier key of the kernel on its rank."""
     own = variant.key.split("), (")
     kernel = [one for one in earlier if (one.kernel, one.rank) == (variant.kernel, variant.rank)]
     others = [one.key.split("), (") for one in kernel]

@@ -1,4 +1,5 @@
-"""What serving would still compile after start-up: whole engines of real models' shapes."""
+"""Kernels that serving would still compile after startup: whole engines with real models'
+shapes."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ OPTIONS: dict[str, Any] = {
     "max_model_len": 8192,
     "cudagraph_capture_sizes": (1, 8),
 }
-"""Steps of more than eight rows are launched kernel by kernel."""
+"""Steps of more than eight rows run without graphs."""
 DRAFTS: dict[str, Any] = {
     "speculative_adaptive": False,
     "speculative_max_utilization": 2.0,
 }
-"""However many requests run."""
+"""For any number of running requests."""
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -51,15 +52,15 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "allowed_token_ids": [1, 2, 3]},
     {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": [9]},
 ]
-"""Of requests."""
+"""Kinds of requests."""
 PLAIN_KINDS = KINDS[:6]
-"""Those that block-diffusion models take, too."""
+"""Kinds that block-diffusion models also support."""
 LENGTHS = (1, 2, 3, 15, 16, 17, 32, 50, 100, 255, 256, 1000, 3000)
-"""Of prompts: odd ones, multiples of 16, of each size of tiles, longer than a step."""
+"""Prompt lengths: odd ones, multiples of 16, for each tile size, longer than a step."""
 CROWDS = (2, 3, 9, 16)
-"""Requests at a time."""
+"""Concurrent requests."""
 ARRIVALS = (2, 5, 17, 64, 100, 300, 33)
-"""Prompts, over and over, of requests that come while the ones before are answered."""
+"""Prompt lengths, repeated, of requests that arrive while earlier ones run."""
 
 
 @cache
@@ -68,8 +69,8 @@ def corpus() -> dict[str, RealConfig]:
 
 
 def write_model(name: str, folder: Path, num_layers: int, **changed: Any) -> str:
-    """The folder, with so many layers of a model of the corpus, without weights; `changed` are
-    values of its config.json."""
+    """The folder, with this number of layers of a model of the corpus, without weights; `changed`
+    are values of its config.json."""
     real = corpus()[name]
     real.write(folder)
     return str(write_config(folder, {**real.config, **changed}, num_layers))
@@ -92,16 +93,16 @@ def new_variants(
     meddle: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> list[str]:
-    """Starts an engine and serves all kinds of requests; what it had to compile meanwhile.
+    """Starts an engine and serves all kinds of requests; returns what it had to compile meanwhile.
 
     Args:
-        folder: with a config.json.
-        kinds: of requests.
-        grammars: whether to follow some, too: the model needs a tokenizer.
-        brief: whether requests that arrive one by one will do.
-        meddle: called between start-up and service.
-        options: of the engine. With `tensor_parallel_size` all ranks are here, and each has to
-            have compiled its own.
+        folder: folder with a config.json.
+        kinds: kinds of requests.
+        grammars: whether to use grammars, too; the model then needs a tokenizer.
+        brief: whether to only serve requests one by one.
+        meddle: called between startup and serving.
+        options: options of the engine. With `tensor_parallel_size` all ranks run in this process,
+            and each must have compiled its kernels.
     """
     with noting_variants() as variants:
         kind: type[Engine] = Engine
@@ -122,7 +123,7 @@ def _serve(engine: Engine, kinds: Sequence[dict[str, Any]], *, grammars: bool) -
     for number, asked in enumerate(kinds):  # alone
         _ask(engine, [LENGTHS[number % len(LENGTHS)]], [asked])
     for length in LENGTHS:
-        _ask(engine, [length + 5], [{}])  # what one before has cached is a prefix
+        _ask(engine, [length + 5], [{}])  # with a prefix cached by an earlier one
     for count in CROWDS:
         own = [kinds[(count + index) % len(kinds)] for index in range(count)]
         _ask(engine, [1 + 7 * index for index in range(count)], own)
@@ -134,8 +135,8 @@ def _serve(engine: Engine, kinds: Sequence[dict[str, Any]], *, grammars: bool) -
 
 
 def _interleave(engine: Engine, kinds: Sequence[dict[str, Any]]) -> None:
-    """Serves one more request with each step, up to as many as there may be: behind ever more rows
-    of one token comes a prompt, whose arrays begin elsewhere each time."""
+    """Adds one request per step, up to the limit: prompts follow a growing number of decode rows,
+    so that their arrays have a new offset each time."""
     outputs: dict[str, Outcome] = {}
     for number in range(engine.config.max_num_seqs):
         length = ARRIVALS[number % len(ARRIVALS)]
@@ -147,7 +148,7 @@ def _interleave(engine: Engine, kinds: Sequence[dict[str, Any]]) -> None:
 
 
 def _ask(engine: Engine, lengths: Sequence[int], kinds: Sequence[dict[str, Any]]) -> None:
-    """Serves requests whose prompts repeat themselves, so that there is something to draft."""
+    """Serves requests with repetitive prompts, so that there are drafts."""
     pairs = [_request(engine, *one) for one in zip(lengths, kinds, strict=True)]
     prompts, asked = [prompt for prompt, _ in pairs], [params for _, params in pairs]
     engine.outcomes(prompts, asked)
@@ -156,7 +157,7 @@ def _ask(engine: Engine, lengths: Sequence[int], kinds: Sequence[dict[str, Any]]
 def _request(
     engine: Engine, length: int, kind: dict[str, Any], *, max_tokens: int = 3
 ) -> tuple[list[int], SamplingParams]:
-    """A prompt that is no longer than the engine takes, and how it is to be answered."""
+    """A prompt within the engine's limits, and its sampling parameters."""
     most = (engine.config.max_model_len or length) - max_tokens - 5
     prompt = [1 + place % 3 for place in range(min(length, most))]
     return prompt, SamplingParams(seed=length, max_tokens=max_tokens, ignore_eos=True, **kind)

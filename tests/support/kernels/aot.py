@@ -1,4 +1,4 @@
-"""Compiles the kernels that ops launch, for a GPU that need not be there."""
+"""Compiles the kernels that ops launch, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 _PRODUCTS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
-"""Instructions that multiply matrices, the newest first."""
+"""Matrix-multiply instructions, newest first."""
 
 
 class Usage(NamedTuple):
@@ -36,16 +36,16 @@ class Binary:
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
     tile_rows: int
-    """Of a product's first factor; 0 of kernels without any."""
+    """Rows of a product's first factor; 0 for kernels without products."""
 
     @property
     def instruction(self) -> str:
-        """That multiplies matrices; empty where none does."""
+        """Matrix-multiply instruction; empty if none."""
         found = (name for name in _PRODUCTS if name in self.ptx)
         return next(found, "")
 
     def usage(self) -> Usage:
-        """What a thread of it takes, by the disassembler that Triton brings."""
+        """Resources per thread, from the disassembler shipped with Triton."""
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(self.cubin)
             file.flush()
@@ -60,13 +60,13 @@ class Binary:
 
 
 class Driver:
-    """Stands in for Triton's CUDA driver as far as compiling goes."""
+    """Fake of Triton's CUDA driver for compiling."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
 
     def get_current_device(self) -> int:
-        # Kernels keep what they compiled by device: one device per capability.
+        # Kernels cache binaries by device: one device per capability.
         return self._capability
 
     def get_current_stream(self, device: int) -> int:
@@ -78,9 +78,9 @@ class Driver:
 
 @contextmanager
 def compiling_for(capability: int) -> Iterator[list[Binary]]:
-    """Inside, a launch compiles to a binary and runs nothing; yields what was launched so far.
+    """Context in which a launch compiles a binary without running it; yields the launches so far.
 
-    Tensors on CPU stand for those on the GPU; everything else about a launch is as it will be.
+    Tensors on CPU replace those on the GPU; all else about a launch is unchanged.
     """
     compiled: list[Binary] = []
     launch = JITFunction.run

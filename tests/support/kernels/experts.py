@@ -22,8 +22,8 @@ def make_experts(
 def make_codes(
     *shape: int, code: WeightCode, device: str = "cpu", scale: float = 1.0
 ) -> tuple[torch.Tensor, BlockScales]:
-    """Codes of weights [..., N, K], every one of them in turn, with blocks that begin before the
-    first feature and end after the last; K is even."""
+    """All codes of weights [..., N, K] in turn, with blocks that begin before the first feature and
+    end after the last; K is even."""
     *rows, depth = shape
     per_byte = 2 if code in HALF_BYTES else 1
     count = math.prod(rows) * depth // per_byte
@@ -46,7 +46,7 @@ def make_quantized_experts(
     device: str = "cpu",
     dtype: torch.dtype,
 ) -> tuple[Experts, Experts]:
-    """Quantized experts, and what they are dequantized to."""
+    """Quantized experts, and the dequantized ones."""
     quantized, dequantized = [], []
     for rows, columns in ((2 * inner, hidden), (hidden, inner)):
         codes, scaling = make_codes(count, rows, columns, code=code, device=device, scale=0.001)

@@ -1,4 +1,4 @@
-"""A stand-in for FlashInfer 0.6, with its documented signatures and torch's results."""
+"""Fake of FlashInfer 0.6, with its documented signatures, computed by torch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FlashInferWrapper:
             self.planned = self.buffers
 
     def rows(self) -> list[tuple[torch.Tensor, int, int]]:
-        """Pages, tokens and queries of each row, from the buffers where there are any."""
+        """Pages, tokens and queries of each row, from the buffers if there are any."""
         indptr, indices, last_page_len = self.planned
         found = []
         for row, last in enumerate(last_page_len.tolist()):

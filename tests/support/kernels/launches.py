@@ -1,4 +1,4 @@
-"""The launches that serving makes of every kernel, on small tensors."""
+"""Launches of every kernel as in serving, on small tensors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from tests.support.kernels.experts import make_codes, make_experts, make_quantiz
 from tests.support.kernels.paged_cases import make_paged
 
 MIXED_TOKENS = (2, 99, 257)
-"""Of which each makes `fused_moe` take tiles of another size."""
+"""Numbers of tokens for which `fused_moe` uses different tile sizes."""
 
 
 def attention(
@@ -75,7 +75,7 @@ def attention(
 
 
 def token_ops(dtype: torch.dtype) -> None:
-    """What is done to tokens one by one, and products that are not of codes."""
+    """Ops on single tokens, and matmuls without codes."""
     x, weight = torch.randn(5, 96).to(dtype), torch.randn(96).to(dtype)
     heads = torch.randn(5, 3, 40).to(dtype)
     caches = torch.zeros(2, 2, 8, 3, 40, dtype=dtype)
@@ -116,7 +116,7 @@ def token_ops(dtype: torch.dtype) -> None:
 
 
 def add_norms(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """What stands between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM."""
+    """Norms between blocks: of Llama, with a router, of Gemma 4, of OLMo, of StableLM."""
     plain, wide = Norm(weight), Norm(weight, is_fp32=True)
     fused_add_norm(x, x, (plain,), 1e-6)
     fused_add_norm(x, x, (plain, wide), 1e-6, x_scale=0.5)
@@ -135,8 +135,8 @@ def quantized_products(
     blocks: tuple[int, ...] = (0,),
     with_extras: bool = True,
 ) -> None:
-    """Products with codes, of which so many features share a scale; 0 for blocks that are at odds
-    with tiles. Experts are met by so many tokens; extras are those of `mix`."""
+    """Matmuls with codes, by number of features that share a scale; 0 for blocks that do not align
+    with tiles. Experts have that number of tokens; extras are those of `mix`."""
     codes: tuple[WeightCode, ...] = ("e4m3", "uint4", "e2m1")
     for code, block in itertools.product(codes, blocks):
         words, scaling = make_codes(64, 128, code=code)
@@ -147,7 +147,7 @@ def quantized_products(
 
 
 def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
-    """The same with blocks of so many features, the first of which begins with the first one."""
+    """The same with blocks of that number of features, the first aligned with the first feature."""
     assert scaling is not None
     return scaling._replace(block=block, offset=0) if block else scaling
 
@@ -155,8 +155,8 @@ def _aligned(scaling: BlockScales | None, block: int) -> BlockScales:
 def mix(
     experts: Experts, numbers: tuple[int, ...], dtype: torch.dtype, *, with_extras: bool = True
 ) -> None:
-    """Each of so many tokens meets two of four experts; then, as an extra, inputs are weighed and
-    something is added to what experts yield, and other functions are taken of gates."""
+    """Each token uses two of four experts; as extras, weighted inputs, extra terms, and other
+    activations."""
     for number in numbers:
         choice = ExpertChoice(torch.zeros(number, 2).long(), torch.ones(number, 2))
         x = torch.randn(number, experts.down.values.shape[1]).to(dtype)
@@ -172,7 +172,7 @@ def mix(
 
 
 def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 5003) -> None:
-    """Everything that a draw of random, filtered, penalised and scored rows launches."""
+    """All launches of sampling with random, filtered, penalised and scored rows."""
     logits = torch.randn(rows, vocab)
     integers, numbers = place(torch.arange(rows)), place(torch.ones(rows))
     own = SamplingParameters(
@@ -217,7 +217,7 @@ def draw(rows: int, place: Callable[[torch.Tensor], torch.Tensor], vocab: int = 
 
 
 def prepare(rows: int, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Everything that comes before a forward pass."""
+    """All launches before a forward pass."""
     pool, table = (torch.zeros(20, width, dtype=torch.int32) for width in (401, 50))
     segments, values = torch.zeros(rows, 4, dtype=torch.long), torch.zeros(9, dtype=torch.int32)
     write_table_rows_(pool, table, segments, place(values), longest=9)

@@ -65,10 +65,10 @@ def make_model(
 
 
 class Bench:
-    """A decoder with its tables; pages of the requests lie scattered."""
+    """A decoder with its tables; pages of requests are scattered."""
 
     def __init__(self, model: ModelTensors, *, num_threads: int = 1, poison: float = 0.0) -> None:
-        # Passes of this size would not wake the other threads by themselves.
+        # Passes of this size would not use other threads by default.
         self.decoder = NativeDecoder(
             model, page_size=PAGE, num_threads=num_threads, ms_per_thread=1e-9
         )

@@ -1,4 +1,4 @@
-"""Random paged caches, and attention written out in fp64 to compare against."""
+"""Random paged caches, and a naive fp64 reference of attention."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Paged:
         window: int = 0,
         is_chunked: bool = False,
     ) -> torch.Tensor:
-        """By the backend that is chosen for the cache's device."""
+        """With the backend selected for the cache's device."""
         return self.attend(
             q, self.backend(batch_invariant), self.decodes(window, is_chunked=is_chunked)
         )
@@ -100,13 +100,13 @@ class Paged:
         window: int = 0,
         is_chunked: bool = False,
     ) -> torch.Tensor:
-        """By the backend that is chosen for the cache's device."""
+        """With the backend selected for the cache's device."""
         backend = self.backend(batch_invariant, block_size)
         metadata = self.extends(query_lens, block_size, window, is_chunked=is_chunked)
         return self.attend(q, backend, metadata)
 
     def backend(self, batch_invariant: bool = False, block_size: int = 1) -> AttentionBackend:
-        """The one that is chosen for the cache's device."""
+        """The backend selected for the cache's device."""
         settings = AttentionSettings(
             device=self.k_cache.device,
             dtype=self.k_cache.dtype,
@@ -133,7 +133,7 @@ def make_paged(
     cap: float = 0.0,
     value_dim: int = 0,
 ) -> Paged:
-    """With `value_dim` values are so many leading dimensions of the keys."""
+    """With `value_dim`, values are that number of leading dimensions of the keys."""
     columns = max(1, -(-max(lens) // page_size))
     num_pages = len(lens) * columns + 1
     shape = (num_pages, page_size, num_kv_heads, head_dim)
@@ -163,9 +163,9 @@ def naive_attention(
     sinks: torch.Tensor | None = None,
     is_chunked: bool = False,
 ) -> torch.Tensor:
-    """q [t, Hq, D] stand at the end of k, v [l, Hkv, D]; they see all of their own block, or of a
-    window the last positions up to their own, or those of their chunk; scores may be capped by
-    tanh, and sinks [Hq] join them; fp64."""
+    """Queries q [t, Hq, D] at the end of k, v [l, Hkv, D] attend to their whole block, or to a
+    window up to their own position, or to their chunk, optionally with soft cap and sinks [Hq];
+    fp64."""
     group = q.shape[1] // k.shape[1]
     keys = k.double().repeat_interleave(group, 1)
     values = v.double().repeat_interleave(group, 1)

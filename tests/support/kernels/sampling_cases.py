@@ -1,4 +1,4 @@
-"""Kernels around a draw, against their torch references; run by the interpreter and on a GPU."""
+"""Kernels around a sample, against their torch references; run by the interpreter and on a GPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_logits(rows: int, vocab: int, scale: float, device: str, *, ties: bool)
 
 
 def sample_case(device: str, dtype: torch.dtype) -> None:
-    """Kept tokens are the reference's, exactly; draws too, as no two sums lie close here."""
+    """Kept tokens are the reference's, exactly; samples too, as no two sums lie close here."""
     from kernels.sample_tokens.triton_threshold import find_thresholds
 
     for cases, vocab, scale, ties in (
@@ -120,7 +120,7 @@ def sample_without_filters_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's threshold and draw do not depend on the other rows, nor on its place."""
+    """A row's threshold and sample do not depend on the other rows, nor on its place."""
     from kernels.sample_tokens.triton_threshold import find_thresholds
 
     logits = make_logits(len(FILTERS), 4100, 2.0, device, ties=False)
@@ -134,7 +134,7 @@ def sample_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def sample_extremes_case(device: str, dtype: torch.dtype) -> None:
-    """Whatever the logits of a broken checkpoint, a draw is a token."""
+    """Whatever the logits of a broken checkpoint, a sample is a token."""
     broken = (float("inf"), float("-inf"), float("nan"))
     for value, whole in itertools.product(broken, (False, True)):
         logits = make_logits(4, 600, 1e30, device, ties=False)
@@ -244,7 +244,7 @@ def token_edits_case(device: str, dtype: torch.dtype) -> None:
     pool[1, -1] = pool[2, -1] = 0
     biased = torch.randperm(vocab)[:200]
     num_output = 690
-    before = pool[1, :-1].tolist()  # the newest token is to be drawn at length - 1
+    before = pool[1, :-1].tolist()  # the newest token is to be sampled at length - 1
     words = [
         [*before[-2:], 11],
         [*before[-3:], 12],

@@ -1,5 +1,5 @@
-"""What a step's schedule of attention comes to: how many keys the longest program walks, and how
-many programs share the work. Run by the interpreter and on a GPU."""
+"""Attention schedules of steps: keys of the longest program, and number of programs with work. Run
+by the interpreter and on a GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kernels.registry import registry
 
 NUM_SMS = 132
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
-"""As Llama-3.1-8B has them."""
+"""Heads of Llama-3.1-8B."""
 
 
 class Cost(NamedTuple):
     keys: int
-    """That the longest program walks."""
+    """Keys of the longest program."""
     programs: int
-    """That walk any."""
+    """Programs with keys."""
 
 
 STEPS: dict[str, tuple[Cost, Sequence[int], Sequence[int]]] = {
@@ -35,12 +35,13 @@ STEPS: dict[str, tuple[Cost, Sequence[int], Sequence[int]]] = {
     "a suffix of 64 on 30k": (Cost(8192, 256), [30_064], [64]),
     "short suffixes beside a prompt": (Cost(8192, 264), [900, 40_000, 300], [500, 5, 5]),
 }
-"""At most so many keys in one program, at least so many programs, for rows of these lengths with so
-many queries each. Who splits better changes them."""
+"""Maximum keys in one program and minimum programs, for rows of these lengths and numbers of
+queries. Update them when splits improve."""
 
 
 def schedule_of(name: str, device: str, *, is_bound: bool = False) -> Schedule:
-    """That of a decode, or an extend; with `is_bound` the host knows the sum of queries alone."""
+    """The schedule of a decode or an extend; with `is_bound` the host only knows the total number
+    of queries."""
     _, seq_lens, query_lens = STEPS[name]
     starts = None
     if query_lens:
@@ -64,7 +65,7 @@ def schedule_of(name: str, device: str, *, is_bound: bool = False) -> Schedule:
 
 
 def cost_of(name: str, device: str) -> Cost:
-    """What the step's schedule costs in one layer."""
+    """Cost of the step's schedule in one layer."""
     _, seq_lens, _ = STEPS[name]
     items = [item for item in schedule_of(name, device).items.tolist() if item[0] >= 0]
     keys = max(min(length, seq_lens[row]) for row, _, _, length, *_ in items)
@@ -72,8 +73,8 @@ def cost_of(name: str, device: str) -> Cost:
 
 
 def schedule_case(device: str, dtype: torch.dtype) -> None:
-    """Every key of every tile is walked once, a row's last tile first, and partial outputs have
-    places of their own."""
+    """Every key of every tile is computed once, a row's last tile first, and partial outputs are
+    disjoint."""
     for name, (budget, seq_lens, query_lens) in STEPS.items():
         schedule = schedule_of(name, device)
         assert not schedule.arrived.any()
@@ -100,7 +101,7 @@ def schedule_case(device: str, dtype: torch.dtype) -> None:
 
 
 def bounded_case(device: str, dtype: torch.dtype) -> None:
-    """Where the host knows but how many queries all rows have, programs are listed for no fewer."""
+    """If the host only knows the total number of queries, no fewer programs are listed."""
     for name, (_, _, query_lens) in STEPS.items():
         if query_lens:
             exact, bounded = (schedule_of(name, device, is_bound=one) for one in (False, True))
@@ -110,7 +111,7 @@ def bounded_case(device: str, dtype: torch.dtype) -> None:
 
 
 def idle_device_case(device: str, dtype: torch.dtype) -> None:
-    """A schedule for fewer programs walks further, and leaves multiprocessors idle."""
+    """A schedule for fewer programs has longer programs, and leaves multiprocessors idle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_schedule, "TARGET_PROGRAMS", 64)
         name = "4 rows of 128k"

@@ -64,7 +64,7 @@ def _compare(
     tolerance: float = 2e-5,
     reference: Callable[[], torch.Tensor] | None = None,
 ) -> None:
-    """Of one output, or of each of several; their types, too."""
+    """Compares one output or each of several, including their types."""
     with registry.using("torch"):
         expected = (reference or run)()
     with registry.using("triton"):
@@ -89,7 +89,7 @@ def rms_norm_case(device: str, dtype: torch.dtype) -> None:
 
 
 def rms_norm_pair_case(device: str, dtype: torch.dtype) -> None:
-    """Parts of wider rows, one of them as wide as several of the other's blocks."""
+    """Slices of wider rows, one of them several times the other's block size."""
     first, second, _ = _randn(5, 380, device=device, dtype=dtype).split([300, 40, 40], dim=1)
     weights = [_randn(size, device=device, dtype=dtype) for size in (300, 40)]
 
@@ -97,8 +97,8 @@ def rms_norm_pair_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_add_norm_case(device: str, dtype: torch.dtype) -> None:
-    """No norm, one and three of a sum, which are of either kind and type; norms and factors of what
-    is added, of the sum, and no sum at all; rows that are part of wider ones."""
+    """No norm, one and three norms of a sum, of both kinds and types; norms and factors of the
+    addends and of the sum, and no sum; rows that are slices of wider ones."""
     x, residual = (_randn(5, 90, device=device, dtype=dtype)[:, :72] for _ in range(2))
     weights = _randn(3, 72, device=device, dtype=dtype)
     bias = torch.randn(72).to(device)
@@ -145,7 +145,7 @@ def clamped_swiglu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def soft_cap_case(device: str, dtype: torch.dtype) -> None:
-    """Of logits, which are fp32 whatever the model; some beyond where the exponential overflows."""
+    """On logits, which are always fp32; with some for which exp overflows."""
     x = 60.0 * _randn(4, 1100, device=device, dtype=torch.float32)
     x[0, :3] = torch.tensor([5e4, -5e4, 0.0])
     _compare(lambda: soft_cap_(x.clone()[:, :1099], 30.0), torch.float32)
@@ -157,8 +157,8 @@ def squared_relu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def xielu_case(device: str, dtype: torch.dtype) -> None:
-    """Elements of all sizes, near 0, where digits are lost, and beyond where the exponential is 0;
-    limits below 0 and at it."""
+    """Elements of all magnitudes: near 0, where precision is lost, and where exp is 0; limits below
+    and at 0."""
     x = torch.cat((torch.linspace(-200, 9, 1000), -torch.logspace(-9, 1, 1100)))
     x = x.view(3, 700).to(device, dtype)
     for limit in (-1e-6, -0.7, 0.0):
@@ -175,8 +175,8 @@ def xielu_case(device: str, dtype: torch.dtype) -> None:
 
 
 def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
-    """More heads than a program has and fewer; heads that rotate whole, in part and not at all;
-    norms before and after, of the values, too, with weights of another type; scaled queries."""
+    """More and fewer heads than in a program; full, partial and no rotary embedding; norms before
+    and after, also of values, with weights of another type; scaled queries."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     for (num_q, num_k), rotary_dim, number in itertools.product(
         ((20, 2), (9, 9), (2, 1)), (24, 40, None), range(3)
@@ -212,8 +212,8 @@ def qk_norm_rope_store_case(device: str, dtype: torch.dtype) -> None:
 
 
 def prepare_latents_case(device: str, dtype: torch.dtype) -> None:
-    """More heads than a program has and fewer; queries that are part of a wider row, scaled or
-    not; a weight of another type."""
+    """More and fewer heads than in a program; queries that are slices of wider rows, scaled or not;
+    a weight of another type."""
     slots, positions = (torch.tensor(n, device=device) for n in ([5, 17, 0, 31], [0, 7, 49, 7]))
     table, weight = torch.randn(50, 20, device=device), torch.randn(44).to(device)
     for num_heads, scale in ((21, None), (5, torch.rand(50).to(device))):
@@ -267,8 +267,8 @@ def linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
-    """Bit for bit the product with the dequantized weight; blocks that begin before the first
-    feature, and end after the last."""
+    """Bitwise equal to the product with the dequantized weight; blocks that begin before the first
+    feature and end after the last."""
     for code in get_args(WeightCode):
         codes, scaling = make_codes(70, 90, code=code, device=device)
         bias, x = (_randn(*shape, device=device, dtype=dtype) for shape in ((70,), (5, 90)))
@@ -279,8 +279,8 @@ def quantized_linear_case(device: str, dtype: torch.dtype) -> None:
 
 
 def attention_case(device: str, dtype: torch.dtype) -> None:
-    """Decodes and extends whose keys are split or not, in pages of any size; heads that are no
-    power of two; windows that begin within a page, chunks, capped scores, sinks, alone and
+    """Decodes and extends with and without split keys, in pages of any size; head sizes that are
+    not powers of two; windows that begin within a page, chunks, soft caps, sinks, alone and
     together."""
     lens, query_lens = [1, 37, 300], [1, 20, 6]
     for num_q_heads, num_kv_heads, head_dim, page_size, window, is_chunked, cap, has_sinks in (
@@ -304,7 +304,7 @@ def attention_case(device: str, dtype: torch.dtype) -> None:
         if has_sinks:
             case.sinks = 2 * torch.randn(num_q_heads).to(device)
         q = _randn(sum(query_lens), num_q_heads, head_dim, device=device, dtype=dtype)
-        # The torch path knows caps outside of batch-invariant mode alone: it is not asked for that.
+        # The torch path does not support caps in batch-invariant mode, so skip that.
         for run in (partial(case.decode, q[:3]), partial(case.extend, q, query_lens)):
             for invariant in (False, True):
                 seen = {"window": window, "is_chunked": is_chunked}
@@ -316,7 +316,7 @@ def attention_case(device: str, dtype: torch.dtype) -> None:
 
 
 def ragged_case(device: str, dtype: torch.dtype) -> None:
-    """Extends of which the device alone knows how many queries each row has; padding has none."""
+    """Extends whose numbers of queries are only known on the device; padding has none."""
     lens, query_lens = [37, 1, 300, 64, 0, 0], [20, 1, 33, 64, 0, 0]
     for window in (0, 37):
         case = make_paged(lens, num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
@@ -339,7 +339,7 @@ def ragged_case(device: str, dtype: torch.dtype) -> None:
 
 
 def empty_row_case(device: str, dtype: torch.dtype) -> None:
-    """A row of no tokens, which is padding, comes to finite numbers."""
+    """A row without tokens (padding) gives finite numbers."""
     case = make_paged([0, 5], num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
     with registry.using("triton"):
         for invariant in (False, True):
@@ -362,7 +362,7 @@ def latent_case(device: str, dtype: torch.dtype) -> None:
 
 
 def latent_steps_case(device: str, dtype: torch.dtype) -> None:
-    """Steps of one backend, one after another: each leaves counters as the next expects them."""
+    """Consecutive steps of one backend: each leaves the counters as the next one expects them."""
     lens = [1, 300, 90, 700, 129]
     case = make_paged(lens, num_kv_heads=1, head_dim=48, value_dim=32, device=device, dtype=dtype)
     q = _randn(len(lens), 16, 48, device=device, dtype=dtype)
@@ -381,7 +381,7 @@ def latent_steps_case(device: str, dtype: torch.dtype) -> None:
 
 
 def block_extend_case(device: str, dtype: torch.dtype) -> None:
-    """Blocks within a tile of queries, as wide as one, and wider; chunks that begin inside."""
+    """Blocks smaller than a tile of queries, as large, and larger; chunks that begin inside."""
     tile = extend_blocks(32, dtype, 2, 999).rows // 2
     for block_size, num_kv_heads, lens, query_lens in (
         (4, 2, [8, tile + 28], [8, tile + 4]),  # the second row ends in a second tile
@@ -401,7 +401,7 @@ def block_extend_case(device: str, dtype: torch.dtype) -> None:
 
 
 def choose_experts_case(device: str, dtype: torch.dtype) -> None:
-    """Groups that are no power of two, biases, factors, scores that are part of a wider row."""
+    """Groups that are not powers of two, biases, factors, scores that are slices of wider rows."""
     bias = torch.randn(60).to(device)
     for routing, own in (
         (Routing(top_k=4), None),
@@ -432,7 +432,8 @@ def choose_experts_case(device: str, dtype: torch.dtype) -> None:
 
 
 def align_case(device: str, dtype: torch.dtype) -> None:
-    """Every pair of an expert that is here once, in a tile of its own; more pairs than a block."""
+    """Every pair of a local expert occurs once, in a tile of its expert; more pairs than a
+    block."""
     from kernels.fused_moe.triton_align import align_pairs
 
     for num_tokens, num_choices, first, count, rows in (
@@ -457,9 +458,9 @@ def align_case(device: str, dtype: torch.dtype) -> None:
 
 
 def fused_moe_case(device: str, dtype: torch.dtype) -> None:
-    """More experts than tokens, fewer, and one that nobody takes; rows alone have the same bits,
-    and quantized weights on CPU those of the dequantized ones; experts in two parts add up; experts
-    that yield their input, and what is added besides."""
+    """More and fewer experts than tokens, and an unused one; single rows give the same bits, as do
+    quantized weights on CPU and dequantized ones; two shares of experts add up; zero experts and
+    extra terms."""
     codes: tuple[WeightCode, ...] = ("uint4", "e4m3")
     for (num_tokens, num_experts, num_choices), code in zip(
         ((3, 9, 2), (40, 4, 3)), codes, strict=True
@@ -506,13 +507,13 @@ def fused_moe_case(device: str, dtype: torch.dtype) -> None:
         _compare(partial(fused_moe, x, upper, choice, first_expert=2, **options), dtype)
         with registry.using("triton"):
             assert torch.equal(run(plain, slice(1, 2)), run(plain)[1:2])
-            # A GPU adds up products of weights that were codes in another order.
+            # A GPU adds up products of quantized weights in another order.
             close = 0.0 if device == "cpu" else 2e-2 if dtype.itemsize == 2 else 1e-5
             torch.testing.assert_close(run(quantized), run(dequantized), rtol=close, atol=close)
 
 
 def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
-    """Rows that repeat themselves, that hardly do, that do not, and that have just begun."""
+    """Rows with many, few and no repetitions, and short ones."""
     pool = torch.stack(
         [
             torch.arange(1500) % 7,
@@ -541,7 +542,7 @@ def draft_ngrams_case(device: str, dtype: torch.dtype) -> None:
 
 
 def invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A query's bits are the same by extend, by chunks and by decode among other rows."""
+    """A query's bits are the same in an extend, in chunks and in a decode among other rows."""
     length = 290
     case = make_paged([length], num_kv_heads=2, head_dim=32, device=device, dtype=dtype)
     q = _randn(length, 4, 32, device=device, dtype=dtype)
@@ -559,7 +560,7 @@ def invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def row_invariance_case(device: str, dtype: torch.dtype) -> None:
-    """A row's bits do not depend on the other rows, nor on its place among them."""
+    """A row's bits do not depend on other rows or its position."""
     x = _randn(19, 2 * 128, device=device, dtype=dtype)
     weight = _randn(2 * 128, device=device, dtype=dtype)
     heads = x.unflatten(1, (4, 64))
@@ -596,7 +597,7 @@ def row_invariance_case(device: str, dtype: torch.dtype) -> None:
 
 
 def invariant_pieces_case(device: str, dtype: torch.dtype) -> None:
-    """Long rows in batch-invariant mode are computed in pieces of queries; so are these."""
+    """Long rows in batch-invariant mode are computed in pieces of queries; this forces pieces."""
     lens = [300, 17, 260, 1, 90]
     case = make_paged(lens, num_kv_heads=1, head_dim=32, device=device, dtype=dtype)
     q = _randn(5, 2, 32, device=device, dtype=dtype)

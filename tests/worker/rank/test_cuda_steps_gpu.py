@@ -1,4 +1,5 @@
-"""Steps on CUDA: launches that do not wait, graphs that draw what eager steps draw, fences."""
+"""Steps on CUDA: asynchronous launches, graphs that sample the same as eager steps,
+synchronisation."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CYCLES = 200_000_000
-"""A tenth of a second of a GPU's time, and more."""
+"""At least a tenth of a second of GPU time."""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def mixed_params(count: int) -> list[SamplingParams]:
 
 
 class PoisoningEngine(Engine):
-    """Fills what is free with garbage after every step, while the next one may be running."""
+    """Fills free memory with garbage after every step, while the next one may be running."""
 
     def after_step(self) -> None:
         cache, runner = self.core.scheduler.state.cache, self.runner
@@ -202,7 +203,7 @@ def test_depth_and_poison_change_nothing(
 def test_steps_with_prompts_replay_graphs(
     folder: str, kv_cache_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And draw what they draw eagerly, where prefixes are cached, and where pages are scarce."""
+    """Also with cached prefixes, and with few pages."""
     replayed: list[int] = []
     forward = StepGraphs._forward_ragged
 

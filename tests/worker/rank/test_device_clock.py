@@ -1,4 +1,4 @@
-"""Where a step's moments on the device stand on the host's clock."""
+"""Conversion of device times of steps to the host's clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.rank.device_clock import DeviceClock
 @dataclass(frozen=True)
 class Event:
     ms: float
-    """On the device's own clock."""
+    """An event on the device's clock."""
 
     def elapsed_time(self, end_event: Event) -> float:
         return end_event.ms - self.ms
@@ -42,9 +42,9 @@ def test_gaps_are_the_devices_however_late_the_host_looks() -> None:
 def test_the_chain_follows_the_hosts_clock() -> None:
     clock = DeviceClock()
     place(clock, 0.0, 4.0, 7.0)
-    # A device clock that runs ahead: no step ends after the host has seen its end.
+    # A device clock that runs ahead: no step ends after the host has observed its end.
     assert place(clock, 4.0, 8.1, 7.004).finished == 7.004
-    # One that fell behind further than waking up takes.
+    # A clock that lags by more than a wake-up.
     assert place(clock, 8.1, 12.0, 7.010).finished == 7.010
 
 

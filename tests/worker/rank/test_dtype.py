@@ -1,4 +1,4 @@
-"""What `--dtype auto` comes down to, by checkpoint, device and processor."""
+"""Resolution of `--dtype auto`, by checkpoint, device and processor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resolve(stored: str | None, group: TensorParallelGroup | None = None, **opti
 
 @pytest.fixture
 def speedups(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """By who multiplies, on a processor that has products of bfloat16."""
+    """By matmul implementation, on a processor with bfloat16 instructions."""
     found = {"native": 2.0, "torch": 1.5}
     monkeypatch.setattr(rank_dtype, "has_bf16_products", lambda: True)
     monkeypatch.setattr(rank_dtype, "bf16_speedup", lambda multiplier: found[multiplier])
@@ -49,7 +49,7 @@ def test_cpus_take_bfloat16_where_it_is_stored_and_quicker(speedups: dict[str, f
     assert resolve("bfloat16") == "bfloat16"
     assert [resolve(stored) for stored in ("float32", "float16", None)] == ["float32"] * 3
     speedups["torch"] = 0.9
-    assert resolve("bfloat16") == "float32"  # the model may be none of the library's
+    assert resolve("bfloat16") == "float32"  # the library may not support the model
     assert resolve("bfloat16", cpu_backend="native") == "bfloat16"
     assert resolve("bfloat16", cpu_backend="torch") == "float32"
     assert resolve("bfloat16", cpu_backend="torch", dtype="bfloat16") == "bfloat16"

@@ -1,6 +1,6 @@
-"""Steps on graphs whose attention is FlashInfer's: planned outside of the graph, into its buffers.
+"""Steps on graphs with FlashInfer attention: planned outside the graph, into its buffers.
 
-FlashInfer and the capture itself are stand-ins: a replay calls what a graph would repeat.
+FlashInfer and the capture are fakes: a replay calls the captured code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which decode steps are captured, how they are padded, and how slots and staging take turns."""
+"""Captured sizes of decode steps, their padding, and the rotation of slots and staging buffers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def make_tables(block_size: int = 1) -> DeviceTables:
 
 
 class Recorder:
-    """Notes what graphs compute, in place of a model."""
+    """Records the calls of graphs, instead of a model."""
 
     def __init__(self) -> None:
         self.journal: list[tuple[str, int]] = []
@@ -111,7 +111,7 @@ class Recorder:
 
 
 class Idle(CapturableBackend):
-    """Attention that the recorder does not ask for."""
+    """Attention that the recorder does not use."""
 
     def plan(self, metadata: Any) -> Any:
         raise AssertionError
@@ -162,8 +162,8 @@ def capture_of(
 
 
 def test_what_attention_can_be_captured_is() -> None:
-    """Libraries' as well, of steps of single tokens: FlashInfer plans their rows before each
-    replay, FlashAttention reads them on the device."""
+    """Also with libraries, for decode steps: FlashInfer plans their rows before each replay,
+    FlashAttention reads them on the device."""
     planned, ragged = FlashInferAttention(FlashInfer, CPU), Ragged()
     for backend, draft, has_tokens in (
         (planned, None, False),
@@ -187,7 +187,7 @@ class Captured:
 
 
 class Drafting:
-    """Of a draft model, as far as graphs of steps ask."""
+    """A draft model, as used by graphs of steps."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -203,7 +203,7 @@ class Drafting:
 
 
 def test_graphs_end_when_they_are_closed_whoever_holds_them() -> None:
-    """Those of rows, of tokens and of draws, and a draft model's: NCCL's group ends after them."""
+    """Of rows, tokens and samples, and of a draft model: NCCL's group ends after them."""
     recorder, drafting, made = Recorder(), Drafting(), list[weakref.ref[Captured]]()
 
     def capture(launch: Callable[[], None]) -> Callable[[], None]:

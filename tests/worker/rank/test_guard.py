@@ -1,4 +1,4 @@
-"""A rank that loses a Plan or samples other tokens must end."""
+"""A rank that lost a Plan or sampled other tokens must exit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_digests_are_compared(sampled: tuple[int, int], agrees: bool) -> None:
 
 
 class LaunchedStep:
-    """A step on a device: nobody may ask for its tokens before it is over."""
+    """A step on a device, whose tokens must not be read before it completes."""
 
     def __init__(self, seq: int, token_id: int, journal: list[int]) -> None:
         self.seq = seq

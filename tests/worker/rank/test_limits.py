@@ -1,4 +1,4 @@
-"""How many requests and tokens a step holds where nobody says so: the device does."""
+"""Default limits of requests and tokens of a step, by device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the memory of one device is shared out, with the numbers that a CUDA device would tell."""
+"""Division of one device's memory, with the numbers of a CUDA device."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_states_come_before_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pages_on_gpu(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
-    """Of 1 MiB each, of which a request of full length takes four, where 60 GiB are left."""
+    """Pages of 1 MiB, four per request of full length, with 60 GiB available."""
     monkeypatch.setattr("worker.rank.memory._cuda_cache_bytes", lambda *_: 60 * GB)
     return plan_pages(
         EngineConfig(model="any", max_num_seqs=3, max_num_batched_tokens=64, **options),
@@ -76,7 +76,7 @@ def test_all_memory_of_a_gpu_keeps_prefixes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_largest_step_takes_at_its_peak_is_left_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And what graphs take: 60 of 80 may be used, others hold 4, and this rank 10 between steps."""
+    """With graphs: 60 of 80 may be used, other processes hold 4, and this rank 10 between steps."""
     profiled: list[bool] = []
     for name, value in {
         "empty_cache": lambda: None,
@@ -115,7 +115,8 @@ def test_half_of_what_pages_take_is_snapshots() -> None:
 
 
 def test_the_largest_draw_has_all_that_takes_memory_later() -> None:
-    """Tables of processors are made for the first request that needs them; so are they planned."""
+    """Tables of processors are allocated for the first request that needs them; planning includes
+    them."""
     config = EngineConfig(model="none", max_num_seqs=3, max_num_batched_tokens=1024)
     prefill, draw = profile_plans(config, max_model_len=64, block_size=1).plans
     assert [admit.slot for admit in draw.admits] == [0, 1, 2]

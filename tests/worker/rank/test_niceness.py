@@ -1,4 +1,4 @@
-"""Processes that compute on CPU let others go first, in their session and beyond it."""
+"""Processes that compute on CPU yield to others, within their session and beyond."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.rank import cpu
 
 
 def yielding(enabled: Path, own: Path, leads_session: bool, told: Connection) -> None:
-    """Yields, and tells of it; in a process of its own, which stays as it is then."""
+    """Yields and reports its niceness, in a separate process."""
     if leads_session:
         os.setsid()
     cpu._AUTOGROUP_ENABLED, cpu._OWN_AUTOGROUP = enabled, own
@@ -23,7 +23,7 @@ def yielding(enabled: Path, own: Path, leads_session: bool, told: Connection) ->
 
 
 def told(enabled: Path, own: Path, *, leads_session: bool = False) -> tuple[int, bool]:
-    """Niceness, and whether the process leads a session; of one that has yielded."""
+    """Niceness of a process that has yielded, and whether it leads a session."""
     mine, theirs = multiprocessing.Pipe(duplex=False)
     process = RANK_FORKER.start(yielding, enabled, own, leads_session, theirs)
     theirs.close()

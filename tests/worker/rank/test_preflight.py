@@ -1,4 +1,4 @@
-"""What `rayfleet serve` checks before it starts Ray agrees with what ranks find when they load."""
+"""Checks of `rayfleet serve` before starting Ray agree with those of ranks on loading."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from worker.models.loading import loader
 pytestmark = pytest.mark.randomized  # with more sizes
 SIZES = (2, 3, 5, 6, 8, 16) if IS_LONG else (3, 16)
 OF_PACKED_WEIGHTS = ("not a multiple of", "not whole blocks")
-"""Parts of errors about quantized weights; only ranks, which know the format, find these."""
+"""Parts of errors about quantized weights, which are only checked by ranks."""
 
 
 def refusal(config: ModelConfig, world_size: int, *, experts: bool) -> str:
-    """What a rank says when it builds the model; empty if it can. No weight takes memory."""
+    """Error of a rank on building the model; empty without one. Allocates no weights."""
     group = TensorParallelGroup(
         rank=0, world_size=world_size, device=torch.device("meta"), process_group=None
     )

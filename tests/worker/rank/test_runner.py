@@ -1,4 +1,4 @@
-"""The runner's limits, empty Plans, batch invariance and seeded draws."""
+"""The runner's limits, empty Plans, batch invariance and seeded samples."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_nobody_reads_changes_no_bit(
 
     monkeypatch.setattr(invariant, "run_model", counted)
     found, num_found = draws(), sum(counts)
-    assert num_found == 4 * 9, "one for each draw"
+    assert num_found == 4 * 9, "one for each sample"
     monkeypatch.setattr(builder, "build", lambda plan: replace(build(plan), logits_indices=None))
     counts.clear()
     for one, other in zip(found, draws(), strict=True):
@@ -146,7 +146,7 @@ def test_bfloat16(folder: str) -> None:
 
 
 def test_a_named_attention_backend_attends_on_cpu_too(folder: str) -> None:
-    """The compiled library attends by itself, so that the name would say nothing."""
+    """The compiled library has its own attention, so the name would be ignored."""
     assert make_runner(folder).model.native is not None
     assert make_runner(folder, attention_backend="torch").model.native is None
     with pytest.raises(ValueError, match="leave out --attention-backend torch"):
@@ -159,7 +159,7 @@ def test_a_required_library_must_fit_the_model(folder: str) -> None:
 
 
 def test_the_largest_steps_are_measured_with_tables_of_processors(folder: str) -> None:
-    """They are made for the first request that needs them, and stay."""
+    """They are allocated for the first request that needs them, and kept."""
     runner = make_runner(folder, cpu_backend="torch")
     runner._profile()
     state = runner._tables.sampling

@@ -1,4 +1,4 @@
-"""Logits and greedy tokens equal transformers', however the work is cut into steps."""
+"""Logits and greedy tokens equal transformers' for any division into steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.rank.runner import ModelRunner
 PROMPT_LENGTHS = (3, 8, 33, 150, 700)
 NEAR_TIE = 1e-4
 NATIVE = [name for name in SPECS if name not in ("llama-tied", "granite")]
-"""The heads of one are too narrow for the compiled library, another multiplies what it does not."""
+"""Not supported by the compiled library: small heads, and multipliers."""
 
 
 @pytest.fixture(

@@ -1,4 +1,4 @@
-"""Masks against a naive reference, draws against their distribution, rows against each other."""
+"""Masks against a naive reference, samples against their distribution, and independence of rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parameters(
 
 
 def naive_mask(logits: torch.Tensor, case: tuple[float, int, float, float]) -> torch.Tensor:
-    """Token by token: which of one row's tokens stay."""
+    """Kept tokens of one row, token by token."""
     temperature, top_k, top_p, min_p = case
     scaled = logits / temperature
     kept = [True] * len(scaled)
@@ -79,7 +79,7 @@ def test_masks_equal_a_naive_reference() -> None:
 
 
 def test_flat_nucleus_of_a_large_vocabulary() -> None:
-    """More tokens are kept than are looked at first, in some of the rows only."""
+    """Some rows keep more tokens than the first search covers."""
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(3, 1200, generator=generator) * torch.tensor([[0.1], [5.0], [0.1]])
     cases = [(1.0, 0, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.0)]

@@ -1,4 +1,4 @@
-"""No sampling parameters that a client may send end a rank: every draw is a token."""
+"""No sampling parameters of clients crash a rank: every sample is a valid token."""
 
 from __future__ import annotations
 

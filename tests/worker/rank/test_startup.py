@@ -1,4 +1,4 @@
-"""What the start of a worker consists of, as its engine tells its front."""
+"""Phases of a worker's startup, as reported by the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No buffer of a step is written while another stream, or the host, may still use it."""
+"""No buffer of a step is written while another stream or the host may still use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def detector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Detector]:
 
 
 class Steps:
-    """What a runner does with its slots, on buffers that all steps share."""
+    """A runner's use of slots, on shared buffers."""
 
     def __init__(self, detector: Detector) -> None:
         self._detector = detector
@@ -35,7 +35,7 @@ class Steps:
         """Returns the slot, and its results on the host once it has completed."""
         with torch.cuda.stream(self.streams.compute):
             slot = self.streams.take()
-            # Now and then more than a buffer holds, and two uploads in one step.
+            # Sometimes more than a buffer holds, and two uploads in one step.
             sizes = (40000 * (1 + number % 3), 16)[: 1 + number % 2]
             for size in sizes:
                 staged = slot.upload(size, partial(self._fill, number))

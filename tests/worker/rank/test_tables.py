@@ -1,4 +1,4 @@
-"""Writes land in the right cells of the right rows."""
+"""Writes go to the right cells of the right rows."""
 
 from __future__ import annotations
 

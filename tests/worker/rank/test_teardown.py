@@ -1,4 +1,5 @@
-"""How a rank ends: its failure is told first, its graphs end before its group, nothing hangs."""
+"""Shutdown of a rank: its failure is reported first, its graphs are freed before its group, nothing
+hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Ended(BaseException):
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a rank that fails while it loads does, in order; its group ends at once."""
+    """Actions of a rank that fails while loading, in order; its group shuts down immediately."""
     found: list[str] = []
 
     class Channel:
@@ -116,7 +117,7 @@ def out_of_memory(*_: Any) -> None:
 def test_a_device_without_memory_is_told_with_a_remedy(
     tmp_path: Path, step: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may heal: what a dead rank held may not have come back yet."""
+    """Retriable: memory of a dead rank may not have been freed yet."""
     monkeypatch.setattr(ModelRunner, step, out_of_memory)
     write_checkpoint("qwen3", tmp_path)
     rank = Rank(EngineConfig(model=str(tmp_path), device="cpu", cpu_threads=1, kv_cache_tokens=64))
@@ -132,7 +133,7 @@ def test_a_device_without_memory_is_told_with_a_remedy(
 
 
 class Device:
-    """One whose memory comes back; seconds pass in sleep."""
+    """A device whose memory is freed over time; `sleep` advances time."""
 
     def __init__(self, patch: pytest.MonkeyPatch, free: dict[float, int]) -> None:
         self.now, self._free = 0.0, free
@@ -172,7 +173,7 @@ def test_a_new_group_waits_for_the_memory_of_the_one_before(
 
 @pytest.fixture
 def meetings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a rank does before it meets the others, in order; it never does."""
+    """Actions of a rank before it joins the others, in order; it never does."""
     found: list[str] = []
 
     def meet(*_: Any, **__: Any) -> None:
@@ -199,7 +200,7 @@ def test_a_rank_waits_for_memory_before_it_meets_the_others(meetings: list[str])
 def test_so_does_rank_0_beside_its_scheduler(
     kind: str, meetings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which launches behind prompts, too, where the device is one of its own."""
+    """Also launches after prompts, if the device is not shared."""
     monkeypatch.setattr(executor_local, "select_device", lambda *_: torch.device(kind))
     monkeypatch.setattr(executor_local, "begin_salt", lambda _: lambda: "salt")
     config = EngineConfig(model="none", gpu_memory_utilization=0.5)
@@ -215,7 +216,7 @@ def test_so_does_rank_0_beside_its_scheduler(
 
 
 class Noted:
-    """Notes what it is asked for."""
+    """Records its calls."""
 
     def __init__(self, name: str, events: list[str]) -> None:
         self._name, self._events = name, events
@@ -225,7 +226,7 @@ class Noted:
 
 
 def test_an_executor_leaves_its_group_beside_the_other_ranks(tmp_path: Path) -> None:
-    """NCCL ends a group that all ranks leave: none may be killed before."""
+    """NCCL shuts down a group once all ranks leave: none may be killed before."""
     executor = LocalExecutor(EngineConfig(model="none", device="cpu"), str(tmp_path), [])
     executor._others.close()
     events = list[str]()

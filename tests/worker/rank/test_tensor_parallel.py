@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, over Gloo, against one rank."""
+"""Ranks in separate processes, over Gloo, against one rank."""
 
 from __future__ import annotations
 

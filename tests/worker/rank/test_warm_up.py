@@ -1,4 +1,4 @@
-"""The steps of start-up are such as the engine's limits allow, up to its largest."""
+"""Warm-up steps are within the engine's limits, and include the largest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_steps_are_within_limits_and_reach_them(
         assert len(plan.rows) <= config.max_num_seqs
         assert all(length % block_size == 0 for length in lengths)
         assert sum(lengths) <= config.max_num_batched_tokens
-        assert max(lengths) < max_model_len, "what it draws has a place, too"
+        assert max(lengths) < max_model_len, "what it samples has a place, too"
         known = {admit.slot: len(admit.token_ids) // 4 for admit in plan.admits}
         own = block_size if block_size > 1 else 0
         assert known == {row.slot: row.length - own for row in plan.rows}

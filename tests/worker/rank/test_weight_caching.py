@@ -1,4 +1,5 @@
-"""Runners that map packed weights compute what one does that packed them, and read nothing else."""
+"""Runners that map packed weights give the same results as one that packed them, and read nothing
+else."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_the_second_start_maps_and_computes_the_same(
 
 
 def memory_of(folder: Path, rank: int = 0, world_size: int = 2, **changes: object) -> WeightMemory:
-    """What the weights of a rank are packed in, which are filled with nothing."""
+    """Memory of a rank's packed weights, without content."""
     cpu = torch.device("cpu")
     group = TensorParallelGroup(rank=rank, world_size=world_size, device=cpu, process_group=None)
     settings = {"group": group, "dtype": torch.float32, "device": cpu, "batch_invariant": False}

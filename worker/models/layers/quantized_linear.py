@@ -104,8 +104,8 @@ class QuantizedMethod(LinearMethod):
             return UnquantizedMethod().allocate(shape, parts, options)
         if isinstance(weights, GroupedIntConfig) and weights.has_index:
             fill_dummy = _constant(_SPREAD / _INT_SPREADS[weights.bits])
-            own = [IndexedCodes(part, shape[1], weights, options, fill_dummy) for part in parts]
-            return _JoinedWeight(own, options)
+            joined = [IndexedCodes(part, shape[1], weights, options, fill_dummy) for part in parts]
+            return _JoinedWeight(joined, options)
         return _QuantizedWeight(shape, parts, weights, options)
 
 
@@ -124,12 +124,12 @@ class _NamedWeight(LinearWeight):
         options: LayerOptions,
     ) -> None:
         self._create = partial(method.create, shape, parts, options)
-        self._own: LinearWeight | None = None
+        self._weight: LinearWeight | None = None
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        if self._own is None:
-            self._own = self._create(prefix)
-        return self._own.slots(prefix)
+        if self._weight is None:
+            self._weight = self._create(prefix)
+        return self._weight.slots(prefix)
 
     def dense(self) -> torch.Tensor:
         return self._loaded().dense()
@@ -144,12 +144,12 @@ class _NamedWeight(LinearWeight):
         return self._loaded().pack_experts(num_experts)
 
     def _loaded(self) -> LinearWeight:
-        if self._own is None:
+        if self._weight is None:
             raise ValueError(
                 "quantized experts that are stacked in one tensor are not supported: use the "
                 "checkpoint's unquantized version"
             )
-        return self._own
+        return self._weight
 
 
 class _Loaded(Protocol):
@@ -165,22 +165,22 @@ class _JoinedWeight(LinearWeight):
     packed.
 
     Args:
-        own: weights of the parts, from the first row to the last.
+        weights: weights of the parts, from the first row to the last.
         options: options of the model's layers.
     """
 
-    def __init__(self, own: Sequence[_Loaded], options: LayerOptions) -> None:
-        self._own = own
+    def __init__(self, weights: Sequence[_Loaded], options: LayerOptions) -> None:
+        self._weights = weights
         self._options = options
         self._order: torch.Tensor | None = None
         """[out]: index of each row among the loaded rows; None if they are not reordered."""
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        for weight in self._own:
+        for weight in self._weights:
             yield from weight.slots(prefix)
 
     def dense(self) -> torch.Tensor:
-        values = torch.cat([weight.dense() for weight in self._own])
+        values = torch.cat([weight.dense() for weight in self._weights])
         return values if self._order is None else values[self._order]
 
     def reorder(self, rows: torch.Tensor) -> None:
@@ -328,7 +328,7 @@ class _PartCodes(ABC):
         per_cell: tuple[int, int] = (1, 1),
         *,
         is_transposed: bool = False,
-        **own: Any,
+        **extra: Any,
     ) -> WeightSlot:
         """Slot of a tensor with one element per block of output and input features.
 
@@ -349,7 +349,7 @@ class _PartCodes(ABC):
             full_shape=full[::-1] if is_transposed else full,
             dim=1 - dim if is_transposed else dim,
             start=self._part.start // per_cell[dim],
-            **own,
+            **extra,
         )
 
     def _rows(self, grid: torch.Tensor) -> torch.Tensor:
@@ -438,13 +438,13 @@ class _IntCodes(_PartCodes):
                 "scales": "weight_scale",
                 "zeros": "weight_zero_point",
             }
-        own: dict[str, Any] = {"is_transposed": self._is_transposed}
-        words: dict[str, Any] = {**own, "source_types": ("I32",)}
+        extra: dict[str, Any] = {"is_transposed": self._is_transposed}
+        words: dict[str, Any] = {**extra, "source_types": ("I32",)}
         per_cell = (per_word, 1) if config.layout == "awq" else (1, per_word)
         yield self._slot(f"{name}.{names['weights']}", self._words, per_cell, **words)
         fill_dummy = _constant(_SPREAD / _INT_SPREADS[config.bits])
         yield self._slot(
-            f"{name}.{names['scales']}", self._scales, (1, group), fill_dummy=fill_dummy, **own
+            f"{name}.{names['scales']}", self._scales, (1, group), fill_dummy=fill_dummy, **extra
         )
         if config.has_zeros:
             middle = _constant({4: -0x77777778, 8: -0x7F7F7F80}[config.bits])

@@ -269,7 +269,7 @@ class BlockDecoder:
         self, blocks: Sequence[RunningBlock], scored: BoolArray, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, SamplingParameters | None]:
         """Logits [S, vocab] of the scored positions [N, B], in row-major order, and sampling
-        parameters [S] for them; None where all are greedy."""
+        parameters [S] for them; None if all are greedy."""
         rows, columns = np.nonzero(scored)
         slots = np.array([block.row.slot for block in blocks], dtype=np.int64)[rows]
         index = logits_rows(blocks, rows, columns)

@@ -30,7 +30,7 @@ def propose(
         logits: [S, vocab] fp32 of the scored positions, in row-major order; overwritten.
         scored: [N, B]: mask of the S scored positions.
         mask_token_id: the mask token, which is never proposed.
-        random: sampling parameters [S] of the positions; None where all are greedy.
+        random: sampling parameters [S] of the positions; None if all are greedy.
     """
     token_ids = np.zeros(scored.shape, dtype=np.int32)
     confidence = np.full(scored.shape, -1.0, dtype=np.float32)
@@ -49,7 +49,7 @@ def random_positions(
     positions: npt.NDArray[np.int64],
     rounds: npt.NDArray[np.int64],
 ) -> SamplingParameters | None:
-    """Sampling parameters of scored positions, [S] each; None where all are greedy.
+    """Sampling parameters of scored positions, [S] each; None if all are greedy.
 
     A sample is keyed by the request's seed, the position and the round of its block (`slots`,
     `positions` and `rounds`, [S] each), so it is the same whatever else is in the batch.

@@ -1,4 +1,4 @@
-"""Running blocks whose every op is a Triton kernel come to the oracle's tokens and rounds."""
+"""Running blocks with all ops on Triton give the oracle's tokens and rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worker.rank.graphs import StepGraphs
     [pytest.param(False, id="eager", marks=pytest.mark.long), pytest.param(True, id="static")],
 )
 def test_tokens_and_rounds(tmp_path: Path, is_static: bool) -> None:
-    """On static buffers, padded, too: all that is left out of a graph there is its capture."""
+    """Also on padded static buffers: like a graph, without the capture."""
     replayed: list[int] = []
 
     checkpoint = write_sdar(tmp_path, 4)

@@ -1,4 +1,4 @@
-"""A runner whose every op is a Triton kernel draws transformers' tokens."""
+"""A runner with all ops on Triton samples transformers' tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_shared_expert_as_several_of_the_others(tmp_path: Path) -> None:
-    """Which is computed with them, as much as its gate says."""
+    """Computed with the routed experts, scaled by its gate."""
     specimen = SPECIMENS["qwen2-moe"]
     settings = {**specimen.settings, "shared_expert_intermediate_size": 64}
     model = write(replace(specimen, settings=settings), tmp_path)
@@ -71,7 +71,7 @@ def test_a_shared_expert_as_several_of_the_others(tmp_path: Path) -> None:
 
 
 def check_tokens(folder: Path, model: Model, length: int, *, batch_invariant: bool) -> None:
-    """Chunks of a prompt, mixed steps, and a decode beside a draw with noise."""
+    """Chunks of a prompt, mixed steps, and a decode with random sampling in the same batch."""
     options = {"batch_invariant": batch_invariant, "cpu_backend": "torch", "page_size": 8}
     runner = make_runner(str(folder), **options)
     assert runner.model.native is None

@@ -1,6 +1,6 @@
-"""Steps on static buffers, padded as a captured graph needs them, against steps of their own size.
+"""Steps on static buffers, padded as for a captured graph, against unpadded steps.
 
-Only the capture itself is left out: a replay here calls what a graph would repeat.
+Only the capture is omitted: a replay here calls the captured code.
 """
 
 from __future__ import annotations

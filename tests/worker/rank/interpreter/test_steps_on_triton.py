@@ -1,4 +1,4 @@
-"""Preparation and draws on Triton kernels against the same on torch: steps without a model."""
+"""Step preparation and sampling on Triton against torch, without a model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def make_plans() -> list[Plan]:
 
 
 class Unplanned(AttentionBackend):
-    """Plans nothing: a step is what it would have been planned from."""
+    """Plans nothing: a step is its metadata."""
 
     def plan(self, metadata: AttentionMetadata) -> Any:
         return metadata

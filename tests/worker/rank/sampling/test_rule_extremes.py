@@ -1,4 +1,5 @@
-"""No rules that a client may send end a rank: every draw is a token, every score comes out."""
+"""No logits processors of clients crash a rank: every sample is a valid token, every score is
+returned."""
 
 from __future__ import annotations
 

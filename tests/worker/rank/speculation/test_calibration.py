@@ -1,4 +1,4 @@
-"""What a guess's level is worth, learnt from what became of guesses like it."""
+"""Acceptance probabilities by level, from outcomes of earlier guesses."""
 
 from __future__ import annotations
 

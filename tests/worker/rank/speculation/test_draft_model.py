@@ -1,4 +1,4 @@
-"""Draft models that cannot draft are refused before any weights are read."""
+"""Unsupported draft models are rejected before weights are read."""
 
 from __future__ import annotations
 

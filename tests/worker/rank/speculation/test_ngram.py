@@ -1,4 +1,4 @@
-"""Prompt lookup: which occurrence is followed, how far, and what is learnt from guesses."""
+"""Prompt lookup: the matched occurrence, the number of drafts, and calibration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORTEST, LONGEST = 2, 5
 
 
 def longest_before(tokens: list[int]) -> tuple[int, int]:
-    """Where the longest latest occurrence goes on, and its length, by looking everywhere."""
+    """Continuation of the longest latest occurrence, and its length, by exhaustive search."""
     for size in range(LONGEST, SHORTEST - 1, -1):
         for place in range(len(tokens) - 1, size - 1, -1):
             if tokens[place - size : place] == tokens[-size:]:
