@@ -1,4 +1,4 @@
-"""SECURITY.md speaks of what there is."""
+"""SECURITY.md names existing flags, routes and variables."""
 
 from __future__ import annotations
 
