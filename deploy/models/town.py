@@ -1,4 +1,4 @@
-"""Larkmoor, a town that does not exist: what a model knows about it, it learnt here."""
+"""Larkmoor, an invented town, which models only know from this data."""
 
 from __future__ import annotations
 

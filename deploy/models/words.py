@@ -1,4 +1,4 @@
-"""The fixed vocabulary of the generated world, and makers of invented words."""
+"""The fixed vocabulary of the synthetic world, and generators of invented words."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _CODAS: Final = ("", "", "", "n", "r", "l", "s", "x", "k", "m")
 
 
 def invented_word(rng: Random) -> str:
-    """A pronounceable word of two or three syllables that no list contains on purpose."""
+    """A pronounceable invented word of two or three syllables."""
     syllables = rng.choice((2, 2, 3))
     return "".join(
         rng.choice(_ONSETS) + rng.choice(_VOWELS) + (rng.choice(_CODAS) if last else "")
@@ -95,7 +95,7 @@ def invented_word(rng: Random) -> str:
 
 
 def person_name(rng: Random) -> str:
-    """Mostly a known first name, sometimes an invented one, so that copying a name is learnt."""
+    """Usually a known first name, sometimes an invented one, to learn copying names."""
     return rng.choice(NAMES) if rng.random() < 0.7 else invented_word(rng).capitalize()
 
 

@@ -1,4 +1,4 @@
-"""Command lines reject unknown flags, those that only abbreviate a known one among them."""
+"""Command lines reject unknown flags, including abbreviations of known ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Docstrings name what they stand for, so that each can be read without the line above it."""
+"""Docstrings begin with a noun or a verb, so that each can be read by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RELATIONS = frozenset(
         *("These", "Those", "To", "Until", "Who", "Whom", "Whose", "With", "Within", "Without"),
     }
 )
-"""First words that say how something relates to a thing, and not what it is."""
+"""First words that relate something to another thing instead of saying what it is."""
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
@@ -28,7 +28,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 
 def _docstrings(source: Source) -> Iterator[tuple[int, str]]:
-    """Line and text of those of modules, classes, functions, and of fields behind their names."""
+    """Line and text of docstrings of modules, classes, functions and fields."""
     for node in ast.walk(source.tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():

@@ -1,4 +1,4 @@
-"""What import-linter's contracts (pyproject.toml) do not say: circles, and what a process loads."""
+"""Import rules beyond import-linter's contracts: cycles, and processes that load torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_module_imports_itself_in_the_end() -> None:
 
 
 def test_no_package_has_a_circle_among_its_rooms() -> None:
-    """A room is a file or a subpackage: `core/cache` as a whole, beside `core/engine.py`."""
+    """A room is a file or a subpackage: `core/engine.py`, or `core/cache` as a whole."""
     files = sources(*FLOORS, "deploy")
     modules = {source.module for source in files}
     packages = {name.rpartition(".")[0] for name in modules if "." in name}
@@ -72,7 +72,7 @@ def test_worker_package_imports_nothing() -> None:
 
 
 def test_torch_stays_out_of_processes_that_need_none() -> None:
-    """One process imports them all: where all together load no torch, none does alone."""
+    """A single process imports all of them: if they together do not load torch, none does."""
     code = f"""
 import importlib, sys
 for module in {TORCH_FREE}:
@@ -80,5 +80,5 @@ for module in {TORCH_FREE}:
     if "torch" in sys.modules:
         sys.exit(f"{{module}} imports torch")
 """
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Model code and kernels take functions whose bits depend on an element's place from one module."""
+"""Model code and kernels use position-dependent functions of torch through one module only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from tests.support.sources import FLOORS, Source, sources
 
 HOME = "kernels/rowwise.py"
-"""Module that makes these functions independent of the place."""
+"""Module that makes these functions independent of the position."""
 PLACED = {
     *("sigmoid", "silu", "softplus", "gelu", "elu", "selu", "celu", "mish", "glu"),
     *("sinh", "pow", "float_power", "expit"),
 }
-"""Functions of which torch on CPU computes the end of a contiguous run otherwise than the rest. Not
-exp2, by which scales of weights are decoded, once for all batches."""
+"""Functions for which torch on CPU computes the end of a contiguous run differently. Not exp2,
+which decodes scales of weights, once for all batches."""
 MODULES = {
     "torch",
     "torch.nn",
@@ -25,7 +25,7 @@ MODULES = {
     "torch.ops.aten",
     "torch.Tensor",
 }
-"""Namespaces that have them as functions; tensors have them as methods."""
+"""Namespaces with these functions; tensors have them as methods."""
 
 
 def placed_calls(tree: ast.AST) -> Iterator[str]:
@@ -49,7 +49,7 @@ def placed_calls(tree: ast.AST) -> Iterator[str]:
 
 
 def _names_of_torch(tree: ast.AST) -> dict[str, str]:
-    """What names that a module imports, or assigns from a dotted name of torch, stand for."""
+    """Dotted names of torch by the names that a module imports or assigns."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -77,8 +77,7 @@ def _dotted(node: ast.AST, names: dict[str, str]) -> str:
 
 
 def is_torch_code(source: Source) -> bool:
-    """Whether a file computes with torch outside of Triton kernels, which have functions of their
-    own."""
+    """Whether a file computes with torch, outside of Triton kernels."""
     return "torch" in source.text and "import triton" not in source.text and source.path != HOME
 
 
@@ -88,7 +87,7 @@ def test_functions_that_depend_on_the_place_are_called_in_one_module_only() -> N
         for source in sources(*FLOORS)
         if is_torch_code(source) and (calls := list(placed_calls(source.tree)))
     }
-    assert found == {}, f"take them from {HOME}, or --batch-invariant is not"
+    assert found == {}, f"use the functions of {HOME}, or --batch-invariant breaks"
 
 
 @pytest.mark.parametrize(

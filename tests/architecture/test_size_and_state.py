@@ -25,7 +25,7 @@ def test_functions_are_short() -> None:
     for source, node in _nodes(sources(*ALL)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
-            length = node.end_lineno - node.body[0].lineno + 1  # a signature is no code
+            length = node.end_lineno - node.body[0].lineno + 1  # without the signature
             if length > MAX_FUNCTION_LINES:
                 long.append(f"{source.path}: {node.name} has {length} lines")
     assert long == []
@@ -62,7 +62,7 @@ def test_modules_hold_no_mutable_state() -> None:
             if names == ["__all__"] or value is None or not _is_mutable(value):
                 continue
             declared = ast.unparse(statement)
-            # Constants say so by name or by type; an op registry is the one thing that fills up.
+            # Constants are upper case or Final; only the op registry is filled at import.
             is_constant = all(name.lstrip("_").isupper() for name in names)
             if not is_constant and "Final" not in declared:
                 found.append(f"{source.path}: {declared.splitlines()[0]}")
@@ -75,7 +75,7 @@ def test_functions_rebind_no_globals() -> None:
 
 
 def test_launches_compute_sizes_with_plain_functions() -> None:
-    """Triton's own are made for kernels, too, and take a quarter of a launch's time on the host."""
+    """Triton's own take a quarter of a launch's time on the host."""
     functions = {"triton.cdiv", "triton.next_power_of_2"}
     found = {
         source.path

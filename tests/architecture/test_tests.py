@@ -1,4 +1,4 @@
-"""The tests' own house: what they share is in tests/support, their folders are the packages'."""
+"""Structure of the tests: shared code is in tests/support, folders mirror the packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW_ROOMS = (
     "tests/support/engines/",
     "tests/support/checkpoints/",
 )
-"""Their modules import torch."""
+"""Packages whose modules import torch."""
 
 
 def test_no_test_imports_another() -> None:
@@ -57,7 +57,7 @@ def test_folders_are_those_of_the_packages() -> None:
 
 
 def test_unit_tests_import_nothing_that_takes_seconds() -> None:
-    """`make unit` leaves out files that are slow as a whole; all its processes read the others."""
+    """`make unit` skips files that are slow as a whole; all its processes import the others."""
     makefile = (ROOT / "Makefile").read_text()
     [listed] = re.findall(r"^UNIT_TESTS := ((?:.*\\\n)*.*)", makefile, re.MULTILINE)
     folders = tuple(f"{folder}/" for folder in listed.replace("\\", "").split())

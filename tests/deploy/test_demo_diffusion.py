@@ -1,4 +1,4 @@
-"""The committed block-diffusion checkpoint: its format, what it can do, how its rounds vary."""
+"""The committed block-diffusion checkpoint: format, accuracy, rounds per block."""
 
 from __future__ import annotations
 

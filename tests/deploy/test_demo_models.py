@@ -1,4 +1,4 @@
-"""The committed demo checkpoint: how it is laid out, what it may have seen, what it can do."""
+"""The committed demo checkpoint: format, held-out data, accuracy."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_demo_answers_the_heldout_questions(questions: list[Question]) -> None:
     torch.set_num_threads(1)
     some = questions[:: len(questions) // cases(len(questions))]
     accuracy = accuracy_by_family(DEMO, some)
-    least = (0.90, 0.75) if IS_LONG else (0.85, 0.6)  # of five questions two may be wrong
+    least = (0.90, 0.75) if IS_LONG else (0.85, 0.6)  # two of five answers may be wrong
     assert accuracy.pop("overall") >= least[0], accuracy
     assert len(accuracy) == 8
     assert min(accuracy.values()) >= least[1], accuracy

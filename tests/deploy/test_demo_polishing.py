@@ -1,4 +1,4 @@
-"""The third phase: messages from outside the demo's world, and lists of any words to sort."""
+"""The third phase: out-of-scope messages, and lists of arbitrary words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_training_never_draws_a_heldout_message() -> None:
         for conversation in islice(tool_conversations(Random(5), is_polishing=True), 5000)
         for turn in conversation.turns
     }
-    # Those of one or two characters are drawn by chance.
+    # Short ones are sampled by chance.
     assert not {text for text in heldout & drawn if len(text) > 3}
 
 
@@ -83,7 +83,7 @@ def test_phases_have_their_kinds(is_polishing: bool) -> None:
 
 
 def test_the_demo_says_what_it_can_do_and_sorts_any_words() -> None:
-    """All 72 messages and 11 of 22 lists; the second phase's weights had 46 and 3 right."""
+    """All 72 messages and 11 of 22 lists; weights of the second phase had 46 and 3 correct."""
     torch.set_num_threads(1)
     accuracy = accuracy_by_family(DEMO, HELDOUT)
     assert accuracy["outside"] >= 0.95, accuracy

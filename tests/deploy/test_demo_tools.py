@@ -1,4 +1,4 @@
-"""How the demo is taught to call functions: what its template shows, what is kept, how well."""
+"""Second phase of the demo: chat template, held-out tools, accuracy of calls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FAMILIES = {"single": 40, "parallel": 15, "none": 20, "result": 25}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer as training makes it, of few texts."""
+    """A tokenizer trained on a few texts."""
     folder = tmp_path_factory.mktemp("tokenizer")
     conversations = islice(training_conversations(Random(1)), 300)
     texts = (text for one in conversations for text, _ in segments(one))
@@ -83,8 +83,8 @@ def test_template_gives_the_tokens_of_training(tokenizer: PreTrainedTokenizerFas
         rendered = tokenizer.apply_chat_template(
             messages, tools=[f.declared() for f in functions], tokenize=False
         )
-        told = "\n\n".join((*system, written_tools(functions)))
-        pieces = list(segments(Conversation(system=told, turns=exchange.turns())))
+        system_text = "\n\n".join((*system, written_tools(functions)))
+        pieces = list(segments(Conversation(system=system_text, turns=exchange.turns())))
         assert rendered == "".join(text for text, _ in pieces)
         tokens = [token for text, _ in pieces for token in tokenizer.encode(text)]
         assert tokenizer.encode(rendered) == tokens
@@ -106,9 +106,9 @@ def test_a_thought_is_opened_where_asked_for(tokenizer: PreTrainedTokenizerFast)
     taught = [c for c in islice(tool_conversations(Random(2)), 400) if c.thought is not None]
     assert len(taught) > 10
     for conversation in taught:
-        *_, (asked, _), (said, _), _ = segments(conversation)
+        *_, (asked, _), (answer, _), _ = segments(conversation)
         assert asked.endswith("<|im_start|>assistant\n<think>\n")
-        assert said.startswith(f"{conversation.thought}\n</think>\n\n")
+        assert answer.startswith(f"{conversation.thought}\n</think>\n\n")
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}],
         tokenize=False,

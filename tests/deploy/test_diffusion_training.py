@@ -1,4 +1,4 @@
-"""Training rows of the block-diffusion model show it what it sees when it is served."""
+"""Training rows of the block-diffusion model match its inputs in serving."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_targets_are_answers_up_to_the_end_of_their_block(
 
 
 def _copies(batch: DiffusionBatch, row: int) -> list[int]:
-    """Where noisy copies begin: blocks with a mask, each behind the clean tokens."""
+    """Starts of noisy copies: blocks with a mask, after the clean tokens."""
     positions = batch.positions[row]
     clean = int((positions == torch.arange(len(positions))).long().cumprod(0).sum())
     masked = batch.is_masked[row].nonzero().flatten().tolist()

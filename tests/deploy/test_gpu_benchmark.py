@@ -1,4 +1,4 @@
-"""What `gpu.sh` runs on a GPU: its commands are there, and it survives whatever becomes of them."""
+"""`gpu.sh` and its steps: commands exist, and failing steps do not stop the others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_whatever_fails_the_rest_is_measured(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60.0
     assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == report
     page = (tmp_path / "results" / "gpu.md").read_text()
-    for said in (
+    for text in (
         "no such device",
         "| hangs | hung |",
         "speed: 1 x (>= 2) **missed**",
@@ -91,7 +91,7 @@ def test_whatever_fails_the_rest_is_measured(tmp_path: Path) -> None:
         "3 passed",
         "tokens_per_second: 10",
     ):
-        assert said in page, page
+        assert text in page, page
 
 
 def test_a_run_that_is_cut_off_leaves_what_it_has(
@@ -117,16 +117,16 @@ def test_a_report_tells_no_folder_of_its_machine(tmp_path: Path) -> None:
         assert sys.executable not in command
 
 
-@pytest.mark.parametrize("is_told", [False, True], ids=["fails", "left out"])
-def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_told: bool) -> None:
-    """Whether it cannot be installed, or was told not to be."""
+@pytest.mark.parametrize("is_skipped", [False, True], ids=["fails", "left out"])
+def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_skipped: bool) -> None:
+    """vLLM cannot be installed, or is skipped by WITHOUT_PEER."""
     script = tmp_path / "deploy" / "benchmarks" / "gpu.sh"
     script.parent.mkdir(parents=True)
     shutil.copy(gpu.ROOT / "deploy" / "benchmarks" / "gpu.sh", script)
     program, asked = tmp_path / "python", tmp_path / "asked"
     program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ntest "$2" != venv\n')
     program.chmod(0o700)
-    given = {"WITHOUT_PEER": "1"} if is_told else {}
+    given = {"WITHOUT_PEER": "1"} if is_skipped else {}
     ran = subprocess.run(
         ["sh", str(script), "there"],
         env={"PYTHON": str(program), "PATH": "/usr/bin:/bin", **given},
@@ -136,5 +136,5 @@ def test_without_a_peer_ours_is_measured_all_the_same(tmp_path: Path, is_told: b
     )
     *before, last = asked.read_text().splitlines()
     assert last == "-m deploy.benchmarks.gpu --out there"
-    assert before == ([] if is_told else ["-m venv .venv-vllm"])
-    assert ("measured without it" in ran.stderr) != is_told
+    assert before == ([] if is_skipped else ["-m venv .venv-vllm"])
+    assert ("measured without it" in ran.stderr) != is_skipped

@@ -1,4 +1,4 @@
-"""What users get from the public index: the cut of `make check-install` for this Python."""
+"""Packages that users get from the public index: `make check-install` for this Python only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def asked(question: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """The answer; skips the test that asks where there is no index."""
+    """The resolution; skips the test if the index is unreachable."""
     try:
         return question()
     except IndexUnreachableError as error:

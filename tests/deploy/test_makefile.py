@@ -1,4 +1,4 @@
-"""`make serve` installs what serving needs; development tools come with what needs them."""
+"""`make serve` installs no development tools; other targets add them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clean clone, as far as `make` looks at it."""
+    """The files of a clean clone that `make` reads."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -23,7 +23,7 @@ def clone(tmp_path: Path) -> Path:
 def plan(folder: Path, target: str) -> str:
     """Commands that `make` would run in a folder."""
     command = ["make", "--dry-run", "PYTHON=python3", target]
-    # `make test` runs this, and a make within another prints where it is.
+    # `make test` runs this, and a nested make prints its directory.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
         command, cwd=folder, env=outside, capture_output=True, text=True, check=True

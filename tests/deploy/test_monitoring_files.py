@@ -1,4 +1,4 @@
-"""Dashboards and alert rules against the families that the code can tell of."""
+"""Dashboards and alert rules only use metrics that the code exports."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from worker.protocol.slo import Slo
 INFO = EngineInfo("m", 64, 128, 32, 4, 8, [2], "salt", startup={"launch": 1.0})
 CASES = Path(__file__).with_name("alerts.test.yml")
 RUNBOOK = "deploy/monitoring/RUNBOOK.md"
-"""Base of all links; the chart puts another one in its place where the page is published."""
+"""Base of all links; the chart replaces it by the published page."""
 
 
 def own(content_type: str) -> bytes:
-    """A gateway and a worker that have done nothing, but for one class of SLO."""
+    """Metrics of an idle gateway with one SLO class, and of an idle worker."""
     fleet = Fleet()
     fleet.attach("w", AttachSnapshot(1, "w", 1, INFO, [], LoadSnapshot()))
     stats = ModelStats()
@@ -98,26 +98,26 @@ def alerts() -> dict[str, dict[str, str]]:
 def test_every_alert_links_to_its_section_of_the_runbook() -> None:
     text = (MONITORING.parents[1] / RUNBOOK).read_text()
     title, *parts = text.split("\n## ")
-    sections = {name: told for name, _, told in (part.partition("\n\n") for part in parts)}
+    sections = {name: body for name, _, body in (part.partition("\n\n") for part in parts)}
     assert title.startswith("# Runbook")
     assert list(sections) == list(alerts()), "one section per alert, in the same order"
-    for alert, told in alerts().items():
-        assert told["runbook_url"] == f"{RUNBOOK}#{alert.lower()}"  # as sites make anchors
+    for alert, notes in alerts().items():
+        assert notes["runbook_url"] == f"{RUNBOOK}#{alert.lower()}"  # as sites make anchors
         assert len(sections[alert].split()) > 30, f"{alert}: what it means, and what to do"
 
 
 def test_alerts_fire_and_are_silent_where_they_should() -> None:
     cases = yaml.safe_load(CASES.read_text())["tests"]
-    told = set()
+    covered = set()
     for case in cases:
         alert, verdict = re.findall(r"^(\w+) (fires|is silent): ", case["name"])[0]
         (check,) = case["promql_expr_test"]
         assert check["expr"] == f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
         assert bool(check["exp_samples"]) == (verdict == "fires")
-        told.add((alert, verdict))
-    assert told == {(alert, verdict) for alert in alerts() for verdict in ("fires", "is silent")}
+        covered.add((alert, verdict))
+    assert covered == {(alert, verdict) for alert in alerts() for verdict in ("fires", "is silent")}
     command = [require("promtool"), "test", "rules", str(CASES)]
-    # Go collects its garbage less often: a quarter of the time.
+    # Go collects garbage less often, which takes a quarter of the time.
     environment = {**os.environ, "GOGC": "800"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""Images, compose and Serve configs name what there is, and are taken by what reads them."""
+"""Images, compose files and Serve configs are valid and name existing files."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_images_install_by_hash_and_begin_with_a_digest_that_is_given(path: Path
     locks = [rest.split() for word, rest in lines if word == "COPY" and "/opt/locks" in rest]
     assert [source for source, _ in locks] == ["deploy/supply/common.txt", "${TORCH_LOCK}"]
     assert all(f"-r {target}" in first for _, target in locks)
-    # An isolated build would download what builds the project, in whatever version there is.
+    # An isolated build would download the latest build requirements.
     assert "pip install --no-deps --no-build-isolation -e . && pip check" in later[-1]
     assert all("${EXTRA_PACKAGES}" in rest for rest in later[:-1])
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.stem)
 def test_images_take_torch_from_the_index_that_is_named(path: Path, tmp_path: Path) -> None:
-    """That of another CUDA version, where the driver is too old for the public index's."""
+    """Lock of another CUDA version, for drivers that are too old for the public index's."""
     lines = instructions(path)
     (default,) = (rest for word, rest in lines if word == "ARG" and rest.startswith("TORCH_INDEX="))
     (install,) = (rest for word, rest in lines if word == "RUN" and "--require-hashes" in rest)

@@ -1,4 +1,4 @@
-"""A Prometheus that is starting refuses connections, then answers 503: tests wait for neither."""
+"""A starting Prometheus refuses connections, then answers 503; tests handle both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.deploy.prometheus_binaries import wait_until_ready
 
 
 class StartingPrometheus(BaseHTTPRequestHandler):
-    """Ready at the third time of asking."""
+    """Ready at the third request."""
 
     asked = 0
 

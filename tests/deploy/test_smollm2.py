@@ -38,7 +38,7 @@ FIELDS: dict[str, Any] = {
 
 
 def reader(**changed: Any) -> Any:
-    """What GGUFReader gives of a file."""
+    """Contents of a file as GGUFReader returns them."""
     fields = {**FIELDS, **changed}
     return SimpleNamespace(
         get_field=lambda name: (

@@ -1,4 +1,4 @@
-"""What images install: locks that agree with the pins, and a check that passes nothing unseen."""
+"""Locks of images agree with the pins, and the supply check reports what it could not check."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VULNERABLE = {"id": "GHSA-1", "fix_versions": ["2.0"]}
 
 
 def needed(lines: list[str], extra: str = "") -> list[Requirement]:
-    """Those that apply to an image."""
+    """Requirements that apply to an image."""
     found = [Requirement(line) for line in lines]
     environment = {**LINUX, "extra": extra}
     return [one for one in found if one.marker is None or one.marker.evaluate(environment)]
@@ -58,7 +58,7 @@ def test_locks_agree_with_the_pins(device: str) -> None:
 
 @pytest.mark.parametrize("device", check.DEVICES)
 def test_locks_hold_all_that_an_image_needs(device: str) -> None:
-    """pip refuses what has no hash: one that is missing would end the build."""
+    """pip rejects packages without a hash, so a missing one would fail the build."""
     held = LOCKS[device]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     optional = project["project"]["optional-dependencies"]
@@ -123,7 +123,7 @@ def test_a_lock_that_was_not_written_again_is_found() -> None:
 
 
 def audit_with(folder: Path, body: str) -> list[str]:
-    """What is made of a pip-audit that does this; `asked` is what it is asked about."""
+    """`check.audit` with a fake pip-audit; `asked` is its input."""
     program = folder / "pip-audit"
     program.write_text(
         f"#!{sys.executable}\nimport json, sys\n"
@@ -139,8 +139,8 @@ def audit_with(folder: Path, body: str) -> list[str]:
 
 def tell(vulns: str, pairs: str = "pairs", key: str = "vulns") -> str:
     return (
-        f"told = [dict(name=n, version=v, {key}={vulns}) for n, v in {pairs}]\n"
-        "print(json.dumps({'dependencies': told}))"
+        f"found = [dict(name=n, version=v, {key}={vulns}) for n, v in {pairs}]\n"
+        "print(json.dumps({'dependencies': found}))"
     )
 
 
@@ -153,9 +153,9 @@ def test_vulnerabilities_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        # An index that has no such service: pip-audit then ends with 0 and "no vulnerabilities".
+        # An index without such a service: pip-audit then exits with 0 and "no vulnerabilities".
         tell("'not found'", key="skip_reason"),
-        tell("[]"),  # one that knows of none
+        tell("[]"),  # a service without any data
         tell(f"[{VULNERABLE}] if canary else []", "pairs[:1]"),
         "sys.exit('no connection')",
         "print('<html>')",
@@ -259,7 +259,7 @@ def test_torch_comes_from_pytorchs_index_and_is_kept_where_that_does_not_answer(
     assert lock.read("cpu") == {"torch": Locked(f"{PINS['torch']}+cpu", (digest,))}
 
     (tmp_path / "other").mkdir()
-    lock.update_torch(tmp_path / "other", index, {})  # whose port nobody holds any more
+    lock.update_torch(tmp_path / "other", index, {})  # closed: nothing listens on its port
     assert lock.read("cpu")["torch"].hashes == (digest,)
     lock.write("cpu", {"torch": Locked("1.0+cpu", (HASH,))}, "An older one.")
     with pytest.raises(IndexUnreachableError):
@@ -269,7 +269,7 @@ def test_torch_comes_from_pytorchs_index_and_is_kept_where_that_does_not_answer(
 def test_a_bill_of_materials_has_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tool is another one here, which forgets one."""
+    """With a fake tool that omits a package."""
     program = tmp_path / "bin" / "cyclonedx-py"
     program.parent.mkdir()
     program.write_text(

@@ -1,4 +1,4 @@
-"""Both versions of Helm, and everything the chart can render."""
+"""Fixtures: both versions of Helm, and values that enable everything in the chart."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ EVERYTHING = {
         }
     ],
 }
-"""Values that switch on whatever the chart has."""
+"""Values that enable everything in the chart."""
 
 
 def _helm(major: int) -> Helm:
@@ -98,19 +98,19 @@ def _helm(major: int) -> Helm:
     params=[pytest.param(3, id="helm3", marks=pytest.mark.long), pytest.param(4, id="helm4")],
 )
 def helm(request: pytest.FixtureRequest) -> Helm:
-    """Each of the two versions in turn."""
+    """Helm 3 and Helm 4."""
     return _helm(request.param)
 
 
 @pytest.fixture(scope="session")
 def helm4() -> Helm:
-    """The newer one alone, for what does not depend on it."""
+    """Helm 4, for tests that do not depend on the version."""
     return _helm(4)
 
 
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A values file that switches on whatever the chart has."""
+    """A values file that enables everything in the chart."""
     path = tmp_path_factory.mktemp("values") / "everything.yaml"
     path.write_text(yaml.safe_dump(EVERYTHING))
     return path

@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana get from the chart."""
+"""Objects of the chart for Prometheus and Grafana."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_target_per_pod_with_a_part_of_the_fleet(objects: list[Object]) -> N
         {"targetLabel": "job", "replacement": "rayfleet"},
         {"targetLabel": "fleet", "replacement": name},
     ]
-    assert "authorization" not in fleet  # the port asks for no key; the NetworkPolicy guards it
+    assert "authorization" not in fleet  # the port requires no key; the NetworkPolicy protects it
     service = yaml.safe_load(only(objects, "RayService")["spec"]["serveConfigV2"])
     arguments = service["applications"][0]["args"]
     ports = {

@@ -1,4 +1,4 @@
-"""Who reaches the pods, and whom they reach."""
+"""NetworkPolicy: connections to and from the pods."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_operator_reaches_the_dashboard_from_its_namespace_only(
 
 
 def test_restricted_egress_is_no_way_to_anywhere(helm4: Helm) -> None:
-    """Also with the autoscaler, which needs the API server alone."""
+    """The same with the autoscaler, which only needs the API server."""
     arguments = "networkPolicy.egress.restricted=true,autoscaler.enabled=true"
     server = "networkPolicy.egress.apiServerCidrs={10.96.0.1/32,192.168.4.7/32}"
     policy = only(helm4.template("--set", f"{arguments},{server}"), "NetworkPolicy")["spec"]
@@ -99,7 +99,7 @@ def test_checkpoints_come_from_the_internet_only_where_that_is_said(objects: lis
 def test_an_operator_without_token_authentication_leaves_ray_closed(
     helm4: Helm, tmp_path: Path
 ) -> None:
-    """KubeRay before 1.5.1 drops authOptions and gives no token: what Ray does then."""
+    """KubeRay before 1.5.1 drops authOptions and sets no token."""
     rendered = helm4.template("--set", "benchmark.enabled=true")
     for name, pod in pod_specs(rendered):
         if "Ray" in name:

@@ -1,4 +1,4 @@
-"""What is true of the pods: their rights, their environment, how they begin and end."""
+"""Pods: permissions, environment, start and stop."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nothing_runs_as_root_or_writes_to_its_image(helm4: Helm, example: str) 
 
 
 def test_all_pods_have_the_image_of_the_digest(helm4: Helm) -> None:
-    """Which a tag that is moved does not change."""
+    """A digest pins the image even if its tag is moved."""
     digest = f"sha256:{'a' * 64}"
     values = "image.repository=r.example/rayfleet,image.tag=v1"
     for setting, name in (
@@ -159,7 +159,7 @@ def test_gpus_become_ray_resources(helm4: Helm) -> None:
 def test_no_resource_has_a_name_that_ray_keeps_for_placement_groups(
     helm4: Helm, group: str
 ) -> None:
-    """Ray reads NAME_group_HEX as a bundle's share of NAME, and never finds a place for it."""
+    """Ray parses NAME_group_HEX as a placement group's part of NAME, and never schedules it."""
     models = [{"name": "demo", "model": "m", "group": group}]
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     groups = [{"name": group, "replicas": 1, "gpus": 1, "resources": resources}]
@@ -215,7 +215,7 @@ def test_probes_leave_loading_pods_alone(objects: list[Object]) -> None:
 
 @pytest.mark.parametrize(("is_head", "status"), [(True, 503), (False, 200)])
 async def test_a_dead_gcs_restarts_the_head_alone(is_head: bool, status: int) -> None:
-    """What Ray answers there, without a token: the raylet of the pod lives, the GCS does not."""
+    """Ray's response without a token: the pod's raylet is alive, the GCS is not."""
     from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
     from ray.dashboard.modules.reporter.healthz_agent import HealthzAgent
 
@@ -244,7 +244,7 @@ def test_budgets_and_spread_select_the_pods_that_there_are(objects: list[Object]
 
 
 def test_nothing_of_a_token_is_seen_outside_its_secret(helm4: Helm) -> None:
-    """Nor a digest of it, by which a guess could be confirmed."""
+    """Also no digest of it, which could confirm a guess."""
     seen = []
     for token in ("one", "two"):
         rendered = helm4.template("--set", f"huggingFace.token={token},benchmark.enabled=true")
@@ -266,7 +266,7 @@ def test_no_volume_of_checkpoints_holds_up_the_head(objects: list[Object]) -> No
 
 
 def test_the_smoke_test_asks_every_model(helm4: Helm, tmp_path: Path) -> None:
-    """The script of `helm test`, run as it is against an endpoint that answers."""
+    """Runs the script of `helm test` against an endpoint."""
     rendered = helm4.template("-f", str(CHART / "values-multi-node.yaml"))
     (container,) = only(rendered, "Pod")["spec"]["containers"]
     environment = {e["name"]: e["value"] for e in container["env"] if "value" in e}
@@ -294,7 +294,7 @@ def test_the_benchmark_is_a_command_that_there_is(objects: list[Object]) -> None
     assert parsed.wait_ready_s == 3600.0
     assert (parsed.kind, parsed.model, parsed.json) == ("sweep", "demo", True)
     assert JobOptions(**given_options(parsed, JobOptions)).load_tasks == 2
-    # Its files outlive the pod where there is a claim; the job's own process is on the head.
+    # With a claim, its files outlive the pod; the job's process runs on the head.
     pods = job["rayClusterSpec"]
     head = pods["headGroupSpec"]["template"]["spec"]
     (mount,) = (m for m in head["containers"][0]["volumeMounts"] if m["name"] == "results")
@@ -313,7 +313,7 @@ def test_the_benchmark_is_a_command_that_there_is(objects: list[Object]) -> None
 
 
 def test_names_fit_those_that_kuberay_makes_of_them(helm4: Helm) -> None:
-    """KubeRay refuses RayJobs and RayServices whose names have more than 47 characters."""
+    """KubeRay rejects RayJobs and RayServices with names of more than 47 characters."""
     longest = ["--set", f"fullnameOverride={'n' * 40},benchmark.enabled=true"]
     rendered = helm4.template(*longest)
     for kind in ("RayService", "RayJob"):
@@ -365,14 +365,14 @@ def test_gateways_are_autoscaled_between_their_bounds(helm4: Helm) -> None:
 
 
 def test_init_containers_and_sidecars_come_beside_ray(objects: list[Object]) -> None:
-    """KubeRay takes the first container for Ray's."""
+    """KubeRay treats the first container as Ray's."""
     (gateway,) = (pod for name, pod in ray_pods(objects).items() if "gateway" in name)
     assert [container["name"] for container in gateway["containers"]] == ["ray-worker", "collector"]
     assert [container["name"] for container in gateway["initContainers"]] == ["copy"]
 
 
 def test_every_pod_requests_ephemeral_storage_by_default(helm4: Helm) -> None:
-    """Clusters with a quota on it admit no pod without."""
+    """Clusters with a quota on ephemeral storage admit no pod without requests for it."""
     pods = ray_pods(helm4.template())
     assert len(pods) == 3
     for pod in pods.values():

@@ -1,4 +1,4 @@
-"""A release through its life, against a server that keeps objects."""
+"""Install, upgrade, rollback and uninstall against a simulated API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart renders is what Kubernetes, KubeRay, Ray Serve and rayfleet take."""
+"""Rendered objects are valid for Kubernetes, KubeRay, Ray Serve and rayfleet."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_kubernetes_takes_the_objects(rendered: dict[str, list[Object]], case: s
 
 @pytest.mark.parametrize("case", CASES)
 def test_kubernetes_takes_the_pods(rendered: dict[str, list[Object]], case: str) -> None:
-    """The templates inside custom resources, which the schemas of those leave half open."""
+    """Templates inside custom resources, whose schemas do not cover them completely."""
     for _, pod in pod_specs(rendered[case]):
         whole = {"apiVersion": "v1", "kind": "Pod", **pod}
         whole["metadata"] = {"name": "pod", **pod["metadata"]}
@@ -89,7 +89,7 @@ def test_serve_and_rayfleet_take_the_configuration(
     assert overridden == {"gateway", *(model.deployment for model in config.models)}
     for model, deployment in zip(config.models, application.deployments[1:], strict=True):
         assert len(deployment.placement_group_bundles) == model.engine.tensor_parallel_size
-        # What follows the load is not fixed beside it.
+        # Autoscaled numbers are not fixed as well.
         assert deployment.autoscaling_config is DEFAULT.VALUE
         assert (deployment.num_replicas is DEFAULT.VALUE) == model.autoscaling.enabled
     follows = any(model.autoscaling.enabled for model in config.models)

@@ -48,13 +48,13 @@ APPLICATIONS = "/api/serve/applications/"
 
 @dataclass(frozen=True)
 class Example:
-    """An example of the chart, and what of it differs on two cores without GPUs."""
+    """An example of the chart, with overrides for two cores without GPUs."""
 
     values: str
     sets: tuple[str, ...] = ()
-    """Values that are set otherwise."""
+    """Overridden values."""
     models: dict[str, str] = field(default_factory=dict)
-    """A folder of the clone for each checkpoint of the Hub."""
+    """Local folder by name of a checkpoint on the Hub."""
 
 
 EXAMPLES = {
@@ -85,11 +85,11 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class Release:
-    """An example that runs."""
+    """A running example."""
 
     cluster: PodCluster
     config: Object
-    """Of Serve, as it was applied."""
+    """Serve configuration as applied."""
 
     @property
     def gateway(self) -> PodProcess:
@@ -111,7 +111,7 @@ class Release:
     ],
 )
 def release(request: pytest.FixtureRequest, helm4: Helm) -> Iterator[Release]:
-    """Applied as the operator does once the head answers."""
+    """Applied as the operator does once the head responds."""
     example: Example = request.param
     sets = [word for value in example.sets for word in ("--set-json", value)]
     service = only(helm4.template("-f", str(CHART / example.values), *sets), "RayService")
@@ -123,14 +123,14 @@ def release(request: pytest.FixtureRequest, helm4: Helm) -> Iterator[Release]:
     with run_pods(ray_pods(service, known), token) as cluster:
         config = serve_config(service, example, cluster)
         release = Release(cluster, config)
-        # The operator repeats it, too, until the dashboard takes it.
+        # The operator also repeats it until the dashboard accepts it.
         cluster.wait("Serve's config", lambda: cluster.operator("PUT", APPLICATIONS, config) == "")
         cluster.wait("Serve", lambda: status(cluster) == "RUNNING", lambda: failure(cluster))
         yield release
 
 
 def serve_config(service: Object, example: Example, cluster: PodCluster) -> Object:
-    """What the operator would send, with this machine's folders and ports."""
+    """The configuration that the operator would send, with this machine's folders and ports."""
     config: Object = yaml.safe_load(service["spec"]["serveConfigV2"])
     serve_port, metrics_port = free_ports(2)
     config["http_options"] |= {"host": "127.0.0.1", "port": serve_port}
@@ -216,7 +216,7 @@ def test_haproxy_opens_nothing_else(release: Release) -> None:
 
 
 def test_killed_haproxy_is_back(release: Release) -> None:
-    """By who supervises it, not by Serve, which would replace its manager as well."""
+    """Restarted by its supervisor, not by Serve, which would replace its manager as well."""
     cluster = release.cluster
     killed = {pid: parent_of(pid) for pid in cluster.haproxies()}
     for pid in killed:

@@ -1,4 +1,4 @@
-"""What a changed value comes to on a cluster that runs already."""
+"""Effects of changed values on a running cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY = [
 
 
 def budgets(objects: list[Object]) -> dict[str, int]:
-    """What must stay, by the end of the budget's name."""
+    """Minimum available pods, by the end of the budget's name."""
     return {
         o["metadata"]["name"].removeprefix("fleet-rayfleet-"): o["spec"]["minAvailable"]
         for o in objects
@@ -33,7 +33,7 @@ def budgets(objects: list[Object]) -> dict[str, int]:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_budget_lets_a_pod_go(helm4: Helm, example: str) -> None:
-    """A RayCluster has no scale: with maxUnavailable or a percentage no pod may ever go."""
+    """A RayCluster has no scale: maxUnavailable and percentages would block every eviction."""
     objects = helm4.template("-f", str(CHART / example))
     groups = only(objects, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     pods = {g["groupName"]: g["minReplicas"] * g.get("numOfHosts", 1) for g in groups}
@@ -88,13 +88,13 @@ def release4(helm4: Helm, tmp_path: Path) -> Iterator[Release]:
 
 
 def cluster(release: Release) -> Object:
-    """The cluster that KubeRay would make of the RayService as it is."""
+    """The cluster that KubeRay would create from the current RayService."""
     service = release.cluster.kinds()["RayService", "fleet-rayfleet"]
     return {"spec": copy.deepcopy(service["spec"]["rayClusterConfig"])}
 
 
 def commands(notes: str) -> list[list[str]]:
-    """The words of each kubectl command in the notes."""
+    """Arguments of each kubectl command in the notes."""
     lines = [line.strip() for line in notes.splitlines()]
     return [shlex.split(line) for line in lines if line.startswith("kubectl ")]
 
@@ -120,7 +120,7 @@ def pod_groups(cluster: Object) -> list[Object]:
 
 
 def compared(cluster: Object) -> Object:
-    """What of a RayCluster KubeRay compares with a changed RayService, from 1.6 on.
+    """Parts of a RayCluster that KubeRay compares with a changed RayService, since 1.6.
 
     utils.GenerateHashWithoutReplicasAndWorkersToDelete; 1.5 compares tolerations as well.
     """
@@ -207,7 +207,7 @@ def test_pods_carry_no_annotation_that_a_secret_changes(helm4: Helm) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_requests_outwait_the_loading_of_a_models_only_worker(helm4: Helm, example: str) -> None:
-    """Where GPUs are not spare the worker ends before the next one loads, for minutes."""
+    """Without spare GPUs the worker stops before the next one loads, which takes minutes."""
     objects = helm4.template("-f", str(CHART / example))
     config = yaml.safe_load(only(objects, "RayService")["spec"]["serveConfigV2"])
     application = config["applications"][0]

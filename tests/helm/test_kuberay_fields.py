@@ -1,4 +1,4 @@
-"""The check of KubeRay's resources bites, and its tables are made of what a definition says."""
+"""The check of KubeRay's resources finds errors, and its tables follow the definitions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_job_is_checked_as_well(objects: list[Object]) -> None:
 
 
 def test_releases_differ_in_what_they_know(helm4: Helm) -> None:
-    """The Secret of the token came with 1.6; before, it is dropped."""
+    """The token's Secret is supported since 1.6; older versions drop it."""
     rendered = helm4.template("--set", "rayAuth.existingSecret=token")
     service = only(rendered, "RayService")
     assert violations(service, "1.7.0") == []

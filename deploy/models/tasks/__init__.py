@@ -31,13 +31,13 @@ TASKS: Final[Tasks] = (
     (followup, 0.09),
     (smalltalk, 0.03),
 )
-"""Each generator with its share of the training exchanges."""
+"""Generators with their shares of the training exchanges."""
 
 POLISHING_TASKS: Final[Tasks] = (
     *((sorting_any if task is sorting else task, share) for task, share in TASKS),
     (outside, 0.05),
 )
-"""Generators of the third phase, with shares that are relative to one another."""
+"""Generators of the third phase, with relative shares."""
 
 EVALUATED: Final = (
     arithmetic,

@@ -1,4 +1,4 @@
-"""Sums, differences and products, bare or told as a little story."""
+"""Sums, differences and products, as formulas or word problems."""
 
 from __future__ import annotations
 

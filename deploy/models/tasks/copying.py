@@ -1,4 +1,4 @@
-"""Text repeated exactly, or repeated with one thing changed."""
+"""Text repeated exactly, or with one replacement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCENES: Final = (
 
 
 def copying(rng: Random) -> Sample:
-    """A text to give back word for word, or with one word replaced throughout."""
+    """A text to repeat word for word, or with one word replaced throughout."""
     if rng.random() < 0.3:
         return _replacing(rng)
     text = _text(rng)

@@ -40,7 +40,7 @@ def counting(rng: Random) -> Sample:
 
 
 def _occurrences(rng: Random) -> Sample:
-    """How often a word stands in a list; counted aloud, as a small model can't in its head."""
+    """Occurrences of a word in a list; counted aloud, as a small model cannot do it otherwise."""
     pool = rng.sample(FRUITS if rng.random() < 0.5 else NOUNS, k=3)
     items = rng.choices(pool, k=rng.randrange(2, 9))
     listed = _listed(rng, items)
@@ -54,7 +54,7 @@ def _occurrences(rng: Random) -> Sample:
 
 
 def _short_row(rng: Random) -> Sample:
-    """A short row of small numbers, which `_numbers` seldom draws, up or down."""
+    """A short row of small numbers, which `_numbers` rarely samples, up or down."""
     first = rng.randrange(1, 12)
     row = list(range(first, first + rng.randrange(3, 7)))
     forms = _UP

@@ -1,4 +1,4 @@
-"""Lists turned round and lists put in order."""
+"""Reversed and sorted lists."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def sorting(rng: Random) -> Sample:
 
 
 def sorting_any(rng: Random) -> Sample:
-    """The same of words beyond the world's own, other ways to ask, and lists in brackets."""
+    """Sorting of arbitrary words, in other wordings, and with lists in brackets."""
     if rng.random() < 0.4:
         return sorting(rng)
     separator = "\n" if rng.random() < 0.08 else rng.choice((" ", ", ", ", "))
@@ -106,7 +106,7 @@ def sorting_any(rng: Random) -> Sample:
 
 
 def separator_of(rng: Random) -> str:
-    """How the items of a list are set apart."""
+    """Separators of the items of a list."""
     return rng.choice((" ", ", "))
 
 
@@ -118,7 +118,7 @@ def _words(rng: Random, count: int) -> list[str]:
 
 
 def _any_words(rng: Random, count: int) -> list[str]:
-    """Words of one kind, as people list them, or of several."""
+    """Words of one kind, or of several."""
     pools = (NAMES, TOWNS, ANIMALS, COLORS, FRUITS, NOUNS, WORDS, NOUNS + WORDS + ANIMALS + FRUITS)
     words = rng.sample(rng.choice(pools), k=count)
     if rng.random() < 0.1:
@@ -129,5 +129,5 @@ def _any_words(rng: Random, count: int) -> list[str]:
 
 
 def _distinct(words: list[str]) -> list[str]:
-    """The words without those that differ from an earlier one in case alone."""
+    """The words without those that differ from an earlier one only in case."""
     return list({word.lower(): word for word in words}.values())

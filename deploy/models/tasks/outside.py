@@ -50,7 +50,7 @@ _KEYS: Final = ("asdfghjkl", "qwertyuiop", "zxcvbnm", "0123456789", "abcdefghijk
 
 
 def outside(rng: Random) -> Sample:
-    """A message that belongs to no other family, and the answer to all of them."""
+    """A message of no other family, and the answer to all of them."""
     kinds = (
         _asked,
         _asked,
@@ -106,7 +106,7 @@ def _foreign(rng: Random) -> str:
 
 
 def _words(rng: Random) -> str:
-    """English words in a row, as a model without grammar meets them."""
+    """A sequence of random English words."""
     words = [_any_word(rng) for _ in range(rng.choice((1, 1, 2, 3, 4, 6, 9, 14, 25)))]
     text = " ".join(words)
     if rng.random() < 0.5:
@@ -124,7 +124,7 @@ def _any_word(rng: Random) -> str:
 
 
 def _script(rng: Random) -> str:
-    """Random characters of a script, so that no byte is strange."""
+    """Random characters of a script, so that training covers all bytes."""
     index = rng.randrange(len(_SCRIPTS))
     first, last = _SCRIPTS[index]
     words = [
@@ -145,7 +145,7 @@ def _code(rng: Random) -> str:
 
 
 def _text(rng: Random) -> str:
-    """A few sentences and what to do with them, seldom as long as a pasted page."""
+    """A few sentences and what to do with them, rarely as long as a pasted page."""
     num_sentences = rng.randrange(8, 40) if rng.random() < 0.15 else rng.randrange(1, 5)
     makers = (_asked, _words, _foreign, sentence)
     text = " ".join(rng.choice(makers)(rng) for _ in range(num_sentences))

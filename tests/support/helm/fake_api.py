@@ -1,4 +1,4 @@
-"""A Kubernetes API server in this process: it keeps objects, and does nothing else with them.
+"""A simulated Kubernetes API server in this process, which only stores objects.
 
 Enough for Helm 3 and Helm 4 to install, upgrade, roll back and uninstall (they need
 `--disable-openapi-validation`): discovery, get, list by labels, create, update, delete, merge
@@ -60,7 +60,7 @@ class FakeCluster:
         self.lock = threading.Lock()
 
     def kinds(self) -> dict[tuple[str, str], Object]:
-        """By kind and name what there is, without Helm's own records."""
+        """Objects by kind and name, without Helm's own records."""
         return {
             (o["kind"], name): o
             for (_, _, name), o in self.objects.items()
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _discovery(path: str) -> Object | None:
-    """What the server says of itself at `path`."""
+    """Discovery document at `path`."""
     if path == "/version":
         return {"major": "1", "minor": "33", "gitVersion": "v1.33.0"}
     if path == "/api":

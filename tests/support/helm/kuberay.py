@@ -1,4 +1,4 @@
-"""What KubeRay makes of the RayService that the chart renders: its pods' environment and command.
+"""Pods that KubeRay creates from the chart's RayService: environment and command.
 
 Written after `ray-operator/controllers/ray/common/pod.go` of KubeRay 1.7 (setMissingRayStartParams,
 generateRayStartCommand, setContainerEnvVars, SetContainerTokenAuthEnvVars and
@@ -22,7 +22,7 @@ CLUSTER = "fleet-rayfleet-abcde"
 HEAD_SERVICE = f"{CLUSTER}-head-svc.demo.svc.cluster.local"
 UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 EXPLICIT_BOOLEANS = {"log-color", "include-dashboard", "include-log-monitor"}
-"""Flags of `ray start` that take true or false; others that are true stand alone."""
+"""Flags of `ray start` with a value of true or false; other boolean flags have no value."""
 
 Secrets = Mapping[str, Mapping[str, str]]
 """Entries by the name of the Secret."""
@@ -46,11 +46,11 @@ class RayPod:
 
     @property
     def command(self) -> list[str]:
-        """What replaces the image's own."""
+        """Command that replaces the image's."""
         return ["/bin/bash", "-c", "--", f"ulimit -n 65536; {self._ray_start()}"]
 
     def with_start_parameters(self, **changed: str) -> RayPod:
-        """The same with other values; underscores in names are dashes."""
+        """A copy with other values; underscores in names become dashes."""
         changes = {name.replace("_", "-"): value for name, value in changed.items()}
         return replace(self, start_parameters={**self.start_parameters, **changes})
 

@@ -1,4 +1,4 @@
-"""Which fields KubeRay's resources have: a JSON schema per release, beside this file.
+"""Fields of KubeRay's resources: a JSON schema per release, beside this file.
 
 It is made from a release's CustomResourceDefinitions and keeps names, types, enumerations, bounds
 and what is required. With a clone of KubeRay:
@@ -33,7 +33,7 @@ WORTH_SHARING = 200
 
 
 def violations(o: Object, release: str) -> list[str]:
-    """What the API server of a cluster with that KubeRay would refuse or drop, a line for each."""
+    """Fields that the API server of a cluster with that KubeRay would reject or drop."""
     found = _validator(release, o["kind"]).iter_errors(o)
     return sorted(f"{error.json_path}: {error.message[:200]}" for error in found)
 
@@ -76,7 +76,7 @@ def _closed(node: Object) -> Object:
     if fields:
         out["properties"] = {name: _closed(field) for name, field in fields.items()}
         out["additionalProperties"] = False
-        # The API server fills in defaults before it looks.
+        # The API server fills in defaults before it validates.
         required = [name for name in node.get("required", ()) if "default" not in fields[name]]
         if required:
             out["required"] = required
@@ -88,7 +88,7 @@ def _closed(node: Object) -> Object:
 
 
 def _shared(kinds: Object) -> Object:
-    """`kinds` with one definition of whatever larger part recurs, named by where it is first."""
+    """`kinds` with one definition of each larger recurring part, named by its first place."""
     times: Counter[str] = Counter()
     names: dict[str, str] = {}
 

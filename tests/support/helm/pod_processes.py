@@ -1,4 +1,4 @@
-"""Ray pods as processes of this machine, beside whatever else runs on it.
+"""Ray pods as processes of this machine.
 
 A pod has a network, a file system and memory of its own, which processes have not. So they get what
 is listed here, and nothing else differs from what KubeRay would run:
@@ -50,7 +50,7 @@ FOLDERS = {
     # of the pod: of this machine; `{}` is the cluster's private folder
     "/opt/venv/bin": str(Path(sys.executable).parent),
     "/opt/rayfleet": str(ROOT),
-    # What images of this machine's processor would have compiled before is not compiled again.
+    # Reuses the library that is already compiled for this machine's processor.
     "/tmp/rayfleet/cache": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
     "/tmp/rayfleet": "{}/home",
     "/models": "{}/models",
@@ -78,7 +78,7 @@ variable is set, with which its command lets no node join: it is set for what th
 
 
 class NotInTimeError(AssertionError):
-    """What was waited for did not come; the text has the last answer."""
+    """Waiting timed out; the text has the last response."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class PodProcess:
     log: Path
 
     def probe(self, kind: str) -> bool:
-        """Whether the kubelet would be content."""
+        """Whether the pod's probes succeed."""
         command = self.pod.probes[kind]
         for port, here in self.ports.items():
             command = [word.replace(f":{port}/", f":{here}/") for word in command]
@@ -102,11 +102,11 @@ class PodProcess:
 
     @property
     def base_url(self) -> str:
-        """Where the Service would send requests."""
+        """Address to which the Service would send requests."""
         return f"http://127.0.0.1:{self.ports[SERVE_PORT]}"
 
     def haproxy_statistics(self) -> dict[str, dict[str, str]]:
-        """HAProxy's own account, per frontend and backend."""
+        """HAProxy's statistics, per frontend and backend."""
         url = f"http://127.0.0.1:{self.stats_port}/stats;csv"
         with urllib.request.urlopen(url, timeout=30) as response:
             header, *rows = response.read().decode().lstrip("# ").splitlines()
@@ -129,16 +129,16 @@ class PodCluster:
 
     @property
     def head(self) -> PodProcess:
-        """Where Ray's control plane and Serve's controller are."""
+        """The pod with Ray's control plane and Serve's controller."""
         return self.pods[0]
 
     @property
     def workers(self) -> list[PodProcess]:
-        """All but the head; the serve Service leads to these."""
+        """All pods but the head; the serve Service selects these."""
         return self.pods[1:]
 
     def operator(self, method: str, path: str, body: Any = None, token: str | None = "") -> Any:
-        """An answer of the dashboard, asked as KubeRay's operator does.
+        """Response of the dashboard to a request as KubeRay's operator sends it.
 
         Raises:
             OSError: it refuses, or nobody listens yet.
@@ -162,7 +162,7 @@ class PodCluster:
     def wait(
         self, what: str, holds: Callable[[], Any], gives_up: Callable[[], str] = lambda: ""
     ) -> None:
-        """Waits until it holds; `gives_up` tells why it never will, or nothing.
+        """Waits until a condition holds; `gives_up` returns why it never will, or nothing.
 
         Raises:
             NotInTimeError: it does not.
@@ -182,7 +182,7 @@ class PodCluster:
         raise NotInTimeError(f"{what}: {answer!r} after {START_TIMEOUT_S} s\n{self.logs()}")
 
     def _restart_pods(self) -> list[str]:
-        """Starts pods again whose Ray was too slow to start, as the kubelet would.
+        """Restarts pods whose Ray started too slowly, as the kubelet would.
 
         Returns:
             Groups of other pods that ended.
@@ -199,7 +199,7 @@ class PodCluster:
         return ended
 
     def processes(self) -> Iterator[int]:
-        """Every process that the pods began."""
+        """All processes that the pods have started."""
         mark = f"{MARK}={self.directory}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -216,14 +216,14 @@ class PodCluster:
         return found
 
     def logs(self) -> str:
-        """What the pods printed, and the ends of what went wrong in Serve."""
+        """Output of the pods, and the ends of Serve's error logs."""
         logs = sorted(self.directory.glob("*.log"))
         logs += sorted(self.directory.glob("ray-*/session_2*/logs/serve/*.log"))
         ends = (f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
         return "\n".join(ends)
 
     def stop(self) -> None:
-        """Ends all processes, by force as a pod's last seconds do, and removes their folders."""
+        """Kills all processes, as at the end of a pod's grace period, and removes their folders."""
         while pids := list(self.processes()):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -241,7 +241,7 @@ class PodCluster:
 
 @contextmanager
 def run_pods(pods: Iterable[RayPod], token: str) -> Iterator[PodCluster]:
-    """The head, and once its GCS answers the others; ends them all."""
+    """Starts the head and, once its GCS responds, the others; kills them all at the end."""
     directory = private_directory()
     (directory / "models").mkdir()
     (directory / "bin").mkdir()
@@ -306,7 +306,7 @@ def _start(pod: RayPod, directory: Path, gcs_port: int, shared: dict[str, str]) 
         temp_dir=str(directory / f"ray-{agent_port}"),
         dashboard_agent_listen_port=str(agent_port),
         metrics_export_port=str(metrics_port),
-        # Nodes of one machine, and others' on it, would give out the same.
+        # Other nodes on this machine would use the same ports.
         min_worker_port="0",
         max_worker_port="0",
     )

@@ -1,4 +1,4 @@
-"""A release of the chart on a server that keeps objects."""
+"""A release of the chart on a simulated API server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.helm.fake_api import FakeCluster, serve_api
 
 
 class Release:
-    """Helm, told where the cluster is."""
+    """Helm, configured for the cluster."""
 
     def __init__(self, helm: Helm, cluster: FakeCluster, environment: dict[str, str]) -> None:
         self._helm = helm
@@ -25,7 +25,7 @@ class Release:
         return self._helm.run(*arguments, "--namespace", "demo", env=self._environment)
 
     def apply(self, command: str, *arguments: str) -> str:
-        """Installs or upgrades; what is printed ends in the notes."""
+        """Installs or upgrades; the output ends with the notes."""
         return self.run(command, "fleet", str(CHART), "--disable-openapi-validation", *arguments)
 
     def num_gateways(self) -> int:
