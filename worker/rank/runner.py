@@ -326,7 +326,7 @@ class ModelRunner:
         batch: Batch,
         masks: MaskRows | None = None,
     ) -> SamplerOutput | None:
-        """Samples the batch's draws and scores its prompts, without waiting for the device; None if
+        """Samples the batch's rows and scores its prompts, without waiting for the device; None if
         there is neither."""
         sampling = batch.sampling
         if sampling is not None and sampling.is_captured:

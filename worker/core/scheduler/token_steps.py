@@ -137,7 +137,7 @@ class TokenSteps:
         """Tokens of the result per row.
 
         Raises:
-            ValueError: the result has another number of tokens than the rows draw.
+            ValueError: the result has the wrong number of tokens.
         """
         if result.drawn is None:
             counts = [one.row.num_draws for one in step.rows]
@@ -149,7 +149,7 @@ class TokenSteps:
             ]
         if sum(counts) != len(result.token_ids):
             raise ValueError(
-                f"step {step.seq} draws {sum(counts)} tokens, got {len(result.token_ids)}"
+                f"step {step.seq}: expected {sum(counts)} tokens, got {len(result.token_ids)}"
             )
         return counts
 
