@@ -267,6 +267,9 @@ class _SocketTransport:
     async def submit(self, worker_id: str, payload: bytes) -> bytes:
         return await self._link.call(payload)
 
+    async def pulse(self, worker_id: str) -> bytes | None:
+        return None
+
     def watch_workers(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         on_change((_WORKER_ID,))
 

@@ -262,7 +262,8 @@ class Scheduler:
         """
         step = self._in_flight.popleft() if self._in_flight else None
         if step is None or step.seq != result.seq:
-            raise ValueError(f"got the result of step {result.seq}, expected {step}")
+            expected = "none" if step is None else f"step {step.seq}"
+            raise ValueError(f"got the result of step {result.seq}, expected {expected}")
         counts = self.steps.counts(step, result)
         self._completed = step.seq
         self.state.cache.complete(step.seq)

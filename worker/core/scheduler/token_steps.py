@@ -97,7 +97,7 @@ class TokenSteps:
             self._add_rows(members, {}, budget, builder)
             return
 
-        # Budget: as if the decodes that may be deferred were.
+        # Budget: without the decodes that may be deferred.
         room = self._budget(0, self._admission.options.prefill_max_tokens).max_prompts
         deferrable = self._deferral.candidates(members, prompts, entrant, room)
         most = self._max_prompt_tokens(members, deferrable.requests, prompts, entrant)
@@ -107,12 +107,12 @@ class TokenSteps:
         admitted = [] if entrant is None else self._admit(entrant, prompts, budget, now)
         prompts = self._prompts_of_step(prompts, admitted)
 
-        # Lengths: by priority. A near deadline raises the level, which is for admission only.
+        # Lengths: by priority, not level, which a near deadline raises for admission only.
         lengths = budget.allot(
             [member.num_pending for member in prompts],
             [one.length for one in admitted],
             [one.cost for one in admitted],
-            [one.request.priority for one in (*prompts, *admitted)],
+            [*[m.request.priority for m in prompts], *[one.request.priority for one in admitted]],
         )
         chunks = {m.request.request_id: length for m, length in zip(prompts, lengths, strict=False)}
         entering = list(zip(admitted, lengths[len(prompts) :], strict=True))
@@ -137,7 +137,7 @@ class TokenSteps:
         """Tokens of the result per row.
 
         Raises:
-            ValueError: the result has another number of tokens than the rows draw.
+            ValueError: the result has the wrong number of tokens.
         """
         if result.drawn is None:
             counts = [one.row.num_draws for one in step.rows]
@@ -149,7 +149,7 @@ class TokenSteps:
             ]
         if sum(counts) != len(result.token_ids):
             raise ValueError(
-                f"step {step.seq} draws {sum(counts)} tokens, got {len(result.token_ids)}"
+                f"step {step.seq}: expected {sum(counts)} tokens, got {len(result.token_ids)}"
             )
         return counts
 
@@ -257,7 +257,8 @@ class TokenSteps:
             for member in prompts
             if member.request.lease is not None and member.request.request_id not in deferred
         ]
-        level = max([one.request.level for one in (*left, *admitted)], default=-1)
+        levels = [m.request.level for m in left] + [one.request.level for one in admitted]
+        level = max(levels, default=-1)
         return [member for member in left if not self._deferral.is_outranked(member.request, level)]
 
     def _max_prompt_tokens(

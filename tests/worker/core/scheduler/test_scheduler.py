@@ -489,7 +489,7 @@ def test_results_of_another_step_are_rejected() -> None:
         harness.scheduler.apply(StepResult(1, [], 0.0))
     harness.submit(make_submit("a", prompt(4)))
     harness.scheduler.schedule()
-    with pytest.raises(ValueError, match="draws 1 tokens, got 2"):
+    with pytest.raises(ValueError, match="expected 1 tokens, got 2"):
         harness.scheduler.apply(StepResult(1, [3, 3], 0.0))
 
 
