@@ -23,22 +23,22 @@ from tests.support.checkpoints.dense import SPECS, WINDOWED
 from tests.support.checkpoints.families import SPECIMENS
 from tests.support.paths import ROOT
 from tests.support.worker.real_configs import VERDICTS, load_corpus
-from worker.models.config.checked import (
+from worker.models.config.families import FAMILIES
+from worker.models.config.multimodal import TEXTS
+from worker.models.config.tested_families import (
     CHECKS,
     RECORD,
     CheckedFamily,
     checked_families,
     checked_formats,
 )
-from worker.models.config.families import FAMILIES
-from worker.models.config.wrappers import TEXTS
 
 README = ROOT / "worker" / "models" / "README.md"
 _MARK = re.compile(r"^@pytest\.mark\.checks\(", re.MULTILINE)
 _BEGIN, _END = "<!-- generated: families -->\n", "<!-- end of families -->\n"
 
 Record = dict[str, Any]
-"""The content of checked.json."""
+"""The content of tested_families.json."""
 
 
 def architecture_of(name: str) -> str:

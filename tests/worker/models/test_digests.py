@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from worker.models.config import digests as module
 from worker.models.config.digests import digests
-from worker.models.config.model_config import digests as module
 
 
 def sha256(content: bytes) -> str:

@@ -19,7 +19,7 @@ from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.checkpoint import block_hash_salt
 from worker.models.config.families import FAMILIES
 from worker.models.config.model_config import load_model_config
-from worker.models.config.wrappers import TEXTS
+from worker.models.config.multimodal import TEXTS
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, draw_weights

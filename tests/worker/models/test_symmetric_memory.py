@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from worker.models.layers.attention import symmetric_memory, tensor_parallel
+from worker.models.layers import symmetric_memory, tensor_parallel
 from worker.models.layers.symmetric_memory import (
     MOST_BYTES,
     SymmetricMemory,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worker.models.config.family import ModelFamily, RawConfig, words
+from worker.models.config.family import FamilyConfig
 from worker.models.config.quantization import QuantizationConfig
+from worker.models.config.schema import RawConfig, architectures, words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +252,7 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
     Raises:
         ValueError: text_config is malformed, or its family is not supported.
     """
-    names = raw.get("architectures") or []
+    names = architectures(raw)
     wrapper = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
     if wrapper is None:
         return raw, None
@@ -284,8 +285,8 @@ def read_text_part(raw: RawConfig) -> tuple[RawConfig, TensorNames | None]:
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(table := {**text, **own}.get(key), dict):
             own[key] = _of_text(table)
-    names = {"architectures": [wrapper.texts[kind]], "model_type": None}
-    return {**wrapper.defaults, **text, **own, **names}, wrapper.tensors
+    family = {"architectures": [wrapper.texts[kind]], "model_type": None}
+    return {**wrapper.defaults, **text, **own, **family}, wrapper.tensors
 
 
 def _of_text(rope: RawConfig) -> RawConfig:
@@ -297,15 +298,14 @@ def _of_text(rope: RawConfig) -> RawConfig:
 
 def with_skipped_tensors(
     names: TensorNames | None,
-    family: ModelFamily,
-    num_layers: int,
+    family: FamilyConfig,
     quantization: QuantizationConfig | None,
 ) -> TensorNames | None:
     """Adds to the names of tensors that are not loaded: those that the family skips, layers for
     multi-token prediction, and those that the quantization format skips or renames."""
     skipped = family.skipped
     if family.skips_next_layers:
-        skipped = (*skipped, f"model.layers.{num_layers}.")
+        skipped = (*skipped, f"model.layers.{family.num_hidden_layers}.")
     if skipped:
         names = names or TensorNames()
         names = replace(names, skipped=(*names.skipped, *skipped))

@@ -1,7 +1,7 @@
 """Record of the tests that each model family and quantization format goes through. Imports no
 torch.
 
-The record, checked.json, is generated from the tests; worker/models/README.md says how.
+The record, tested_families.json, is generated from the tests; worker/models/README.md says how.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.models.config.families import FAMILIES
-from worker.models.config.wrappers import TEXTS
+from worker.models.config.multimodal import TEXTS
 
-RECORD = Path(__file__).with_name("checked.json")
+RECORD = Path(__file__).with_name("tested_families.json")
 CHECKS: Mapping[str, str] = {
     "alone": "one request at a time",
     "batched": "requests beside each other",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from tests.support.worker.checked_models import generated_part, read_tests, table
-from worker.models.config.checked import CHECKS, RECORD, checked_families, checked_formats
 from worker.models.config.families import FAMILIES
-from worker.models.config.wrappers import TEXTS
+from worker.models.config.multimodal import TEXTS
+from worker.models.config.tested_families import CHECKS, RECORD, checked_families, checked_formats
 
 MODES = ("alone", "batched", "prefix hit", "chunks", "scarce", "TP 2", "mutations")
 RENEW = "python -m tests.support.worker.checked_models --write"
