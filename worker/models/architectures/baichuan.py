@@ -1,4 +1,7 @@
-"""Baichuan 2 7B (huggingface.co/baichuan-inc): Llama with other tensors in a checkpoint."""
+"""Baichuan 2 7B (huggingface.co/baichuan-inc): Llama with other tensors in a checkpoint.
+
+Schema: `config/vendors/baichuan.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""EXAONE 4 (huggingface.co/LGAI-EXAONE): OLMo 2's layers, with QK norm of each head."""
+"""EXAONE 4 (huggingface.co/LGAI-EXAONE): OLMo 2's layers, with QK norm of each head.
+
+Schema: `config/vendors/lg.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,6 @@ class Exaone4ForCausalLM(DecoderModel):
 
     def build_layer(self, index: int) -> PostNormLayer:
         """Builds a layer with rotary embedding, or, if others have windows, perhaps without."""
-        rotates = self.own("sliding_window") is None or self.config.windows[index] is not None
+        rotates = self.extra("sliding_window") is None or self.config.windows[index] is not None
         mlp = GatedMLP(self.config, self.options)
         return PostNormLayer(self, index, mlp, traits=AttentionTraits(rotates=rotates))

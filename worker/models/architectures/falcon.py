@@ -1,5 +1,8 @@
 """Falcon 7B (huggingface.co/tiiuae): attention and an MLP without a gate as parallel blocks behind
-one LayerNorm."""
+one LayerNorm.
+
+Schema: `config/vendors/tii.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""InternLM 2 (huggingface.co/internlm): Llama with other tensors in a checkpoint."""
+"""InternLM 2 (huggingface.co/internlm): Llama with other tensors in a checkpoint.
+
+Schema: `config/vendors/internlm.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Nemotron 4 and Minitron (huggingface.co/nvidia): LayerNorm, and an MLP without a gate."""
+"""Nemotron 4 and Minitron (huggingface.co/nvidia): LayerNorm, and an MLP without a gate.
+
+Schema: `config/vendors/nvidia.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """OLMo 2 and 3, and FlexOlmo (huggingface.co/allenai): norms after the blocks, and none before
-them."""
+them.
+
+Schema: `config/vendors/ai2.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Phi 1 to 2 (huggingface.co/microsoft): attention and an MLP without a gate as parallel blocks
-behind one LayerNorm."""
+behind one LayerNorm.
+
+Schema: `config/vendors/microsoft.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Qwen 1 (huggingface.co/Qwen): Llama with other tensors in a checkpoint."""
+"""Qwen 1 (huggingface.co/Qwen): Llama with other tensors in a checkpoint.
+
+Schema: `config/vendors/qwen.py`.
+"""
 
 from __future__ import annotations
 

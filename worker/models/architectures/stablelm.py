@@ -1,5 +1,8 @@
 """StableLM 2 (huggingface.co/stabilityai) and Orion (huggingface.co/OrionStarAI): LayerNorm with
-bias before each block."""
+bias before each block.
+
+Schemas: `config/vendors/stability.py` and `config/vendors/orion.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Starcoder 2 (huggingface.co/bigcode): LayerNorm, and an MLP without a gate."""
+"""Starcoder 2 (huggingface.co/bigcode): LayerNorm, and an MLP without a gate.
+
+Schema: `config/vendors/bigcode.py`.
+"""
 
 from __future__ import annotations
 

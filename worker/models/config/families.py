@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from worker.models.config.family import FamilyConfig
+from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import RawConfig, architectures
 from worker.models.config.vendors import (
     ai2,
@@ -51,17 +52,33 @@ FAMILIES: dict[str, type[FamilyConfig]] = {
 """Families by value of `architectures` in config.json."""
 
 
-def read_family(raw: RawConfig) -> FamilyConfig:
-    """Reads config.json by the schema of its family.
+MULTIMODAL: dict[str, MultimodalConfig] = {
+    name: config
+    for vendor in (meta, qwen, deepseek, google, mistral)
+    for config in vendor.MULTIMODAL
+    for name in config.architectures
+}
+"""Multimodal checkpoints, of which the text model is served, by value of `architectures`."""
+
+
+def read_family(raw: RawConfig) -> tuple[FamilyConfig, TensorNames | None]:
+    """Reads config.json, or its text model's part, by the schema of its family.
+
+    Returns:
+        The family's configuration, and the text model's names of tensors in the checkpoint; None if
+        it is not multimodal.
 
     Raises:
         ValueError: no architecture in config.json is supported, or a key is not; the message names
             it.
     """
-    names = architectures(raw)
+    names, tensors = architectures(raw), None
+    if multimodal := next((MULTIMODAL[name] for name in names if name in MULTIMODAL), None):
+        raw, tensors = multimodal.text_config(raw), multimodal.tensors
+        names = architectures(raw)
     for name in names:
         if name in FAMILIES:
-            return FAMILIES[name].read(raw)
+            return FAMILIES[name].read(raw), tensors
     raise ValueError(
         f"architectures {names} in config.json are not supported: use a checkpoint of one of "
         f"{', '.join(FAMILIES)}"

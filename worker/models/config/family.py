@@ -111,6 +111,8 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rms_norm_eps: Number = 1e-6
     tie_word_embeddings: bool = False
     eos_token_id: Any = None
+    dtype: Any = None
+    torch_dtype: Any = None
     rope_theta: Number = 10000.0
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
@@ -164,6 +166,11 @@ class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def derive(self) -> None:
         """Sets fields that follow from others; raises ValueError for values that contradict."""
+
+    def stored_dtype(self) -> str | None:
+        """Data type of the weights, by the key of transformers 5 or the older one."""
+        value = self.dtype or self.torch_dtype
+        return value.removeprefix("torch.") if isinstance(value, str) else None
 
     def head_size(self) -> int:
         """Dimensions of a head; with latent attention those that the rotary share counts."""

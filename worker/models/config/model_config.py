@@ -1,5 +1,4 @@
-"""Model configuration: what config.json of a checkpoint says about its mathematics. Imports no
-torch."""
+"""Model configuration: the mathematics of a checkpoint, from its config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from worker.models.config.families import read_family
 from worker.models.config.family import FamilyConfig, HeadSizes
 from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig, checked
-from worker.models.config.multimodal import TensorNames, read_text_part, with_skipped_tensors
+from worker.models.config.multimodal import TensorNames
 from worker.models.config.quantization import QuantizationConfig
 from worker.models.config.quantization_formats import read_quantization
 from worker.models.config.rope_config import RopeConfig, parse_rope, parse_window_rope
@@ -89,20 +88,19 @@ class ModelConfig:
     """Multi-head latent attention; None for other attention."""
     quantization: QuantizationConfig | None = None
     """Quantization format of linear weights; None if they are not quantized."""
-    own: Mapping[str, Any] | None = None
-    """Values of the keys that only the family's class reads (`ModelFamily.own`)."""
+    extra: Mapping[str, Any] | None = None
+    """Values of keys that only the family's class reads (`FamilyConfig.extra`)."""
     tensors: TensorNames | None = None
-    """Other names of tensors in this checkpoint; None where they are the family's."""
+    """Other names of tensors in this checkpoint; None if they are the family's."""
 
     @classmethod
     def parse(cls, raw: RawConfig, folder: Path) -> ModelConfig:
         """Reads the content of config.json, and end tokens from the folder's other files; raises
         ValueError, which names the key, for a value that is malformed or not supported."""
-        text, tensors = read_text_part(raw)
-        family = read_family(text)
+        family, tensors = read_family(raw)
         refuse_files(folder)
         rope, window_rope = _ropes(family)
-        quantization = read_quantization(text, folder, mxfp4=family.mxfp4_experts)
+        quantization = read_quantization(_keys(family), folder, mxfp4=family.mxfp4_experts)
         mla, moe = family.mla(rope), family.moe()
         windows, biases = family.windows(), family.biases()
         block_size, mask_token_id = family.block_diffusion()
@@ -138,12 +136,12 @@ class ModelConfig:
             max_model_len=limit // block_size * block_size,
             max_model_len_reason=reason,
             eos_token_ids=_eos_token_ids(raw, family, folder),
-            dtype=_stored_dtype(text),
+            dtype=family.stored_dtype(),
             block_size=block_size,
             mask_token_id=mask_token_id,
             quantization=quantization,
-            own=family.extra(),
-            tensors=with_skipped_tensors(tensors, family, quantization),
+            extra=family.extra(),
+            tensors=_with_skipped_tensors(tensors, family, quantization),
         )
 
     def windows_within(self, max_model_len: int) -> tuple[int, ...]:
@@ -220,12 +218,6 @@ def load_model_config(model: str, *, weights: bool = True) -> ModelConfig:
     return replace(config, folder=resolve_checkpoint(model))
 
 
-def _stored_dtype(raw: RawConfig) -> str | None:
-    """Data type of the weights, by the key of transformers 5 or the older one."""
-    value = raw.get("dtype") or raw.get("torch_dtype")
-    return value.removeprefix("torch.") if isinstance(value, str) else None
-
-
 def _ropes(family: FamilyConfig) -> tuple[RopeConfig, RopeConfig | None]:
     """The rotary embedding, and that of sliding-window layers if it differs, else None."""
     raw, length = _keys(family), family.max_position_embeddings
@@ -290,3 +282,25 @@ def _eos_token_ids(raw: RawConfig, family: FamilyConfig, folder: Path) -> tuple[
     ]
     named = chain.from_iterable(map(eos_token_ids, sources))
     return tuple(dict.fromkeys(named)) or eos_token_ids(_keys(family))
+
+
+def _with_skipped_tensors(
+    names: TensorNames | None,
+    family: FamilyConfig,
+    quantization: QuantizationConfig | None,
+) -> TensorNames | None:
+    """Adds to the names of tensors that are not loaded: those that the family skips, layers for
+    multi-token prediction, and those that the quantization format skips or renames."""
+    skipped = family.skipped
+    if family.skips_next_layers:
+        skipped = (*skipped, f"model.layers.{family.num_hidden_layers}.")
+    if skipped:
+        names = names or TensorNames()
+        names = replace(names, skipped=(*names.skipped, *skipped))
+    if quantization is not None and (quantization.skipped_ends or quantization.renamed_ends):
+        names = replace(
+            names or TensorNames(),
+            renamed_ends=quantization.renamed_ends,
+            skipped_ends=quantization.skipped_ends,
+        )
+    return names

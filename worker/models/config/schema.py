@@ -31,7 +31,7 @@ def words(names: str) -> frozenset[str]:
 
 HARMLESS = words(
     """
-    architectures model_type auto_map transformers_version dtype torch_dtype use_cache bos_token_id
+    architectures model_type auto_map transformers_version use_cache bos_token_id
     pad_token_id sep_token_id decoder_start_token_id unk_token_id id2label label2id problem_type
     finetuning_task task_specific_params tokenizer_class prefix return_dict output_attentions
     output_hidden_states torchscript chunk_size_feed_forward attention_dropout

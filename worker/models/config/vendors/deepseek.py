@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from worker.models.config.family import FamilyConfig
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.multimodal import MultimodalConfig, language_model_and
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, No, Number, words
 
 TRAINING = ROUTER_KEYS | words("aux_loss_alpha ep_size seq_aux")
@@ -123,3 +124,18 @@ class DeepseekV3Config(LatentFamilyConfig):
 
 
 FAMILIES = (DeepseekConfig, DeepseekV2Config, DeepseekV3Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        model_type="kimi_k25",
+        texts={"kimi_k2": "DeepseekV3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"},
+        keys=words(
+            """
+            vision_config ignore_index media_placeholder_token_id use_unified_vision_chunk
+            video_placeholder image_token_id video_token_id vision_start_token_id
+            vision_end_token_id projection_hidden_size projection_layer_norm_eps
+            """
+        ),
+        tensors=language_model_and("vision_tower", "mm_projector"),
+    ),
+)

@@ -13,7 +13,8 @@ from worker.models.config.family import (
     table,
 )
 from worker.models.config.moe_config import MoeConfig
-from worker.models.config.schema import Count, Index, Number, Yes, short
+from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
+from worker.models.config.schema import Count, Index, Number, Yes, short, words
 
 
 class GemmaConfig(FamilyConfig):
@@ -218,3 +219,35 @@ class Gemma4Config(FamilyConfig, kw_only=True):
 
 
 FAMILIES = (GemmaConfig, Gemma2Config, Gemma3Config, Gemma4Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Gemma3ForConditionalGeneration",),
+        model_type="gemma3",
+        texts={"gemma3_text": "Gemma3ForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_index image_token_id boi_token_index boi_token_id
+            eoi_token_index eoi_token_id mm_tokens_per_image
+            """
+        ),
+        tensors=VISION_AND_PROJECTOR,
+    ),
+    MultimodalConfig(
+        architectures=("Gemma4ForConditionalGeneration",),
+        model_type="gemma4",
+        texts={"gemma4_text": "Gemma4ForCausalLM"},
+        keys=words(
+            """
+            vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
+            eoi_token_id boa_token_id eoa_token_id eoa_token_index vision_soft_tokens_per_image
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("model.language_model.", "model."),),
+            skipped=tuple(
+                f"model.{part}."
+                for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+            ),
+        ),
+    ),
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 from worker.models.config.family import CHUNKED, FULL, FamilyConfig, rotating_layers
 from worker.models.config.moe_config import MoeConfig
+from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
 from worker.models.config.schema import ROUTER_KEYS, Count, Number, short, words
 
 
@@ -108,3 +109,39 @@ class Llama4Config(FamilyConfig):
 
 
 FAMILIES = (LlamaConfig, Llama4Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Llama4ForConditionalGeneration",),
+        model_type="llama4",
+        texts={"llama4_text": "Llama4ForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_index image_token_id boi_token_index boi_token_id
+            eoi_token_index eoi_token_id
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("language_model.", ""),), skipped=("vision_model.", "multi_modal_projector.")
+        ),
+    ),
+    MultimodalConfig(
+        architectures=("LlavaForConditionalGeneration",),
+        model_type="llava",
+        texts={"llama": "LlamaForCausalLM"},
+        keys=words(
+            """
+            vision_config ignore_index image_token_index image_token_id image_seq_length
+            multimodal_projector_bias projector_hidden_act vision_feature_layer
+            vision_feature_select_strategy
+            """
+        ),
+        tensors=VISION_AND_PROJECTOR,
+        defaults={
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    ),
+)

@@ -8,6 +8,11 @@ from typing import Any
 from worker.models.config.family import FULL, SLIDING, WindowedFamilyConfig, table
 from worker.models.config.latent_family import LatentFamilyConfig
 from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.multimodal import (
+    VISION_AND_PROJECTOR,
+    MultimodalConfig,
+    language_model_and,
+)
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, words
 
 
@@ -126,3 +131,28 @@ class Mistral4Config(LatentFamilyConfig):
 
 
 FAMILIES = (MistralConfig, MinistralConfig, Ministral3Config, MixtralConfig, Mistral4Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Mistral3ForConditionalGeneration",),
+        model_type="mistral3",
+        texts={
+            "mistral": "MistralForCausalLM",
+            "ministral3": "Ministral3ForCausalLM",
+            "mistral4": "Mistral4ForCausalLM",
+        },
+        keys=words(
+            """
+            vision_config image_token_index image_token_id multimodal_projector_bias
+            projector_hidden_act spatial_merge_size vision_feature_layer
+            """
+        ),
+        tensors=VISION_AND_PROJECTOR,
+    ),
+    MultimodalConfig(
+        architectures=("VoxtralForConditionalGeneration",),
+        model_type="voxtral",
+        texts={"llama": "LlamaForCausalLM"},
+        keys=words("audio_config audio_token_id projector_hidden_act"),
+        tensors=language_model_and("audio_tower", "multi_modal_projector"),
+    ),
+)

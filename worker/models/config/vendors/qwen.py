@@ -17,6 +17,7 @@ from worker.models.config.family import (
     period_of,
 )
 from worker.models.config.moe_config import MoeConfig
+from worker.models.config.multimodal import MultimodalConfig, TensorNames
 from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, One, Yes, words
 
 _SDAR_HARMLESS = words(
@@ -340,4 +341,69 @@ class Qwen35MoeConfig(Qwen35Config):
 FAMILIES = (
     *(QwenConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig),
     *(Qwen3NextConfig, Qwen35Config, Qwen35MoeConfig, SdarConfig, SdarMoeConfig),
+)
+_QWEN_VISION_KEYS = words(
+    """
+    vision_config image_token_id video_token_id vision_token_id vision_start_token_id
+    vision_end_token_id
+    """
+)
+_QWEN_VISION = TensorNames(
+    renamed=(("model.language_model.", "model."),), skipped=("visual.", "model.visual.")
+)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Qwen2_5_VLForConditionalGeneration",),
+        model_type="qwen2_5_vl",
+        texts={"qwen2_5_vl_text": "Qwen2ForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "rope_theta": 1000000.0,
+            "max_window_layers": 80,
+            "eos_token_id": 151645,
+        },
+        text_type="qwen2_5_vl_text",
+    ),
+    MultimodalConfig(
+        architectures=("Qwen3_5ForConditionalGeneration",),
+        model_type="qwen3_5",
+        texts={"qwen3_5_text": "Qwen3_5ForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+    ),
+    MultimodalConfig(
+        architectures=("Qwen3_5MoeForConditionalGeneration",),
+        model_type="qwen3_5_moe",
+        texts={"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+    ),
+    MultimodalConfig(
+        architectures=("Qwen3VLForConditionalGeneration",),
+        model_type="qwen3_vl",
+        texts={"qwen3_vl_text": "Qwen3ForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+        defaults={"max_position_embeddings": 128000, "rope_theta": 500000.0},
+    ),
+    MultimodalConfig(
+        architectures=("Qwen3VLMoeForConditionalGeneration",),
+        model_type="qwen3_vl_moe",
+        texts={"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
+        keys=_QWEN_VISION_KEYS,
+        tensors=_QWEN_VISION,
+        defaults={
+            "max_position_embeddings": 128000,
+            "rope_theta": 500000.0,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "norm_topk_prob": True,
+        },
+        ignored=("tie_word_embeddings",),
+    ),
 )
