@@ -7,7 +7,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from worker.models.config.checked import CHECKS, CheckedFamily, checked_families, checked_formats
+from worker.models.config.tested_families import (
+    CHECKS,
+    CheckedFamily,
+    checked_families,
+    checked_formats,
+)
 
 _MAX_DETAILED = 3
 """Maximum number of families that are described in detail; more are listed in a table."""

@@ -17,6 +17,7 @@ from tests.support.cuda.counted import Counts, HostWait, count_launches, write_c
 from tests.support.cuda.tensors import DeviceMix
 from tests.support.worker.real_configs import RealConfig, load_corpus
 from worker.models.config.families import FAMILIES
+from worker.models.config.family import LINEAR
 from worker.rank.runner import ModelRunner
 
 NUM_LAYERS = 6
@@ -36,7 +37,7 @@ def count(architecture: str, folder: Path, num_layers: int = NUM_LAYERS, **optio
 
 
 def test_every_family_has_a_budget() -> None:
-    captured = {name for name, family in FAMILIES.items() if family.linear_layers is None}
+    captured = {name for name, family in FAMILIES.items() if LINEAR not in family.layer_kinds}
     assert set(BUDGETS) == captured, (
         "tests/support/cuda/budgets.py has a row for each family but those with states, which are "
         "launched kernel by kernel"

@@ -139,12 +139,12 @@ DENSE_SPECIMENS: dict[str, Specimen] = {
         },
         mutations={
             "weights from 0": Patch(
-                target="worker.models.architectures.layer_norm:LayerNorm",
+                target="worker.models.architectures.nemotron:LayerNorm",
                 value=lambda *args, offset, **options: LayerNorm(*args, **options),
             ),
             "eps": {"norm_eps": 0.1},
             "activation": Patch(
-                target="worker.models.architectures.layer_norm:squared_relu", value=torch.relu
+                target="worker.models.architectures.nemotron:squared_relu", value=torch.relu
             ),
             **_LAYER_NORMS,
             **_HALF_MUTATIONS,

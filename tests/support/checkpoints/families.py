@@ -611,7 +611,7 @@ SPECIMENS: dict[str, Specimen] = {
         },
         mutations={
             "full layers rotate": Patch(
-                target="worker.models.architectures.post_norm:AttentionTraits",
+                target="worker.models.architectures.exaone4:AttentionTraits",
                 value=always_rotating,
             ),
             "norms of heads": NO_HEAD_NORMS,

@@ -113,7 +113,7 @@ _OF_YARN: dict[str, Mutation] = {
     "scale of products": {"rope_parameters": {**_YARN, "mscale_all_dim": 0.7}},
     "scale of cosines": {"rope_parameters": {**_YARN, "mscale": 2.0}},
     "no scale of products": Patch(
-        target="worker.models.config.mla_config:_score_factor", value=lambda *_: 1.0
+        target="worker.models.config.latent_family:score_factor", value=lambda *_: 1.0
     ),
 }
 _OF_V3: dict[str, Mutation] = {
@@ -141,8 +141,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             **_OF_YARN,
             "groups": {"topk_method": "greedy"},
             "sum of two": Patch(
-                target="worker.models.config.moe_config:_checked",
-                value=lambda moe: replace(moe, num_summed=2),
+                target="worker.models.config.model_config:checked",
+                value=lambda moe, _: replace(moe, num_summed=2),
             ),
             "first layer": {"first_k_dense_replace": 0},
         },
@@ -180,8 +180,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             **_OF_V3,
             **_OF_YARN,
             "best of a group": Patch(
-                target="worker.models.config.moe_config:_checked",
-                value=lambda moe: replace(moe, num_summed=1),
+                target="worker.models.config.model_config:checked",
+                value=lambda moe, _: replace(moe, num_summed=1),
             ),
             "first layer": {"first_k_dense_replace": 0},
         },
@@ -222,8 +222,8 @@ LATENT_SPECIMENS: dict[str, Specimen] = {
             "length": {"rope_parameters": {**_BETA, "original_max_position_embeddings": 32}},
             "theta": {"rope_parameters": {**_BETA, "rope_theta": 300.0}},
             "best of a group": Patch(
-                target="worker.models.config.moe_config:_checked",
-                value=lambda moe: replace(moe, num_summed=1),
+                target="worker.models.config.model_config:checked",
+                value=lambda moe, _: replace(moe, num_summed=1),
             ),
             "first layer": {"first_k_dense_replace": 0},
         },

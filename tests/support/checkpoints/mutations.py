@@ -165,7 +165,7 @@ NO_HEAD_NORMS = Patch(
     value=lambda self, *args: _without(self, ("q_norm", "k_norm"), _ATTENTION, args),
 )
 SWAPPED_POST_NORMS = Patch(
-    target="worker.models.architectures.post_norm:PostNormLayer.norm_names",
+    target="worker.models.architectures.olmo:PostNormLayer.norm_names",
     value=("post_feedforward_layernorm", "post_attention_layernorm"),
 )
 WIDE_NORMS_OF_HEADS = Patch(
@@ -176,7 +176,7 @@ SWAPPED_SANDWICH = Patch(
     target="worker.models.architectures.glm4:SandwichLayer.forward", value=_swapped_norms
 )
 NO_NAMES = Patch(
-    target="worker.models.config.wrappers:TensorNames.own_name", value=lambda _, name: name
+    target="worker.models.config.multimodal:TensorNames.own_name", value=lambda _, name: name
 )
 NO_NORM_OFFSET = Patch(
     target="worker.models.architectures.decoder:RMSNorm",

@@ -92,11 +92,11 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "no bias": {"bias": False},
             "order of rows": Patch(
-                target="worker.models.architectures.renamed:AttentionNames",
+                target="worker.models.architectures.internlm2:AttentionNames",
                 value=lambda is_grouped, **names: AttentionNames(is_fused=True, **names),
             ),
             "order of norms": Patch(
-                target="worker.models.architectures.renamed:InternLM2Layer.norm_names",
+                target="worker.models.architectures.internlm2:InternLM2Layer.norm_names",
                 value=("ffn_norm", "attention_norm"),
             ),
             **_THETA,
@@ -131,7 +131,7 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         ),
         mutations={
             "lengths of rows": Patch(
-                target="worker.models.architectures.renamed:BaichuanForCausalLM.process_after_loading",
+                target="worker.models.architectures.baichuan:BaichuanForCausalLM.process_after_loading",
                 value=DecoderModel.process_after_loading,
             ),
             **_THETA,
@@ -171,7 +171,7 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
         mutations={
             "no bias": NO_QKV_BIAS,
             "gate and up": Patch(
-                target="worker.models.architectures.renamed:GatedMLP",
+                target="worker.models.architectures.qwen:GatedMLP",
                 value=lambda *args, names: GatedMLP(*args, names=("w1", "w2", "c_proj")),
             ),
             "theta": {"rotary_emb_base": 300},
@@ -238,8 +238,8 @@ PUBLISHED_SPECIMENS: dict[str, Specimen] = {
                 value=MoeNames(gate="w3", up="w1", down="w2"),
             ),
             "sum of weights": Patch(
-                target="worker.models.config.moe_config:_checked",
-                value=lambda moe: replace(moe, normalize=False),
+                target="worker.models.config.model_config:checked",
+                value=lambda moe, _: replace(moe, normalize=False),
             ),
             "residual": {"scale_depth": 1.0},
             **_EPS,

@@ -23,27 +23,26 @@ from tests.support.checkpoints.dense import SPECS, WINDOWED
 from tests.support.checkpoints.families import SPECIMENS
 from tests.support.paths import ROOT
 from tests.support.worker.real_configs import VERDICTS, load_corpus
-from worker.models.config.checked import (
+from worker.models.config.families import FAMILIES, MULTIMODAL
+from worker.models.config.tested_families import (
     CHECKS,
     RECORD,
     CheckedFamily,
     checked_families,
     checked_formats,
 )
-from worker.models.config.families import FAMILIES
-from worker.models.config.wrappers import TEXTS
 
 README = ROOT / "worker" / "models" / "README.md"
 _MARK = re.compile(r"^@pytest\.mark\.checks\(", re.MULTILINE)
 _BEGIN, _END = "<!-- generated: families -->\n", "<!-- end of families -->\n"
 
 Record = dict[str, Any]
-"""The content of checked.json."""
+"""The content of tested_families.json."""
 
 
 def architecture_of(name: str) -> str:
     """What `architectures` says in the checkpoint that tests call so, or of that very name."""
-    if name in FAMILIES or name in TEXTS:
+    if name in FAMILIES or name in MULTIMODAL:
         return name
     if name in SPECIMENS:
         specimen = SPECIMENS[name]
@@ -120,7 +119,7 @@ def _released() -> dict[str, list[str]]:
     for real in load_corpus():
         if " " not in real.name and "accepted" in verdicts[real.name]:
             said = real.config["architectures"][0]
-            own = said if said in TEXTS else verdicts[real.name]["accepted"]["architecture"]
+            own = said if said in MULTIMODAL else verdicts[real.name]["accepted"]["architecture"]
             released.setdefault(own, []).append(real.name)
     return {family: sorted(names) for family, names in sorted(released.items())}
 

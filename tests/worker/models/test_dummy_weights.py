@@ -17,9 +17,8 @@ from tests.support.engines.plan_driver import Request, generate, make_runner
 from tests.support.worker.checked_models import architecture_of
 from worker.models.architectures.decoder import DecoderModel
 from worker.models.config.checkpoint import block_hash_salt
-from worker.models.config.families import FAMILIES
+from worker.models.config.families import FAMILIES, MULTIMODAL
 from worker.models.config.model_config import load_model_config
-from worker.models.config.wrappers import TEXTS
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, fill_dummy_weights
@@ -76,7 +75,10 @@ SPECIMEN_OF = {architecture_of(name): name for name in SPECIMENS}
 def test_every_family_runs_on_random_weights(architecture: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     # The text of what has images besides stands for a family that has no other checkpoint here.
-    served = {architecture, *(name for name, (_, texts) in TEXTS.items() if architecture in texts)}
+    served = {
+        architecture,
+        *(name for name, config in MULTIMODAL.items() if architecture in config.texts.values()),
+    }
     own = [architecture] if architecture in SPECIMEN_OF else []
     known = [SPECIMEN_OF[name] for name in (*own, *SPECIMEN_OF) if name in served]
     if architecture in OF_OTHERS:

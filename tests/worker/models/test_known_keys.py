@@ -22,7 +22,7 @@ CONFIGS = dict.fromkeys(("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"),
 ARCHITECTURES = sorted(set(FAMILIES).intersection(dir(transformers)))
 """Of every family that transformers has."""
 RELEASED = {real.config["architectures"][0] for real in load_corpus()}
-"""Others are released as the text of a model that has more (`worker.models.config.wrappers`)."""
+"""Others are released as the text of a model that has more (`worker.models.config.multimodal`)."""
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -344,7 +344,7 @@ def test_blocks_are_of_families_trained_for_them_alone(tmp_path: Path) -> None:
         real
         for real in load_corpus()
         if (accepted := verdict(real).get("accepted"))
-        and "block_size" not in FAMILIES[accepted["architecture"]].defaults
+        and "block_size" not in FAMILIES[accepted["architecture"]].__struct_fields__
     ]
     assert len(others) > 100
     for real in others:

@@ -19,8 +19,8 @@ from tests.support.checkpoints.quantized import (
 )
 from tests.support.engines.plan_driver import Request, generate, make_runner
 from worker.models.config.model_config import ModelConfig, load_model_config
+from worker.models.config.multimodal import TensorNames
 from worker.models.config.quantization import Fp4Config, QuantizationConfig, ScaledConfig
-from worker.models.config.wrappers import TensorNames
 from worker.models.layers.linear_method import LayerOptions
 from worker.models.layers.tensor_parallel import TensorParallelGroup
 from worker.models.loading.loader import build_model, fill_dummy_weights, load_weights

@@ -1,5 +1,8 @@
 """Apertus (huggingface.co/swiss-ai): the MLP's activation, xIELU, has learned parameters per
-layer."""
+layer.
+
+Schema: `config/vendors/swiss_ai.py`.
+"""
 
 from __future__ import annotations
 

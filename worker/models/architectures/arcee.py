@@ -1,4 +1,7 @@
-"""Arcee's AFM (huggingface.co/arcee-ai): Llama whose MLP has no gate."""
+"""Arcee's AFM (huggingface.co/arcee-ai): Llama whose MLP has no gate.
+
+Schema: `config/vendors/arcee.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Command R, R7B and A, and Aya (huggingface.co/CohereForAI): attention and MLP are parallel
-blocks."""
+blocks.
+
+Schema: `config/vendors/cohere.py`.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class CohereForCausalLM(DecoderModel):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
-        return super().compute_logits(hidden) * float(self.own("logit_scale"))
+        return super().compute_logits(hidden) * float(self.extra("logit_scale"))
 
     def _build_layer(self, index: int, *, rotates: bool) -> ParallelLayer:
         traits = AttentionTraits(is_interleaved=True, rotates=rotates)

@@ -149,10 +149,10 @@ class DecoderModel(ABC):
         `llama_4_scaling_beta`; None for no factors."""
         return query_scales(self.config.rope, len(self.cos_sin), self.options.device)
 
-    def own(self, key: str) -> Any:
-        """Value of a configuration key that only this class reads (`ModelFamily.own`)."""
-        assert self.config.own is not None, "its entry in the table of families names the keys"
-        return self.config.own[key]
+    def extra(self, key: str) -> Any:
+        """Value of a configuration key that only this class reads (`FamilyConfig.extra`)."""
+        assert self.config.extra is not None, "the family's schema lists the keys"
+        return self.config.extra[key]
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Slots of all tensors that the checkpoint must hold."""

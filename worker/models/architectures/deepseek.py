@@ -1,5 +1,8 @@
 """DeepSeek V2 and V3, and families with the same attention: Kimi K2, GLM-4.7-Flash, Moonlight,
-Mistral 4."""
+Mistral 4.
+
+Schemas: `config/vendors/deepseek.py`, `config/vendors/zai.py` and `config/vendors/mistral.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """ERNIE 4.5 (huggingface.co/baidu): Llama with interleaved rotary embedding; dense, or with
-experts."""
+experts.
+
+Schema: `config/vendors/baidu.py`.
+"""
 
 from __future__ import annotations
 

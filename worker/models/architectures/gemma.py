@@ -1,4 +1,7 @@
-"""Gemma 1, 2 and 3 (huggingface.co/google): norms multiply by 1 + weight; embeddings are scaled."""
+"""Gemma 1, 2 and 3 (huggingface.co/google): norms multiply by 1 + weight; embeddings are scaled.
+
+Schema: `config/vendors/google.py`.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +67,11 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
 
     def build_layer(self, index: int) -> GemmaLayer:
         """Builds a layer; they differ in windows and rotary tables alone."""
-        scale = float(self.own("query_pre_attn_scalar")) ** -0.5
+        scale = float(self.extra("query_pre_attn_scalar")) ** -0.5
         traits = AttentionTraits(scale=scale, norm_offset=self.norm_offset)
         return GemmaLayer(self, index, self.build_mlp(), traits=traits)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
-        logits, cap = super().compute_logits(hidden), self.own("final_logit_softcapping")
+        logits, cap = super().compute_logits(hidden), self.extra("final_logit_softcapping")
         return logits if cap is None else soft_cap_(logits, float(cap))

@@ -1,5 +1,8 @@
 """Gemma 4 (huggingface.co/google): full-attention layers have wider heads and may use keys as
-values; experts run in parallel with the MLP; each layer's output is scaled."""
+values; experts run in parallel with the MLP; each layer's output is scaled.
+
+Schema: `config/vendors/google.py`.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,7 @@ class Gemma4Layer(GemmaLayer):
         traits = AttentionTraits(
             scale=1.0,
             has_value_norm=True,
-            values_are_keys=is_full and model.own("attention_k_eq_v"),
+            values_are_keys=is_full and model.extra("attention_k_eq_v"),
         )
         super().__init__(model, index, model.build_mlp(), traits=traits)
         self._experts: ParallelExperts | None = None

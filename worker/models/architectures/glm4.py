@@ -1,4 +1,7 @@
-"""GLM-4 (huggingface.co/zai-org), first release and 0414."""
+"""GLM-4 (huggingface.co/zai-org), first release and 0414.
+
+Schema: `config/vendors/zai.py`.
+"""
 
 from __future__ import annotations
 

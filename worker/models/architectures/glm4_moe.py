@@ -1,5 +1,8 @@
 """GLM-4.5 to 4.7 (huggingface.co/zai-org), Solar Open (huggingface.co/upstage): experts with shared
-experts."""
+experts.
+
+Schema: `config/vendors/zai.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""gpt-oss (huggingface.co/openai): attention sinks, and experts with biases and clamped gates."""
+"""gpt-oss (huggingface.co/openai): attention sinks, and experts with biases and clamped gates.
+
+Schema: `config/vendors/openai.py`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class GptOssForCausalLM(DecoderModel):
         """Builds a layer; they differ in windows alone."""
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
-        activation = (float(self.own("swiglu_alpha")), float(self.own("swiglu_limit")))
+        activation = (float(self.extra("swiglu_alpha")), float(self.extra("swiglu_limit")))
         mlp = GptOssMoe(self.config, moe, self.options, activation)
         return LlamaLayer(self, index, mlp, traits=AttentionTraits(has_sinks=True))
 

@@ -1,5 +1,8 @@
 """Granite 3 (huggingface.co/ibm-granite) and MiniCPM (huggingface.co/openbmb): Llama whose
-embeddings, blocks and logits are scaled; dense, or with experts."""
+embeddings, blocks and logits are scaled; dense, or with experts.
+
+Schemas: `config/vendors/ibm.py` and `config/vendors/openbmb.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class GraniteLayer(LlamaLayer):
     def __init__(
         self, model: DecoderModel, index: int, mlp: FeedForward, mlp_name: str = "mlp"
     ) -> None:
-        traits = AttentionTraits(scale=float(model.own("attention_multiplier")))
+        traits = AttentionTraits(scale=float(model.extra("attention_multiplier")))
         super().__init__(model, index, mlp, traits=traits, mlp_name=mlp_name)
 
 
@@ -38,17 +41,17 @@ class GraniteForCausalLM(DecoderModel):
 
     def build_norm(self) -> RMSNorm:
         """Builds a norm that scales a block's output before it adds it to the residual."""
-        scale = float(self.own("residual_multiplier"))
+        scale = float(self.extra("residual_multiplier"))
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, self.options, block_scale=scale)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [T] to the first layer's input [T, hidden]."""
-        return super().embed(input_ids) * float(self.own("embedding_multiplier"))
+        return super().embed(input_ids) * float(self.extra("embedding_multiplier"))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the rows that sample [R, hidden] to fp32 logits [R, vocab_size]."""
-        return super().compute_logits(hidden) / float(self.own("logits_scaling"))
+        return super().compute_logits(hidden) / float(self.extra("logits_scaling"))
 
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):

@@ -1,4 +1,7 @@
-"""Hunyuan's dense models (huggingface.co/tencent): QK norm comes after rotary embedding."""
+"""Hunyuan's dense models (huggingface.co/tencent): QK norm comes after rotary embedding.
+
+Schema: `config/vendors/tencent.py`.
+"""
 
 from __future__ import annotations
 

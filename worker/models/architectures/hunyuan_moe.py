@@ -1,4 +1,7 @@
-"""Hunyuan-A13B (huggingface.co/tencent): QK norm after rotary embedding, and experts."""
+"""Hunyuan-A13B (huggingface.co/tencent): QK norm after rotary embedding, and experts.
+
+Schema: `config/vendors/tencent.py`.
+"""
 
 from __future__ import annotations
 

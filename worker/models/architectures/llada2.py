@@ -1,4 +1,7 @@
-"""LLaDA 2 (huggingface.co/inclusionAI): Ling 2 as a block-diffusion model."""
+"""LLaDA 2 (huggingface.co/inclusionAI): Ling 2 as a block-diffusion model.
+
+Schema: `config/vendors/inclusionai.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Llama's layers, shared by Mistral, Qwen2, Qwen3 and SDAR, which differ in biases and QK norm."""
+"""Llama's layers, shared by Mistral, Qwen2, Qwen3 and SDAR, which differ in biases and QK norm.
+
+Schema: `config/vendors/meta.py`.
+"""
 
 from __future__ import annotations
 

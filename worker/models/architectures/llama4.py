@@ -1,5 +1,8 @@
 """Llama 4 (huggingface.co/meta-llama): layers of chunked attention with rotary embedding, and of
-full attention without; experts and a shared expert."""
+full attention without; experts and a shared expert.
+
+Schema: `config/vendors/meta.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import torch
 
 from worker.models.architectures.decoder import DecoderModel, FeedForward
 from worker.models.architectures.llama import LlamaLayer
-from worker.models.config.checkpoint import positive_integer
 from worker.models.config.model_config import ModelConfig
 from worker.models.layers.attention import AttentionTraits, GatedMLP
 from worker.models.layers.linear_method import LayerOptions
@@ -47,7 +49,7 @@ class Llama4ForCausalLM(DecoderModel):
         traits = AttentionTraits(
             rotates=rotates,
             is_interleaved=rotates,
-            has_unit_heads=rotates and self.own("use_qk_norm"),
+            has_unit_heads=rotates and self.extra("use_qk_norm"),
             query_scale=None if rotates else self._query_scale,
         )
         return LlamaLayer(
@@ -58,18 +60,16 @@ class Llama4ForCausalLM(DecoderModel):
         moe = self.config.moe
         assert moe is not None, "the architecture has experts"
         if index in moe.dense_layers:
-            return GatedMLP(self.config, self.options, int(self.own("intermediate_size_mlp")))
+            return GatedMLP(self.config, self.options, int(self.extra("intermediate_size_mlp")))
         return Llama4Moe(self.config, self.options)
 
     @cached_property
     def _query_scale(self) -> torch.Tensor | None:
         """Factors of queries by position, fp32 [positions]:
         1 + attn_scale * ln(1 + floor((position + 1) / floor_scale)); None for no factors."""
-        if not self.own("attn_temperature_tuning"):
+        if not self.extra("attn_temperature_tuning"):
             return None
         positions = torch.arange(len(self.cos_sin), dtype=torch.float32)
-        turns = torch.floor(
-            (positions + 1) / positive_integer(self.config.own or {}, "floor_scale")
-        )
-        scale = float(self.own("attn_scale"))
+        turns = torch.floor((positions + 1) / int(self.extra("floor_scale")))
+        scale = float(self.extra("attn_scale"))
         return (1 + scale * torch.log1p(turns)).to(self.options.device)

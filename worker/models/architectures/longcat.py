@@ -1,4 +1,7 @@
-"""LongCat-Flash (huggingface.co/meituan-longcat): pairs of layers with experts in parallel."""
+"""LongCat-Flash (huggingface.co/meituan-longcat): pairs of layers with experts in parallel.
+
+Schema: `config/vendors/meituan.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""MiniMax-M2 (huggingface.co/MiniMaxAI): experts in all layers, chosen by sigmoids and a bias."""
+"""MiniMax-M2 (huggingface.co/MiniMaxAI): experts in all layers, chosen by sigmoids and a bias.
+
+Schema: `config/vendors/minimax.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ministral 3 and Devstral 2 (huggingface.co/mistralai): Llama with queries scaled by position."""
+"""Ministral 3 and Devstral 2 (huggingface.co/mistralai): Llama with queries scaled by position.
+
+Schema: `config/vendors/mistral.py`.
+"""
 
 from __future__ import annotations
 

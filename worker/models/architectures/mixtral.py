@@ -1,4 +1,7 @@
-"""Mixtral (huggingface.co/mistralai): Mistral with experts in all layers."""
+"""Mixtral (huggingface.co/mistralai): Mistral with experts in all layers.
+
+Schema: `config/vendors/mistral.py`.
+"""
 
 from __future__ import annotations
 

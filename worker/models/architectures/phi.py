@@ -1,5 +1,8 @@
-"""Phi 1 to 2 (huggingface.co/microsoft), Falcon 7B (huggingface.co/tiiuae): attention and an MLP
-without a gate as parallel blocks behind one LayerNorm."""
+"""Phi 1 to 2 (huggingface.co/microsoft): attention and an MLP without a gate as parallel blocks
+behind one LayerNorm.
+
+Schema: `config/vendors/microsoft.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,10 @@ from typing import ClassVar
 
 from kernels import rowwise
 from worker.models.architectures.cohere import ParallelLayer
-from worker.models.architectures.layer_norm import StableLmForCausalLM
+from worker.models.architectures.stablelm import StableLmForCausalLM
 from worker.models.layers.attention import MLP, AttentionNames, AttentionTraits
 
 _PHI_NAMES = AttentionNames(output="dense")
-_FALCON_NAMES = AttentionNames(
-    q="query_key_value",
-    k="query_key_value",
-    v="query_key_value",
-    output="dense",
-    is_fused=True,
-)
 
 
 class PhiForCausalLM(StableLmForCausalLM):
@@ -31,18 +27,3 @@ class PhiForCausalLM(StableLmForCausalLM):
         """Builds a layer; all are alike."""
         mlp = MLP(self.config, self.options, rowwise.gelu_tanh, up_name="fc1", down_name="fc2")
         return ParallelLayer(self, index, mlp, traits=AttentionTraits(names=_PHI_NAMES))
-
-
-class FalconForCausalLM(StableLmForCausalLM):
-    """Falcon 7B: multi-query attention, with q, k and v as one tensor in a checkpoint."""
-
-    embedding_name: ClassVar[str] = "transformer.word_embeddings"
-    layers_name: ClassVar[str] = "transformer.h"
-    norm_name: ClassVar[str] = "transformer.ln_f"
-
-    def build_layer(self, index: int) -> ParallelLayer:
-        """Builds a layer; all are alike."""
-        names = {"up_name": "dense_h_to_4h", "down_name": "dense_4h_to_h"}
-        mlp = MLP(self.config, self.options, rowwise.gelu, **names)
-        traits = AttentionTraits(names=_FALCON_NAMES)
-        return ParallelLayer(self, index, mlp, traits=traits, attention_name="self_attention")

@@ -1,5 +1,8 @@
 """Phi-3 and Phi-4 (huggingface.co/microsoft): Llama with fused projections in a checkpoint, and
-rotary embedding of part of each head."""
+rotary embedding of part of each head.
+
+Schema: `config/vendors/microsoft.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Qwen2, Qwen3 and SDAR with mixtures of experts (huggingface.co/Qwen, huggingface.co/JetLM)."""
+"""Qwen2, Qwen3 and SDAR with mixtures of experts (huggingface.co/Qwen, huggingface.co/JetLM).
+
+Schema: `config/vendors/qwen.py`.
+"""
 
 from __future__ import annotations
 

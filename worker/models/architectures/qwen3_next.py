@@ -1,5 +1,8 @@
 """Qwen3-Next, Qwen3.5 and 3.6 (huggingface.co/Qwen): three of four layers are linear attention
-(gated delta net, arXiv 2412.06464), the others gated attention."""
+(gated delta net, arXiv 2412.06464), the others gated attention.
+
+Schema: `config/vendors/qwen.py`.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,8 @@ class GatedDeltaNet:
     def __init__(self, model: DecoderModel, index: int, *, is_fused: bool) -> None:
         config, options = model.config, model.options
         world_size = options.group.world_size
-        all_keys = int(model.own("linear_num_key_heads"))
-        all_values = int(model.own("linear_num_value_heads"))
+        all_keys = int(model.extra("linear_num_key_heads"))
+        all_values = int(model.extra("linear_num_value_heads"))
         if all_values % all_keys:
             raise ValueError(
                 f"linear_num_value_heads {all_values} in config.json is no multiple of "
@@ -59,9 +62,9 @@ class GatedDeltaNet:
         self._ratio = all_values // all_keys
         self._key_heads = divide(all_keys, world_size, "the number of linear key heads")
         self._value_heads = self._key_heads * self._ratio
-        self._key_dim = int(model.own("linear_key_head_dim"))
-        self._value_dim = int(model.own("linear_value_head_dim"))
-        self._num_taps = int(model.own("linear_conv_kernel_dim"))
+        self._key_dim = int(model.extra("linear_key_head_dim"))
+        self._value_dim = int(model.extra("linear_value_head_dim"))
+        self._num_taps = int(model.extra("linear_conv_kernel_dim"))
         self._layer_index = index
         self._options = options
         self._eps = config.rms_norm_eps

@@ -1,4 +1,7 @@
-"""SmolLM3 (huggingface.co/HuggingFaceTB): Llama with layers without rotary embedding (NoPE)."""
+"""SmolLM3 (huggingface.co/HuggingFaceTB): Llama with layers without rotary embedding (NoPE).
+
+Schema: `config/vendors/huggingface.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,82 +1,44 @@
-"""Model family: an entry in the table of families, and readers of keys that describe layers.
+"""Base of model families' schemas: keys that all families have, and what they stand for. Imports
+no torch.
 
-Imports no torch.
+A vendor's page in `worker.models.config.vendors` has one `FamilyConfig` per family. Its fields are
+keys of config.json (see `schema.py`), its class attributes are facts that no key states, and its
+methods compute what the keys stand for in `ModelConfig`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from worker.models.config.checkpoint import positive_integer
+import msgspec
+from msgspec import Meta
+
+from worker.models.config.mla_config import MlaConfig
 from worker.models.config.moe_config import MoeConfig
-
-RawConfig = dict[str, Any]
-"""The content of config.json, with the family's defaults for what is missing."""
-
-
-def words(names: str) -> frozenset[str]:
-    """The set of keys in a text that lists them between blanks."""
-    return frozenset(names.split())
-
-
-_READ = words(
-    """
-    architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers
-    num_attention_heads num_key_value_heads head_dim max_position_embeddings rms_norm_eps
-    tie_word_embeddings eos_token_id rope_theta rope_scaling rope_parameters
-    original_max_position_embeddings quantization_config compression_config
-    """
-)
-"""Keys that are read for every family."""
-
-_HARMLESS = words(
-    """
-    _name_or_path _commit_hash _attn_implementation_autoset auto_map transformers_version
-    dtype torch_dtype use_cache bos_token_id pad_token_id sep_token_id decoder_start_token_id
-    unk_token_id id2label label2id problem_type finetuning_task task_specific_params
-    tokenizer_class prefix return_dict output_attentions output_hidden_states torchscript
-    chunk_size_feed_forward attention_dropout attention_probs_dropout_prob hidden_dropout
-    hidden_dropout_prob embd_pdrop resid_pdrop initializer_range pretraining_tp use_flash_attn
-    gradient_checkpointing unsloth_fixed unsloth_version model_name max_length min_length
-    temperature top_k top_p do_sample num_beams repetition_penalty length_penalty
-    bad_words_ids forced_bos_token_id forced_eos_token_id pruned_heads tf_legacy_loss
-    use_bfloat16 max_window_layers max_sequence_length internal_version is_llama_config
-    transformers.js_config cache_implementation _attn_implementation attn_implementation
-    """
-)
-"""Keys without effect on logits: bookkeeping, training, and how transformers runs and samples.
-pretraining_tp only splits sums; max_window_layers has an effect in families that read it."""
-
-ROUTER_KEYS = words("output_router_logits router_aux_loss_coef")
-"""Keys of families with experts that concern training alone."""
-
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "activation": ("swiglu",),
-    "is_causal": (True,),
-    "partial_rotary_factor": (1,),
-    "logit_scale": (1,),
-    "logits_scaling": (1,),
-    "embedding_multiplier": (1,),
-    "residual_multiplier": (1,),
-    "num_experts": (0, 1),
-    "num_local_experts": (0, 1),
-}
-"""Keys with the values for which they have no effect; other values are refused. (Keys that are
-listed nowhere are taken to have none if they are null, false, zero or empty.)"""
-
-_UNKNOWN = (
-    "it may change the model's mathematics; use another checkpoint, or remove the key if you know "
-    "that it does not"
+from worker.models.config.rope_config import RopeConfig
+from worker.models.config.schema import (
+    Count,
+    Index,
+    No,
+    Number,
+    One,
+    RawConfig,
+    Yes,
+    accepts,
+    only,
+    read_fields,
+    short,
 )
 
-
-def no_windows(raw: RawConfig) -> tuple[int | None, ...]:
-    """Full attention in all layers; `sliding_window` is ignored, as transformers does for such a
-    family."""
-    return (None,) * int(raw["num_hidden_layers"])
+Layers = Annotated[int, Meta(ge=1, le=10_000)]
+"""Number of layers. The limit, eighty times as many as any released model has, bounds the memory
+for lists per layer, whatever number a small config.json names."""
+FULL, SLIDING, CHUNKED, LINEAR = (
+    *("full_attention", "sliding_attention"),
+    *("chunked_attention", "linear_attention"),
+)
+"""Types of layers in `layer_types`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,310 +49,297 @@ class HeadSizes:
     num_kv_heads: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFamily:
-    """A model family: what one value of `architectures` in config.json stands for."""
+class Biases(NamedTuple):
+    """Projections that have biases."""
 
-    model_types: tuple[str, ...]
+    qkv: bool = False
+    output: bool = False
+    """The output projection of attention."""
+    mlp: bool = False
+
+
+class FamilyConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """config.json of a family with Llama's layers; the base of all families' schemas.
+
+    Fields that a family supports with other values are redeclared in its schema.
+    """
+
+    architecture: ClassVar[str]
+    """Value of `architectures` in config.json."""
+    model_types: ClassVar[tuple[str, ...]]
     """Values of `model_type` of this family; a checkpoint may also have none."""
-    implementation: str
-    """Module in `worker.models` and class, as in "llama:LlamaForCausalLM"; a name, so that reading
-    the configuration does not import torch."""
-    defaults: Mapping[str, object]
-    """Values of missing keys, as in transformers' configuration class. These keys are known, and
-    one whose default is a bool or a float has to be of that kind in config.json."""
-    needed: tuple[str, ...] = ()
-    """Keys that config.json must have, since the value that a missing one stands for is not
-    supported."""
-    own: tuple[str, ...] = ()
-    """Keys of `defaults` that only the family's class reads, from `ModelConfig.own`."""
-    keys: frozenset[str] = frozenset()
-    """Further keys that are read, or that have no effect in this family."""
-    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Further keys, with the values for which they have no effect; other values are refused."""
-    qkv_bias: bool = False
-    """Whether the q, k and v projections have biases whatever config.json says."""
-    qkv_bias_key: str = "attention_bias"
-    """Key that says whether the q, k and v projections have biases."""
-    mlp_bias_key: str = "mlp_bias"
-    """Key that says whether the projections of the MLP have biases."""
-    qk_norm: bool = False
-    """Whether each head of q and k is normalised (QK norm) by default."""
-    qk_norm_key: str = "use_qk_norm"
-    """Key that overrides `qk_norm`; empty for none."""
-    output_bias: str = "attention_bias"
-    """Key that says whether attention's output projection has a bias; empty if it never has."""
-    query_beta: bool = False
-    """Whether rope parameters may have `llama_4_scaling_beta`, by which queries grow with the
-    position."""
-    has_sinks: bool = False
-    """Whether heads have attention sinks."""
-    has_latents: bool = False
-    """Whether attention is multi-head latent attention (MLA)."""
-    mxfp4_experts: bool = False
-    """Whether experts may be MXFP4."""
-    skips_next_layers: bool = False
-    """Whether a checkpoint may hold layers for multi-token prediction, which are skipped."""
-    window_theta: str = ""
-    """Key with the base of the rotary embedding of sliding-window layers, unless `rope_parameters`
-    has it; empty if all layers have the same rotary embedding."""
-    skipped: tuple[str, ...] = ()
-    """Prefixes of names of tensors that a checkpoint may hold and that are not loaded."""
-    windows: Callable[[RawConfig], tuple[int | None, ...]] = no_windows
-    """Reads the sliding window of each layer: number of tokens that one attends to, itself
-    included; None for full attention. With the default, a checkpoint may have `sliding_window` only
-    if `keys` name it."""
-    rotating: Callable[[RawConfig], tuple[bool, ...]] | None = None
-    """Reads which layers have rotary embedding; None if all have, or if the class decides by the
-    windows."""
-    has_chunks: bool = False
+    implementation: ClassVar[str]
+    """Module in `worker.models.architectures` and class, as in "llama:LlamaForCausalLM"; a name, so
+    that reading the configuration does not import torch."""
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    """Keys without effect in this family, besides `schema.HARMLESS`."""
+    aliases: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Other names of keys that some versions of transformers write, and the fields."""
+    extra_keys: ClassVar[tuple[str, ...]] = ()
+    """Fields that only the family's class reads, from `ModelConfig.extra`."""
+    layer_kinds: ClassVar[tuple[str, ...]] = (FULL,)
+    """Types of layers that `layer_types` may list; the last one is the type of layers if it is
+    missing, unless `layer_kind` says otherwise."""
+    has_chunks: ClassVar[bool] = False
     """Whether attention is chunked: windows begin at multiples of their length, and a token attends
     to its chunk up to itself."""
-    full_heads: Callable[[RawConfig], HeadSizes] | None = None
-    """Reads the heads of full-attention layers; None if all layers have the same."""
-    linear_layers: Callable[[RawConfig], frozenset[int]] | None = None
-    """Reads which layers are linear attention, with a state per request instead of keys and values;
-    None if none are."""
-    parse_moe: Callable[[RawConfig], MoeConfig | None] | None = None
-    """Reads the experts, and returns None for a dense model; None for a dense family."""
-    translate: Callable[[RawConfig], RawConfig] | None = None
-    """Translates config.json, with its defaults, to the keys that the reader knows; None if it has
-    them already."""
+    window_theta: ClassVar[str] = ""
+    """Field with the base of the rotary embedding of sliding-window layers, unless
+    `rope_parameters` has it; empty if all layers have the same rotary embedding."""
+    query_beta: ClassVar[bool] = False
+    """Whether rope parameters may have `llama_4_scaling_beta`, by which queries grow with the
+    position."""
+    has_sinks: ClassVar[bool] = False
+    """Whether heads have attention sinks."""
+    mxfp4_experts: ClassVar[bool] = False
+    """Whether experts may be MXFP4."""
+    top_k_key: ClassVar[str] = "num_experts_per_tok"
+    """Key of the number of experts per token, for messages."""
+    skips_next_layers: ClassVar[bool] = False
+    """Whether a checkpoint may hold layers for multi-token prediction, which are skipped."""
+    skipped: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of names of tensors that a checkpoint may hold and that are not loaded."""
 
-    def refuse_unknown(self, raw: Mapping[str, Any]) -> None:
-        """Checks every key of config.json.
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Layers
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    max_position_embeddings: Count
+    rms_norm_eps: Number = 1e-6
+    tie_word_embeddings: bool = False
+    eos_token_id: Any = None
+    dtype: Any = None
+    torch_dtype: Any = None
+    rope_theta: Number = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    original_max_position_embeddings: Index | None = None
+    partial_rotary_factor: Annotated[float | None, only(1)] = None
+    layer_types: list[str] | None = None
+    quantization_config: dict[str, Any] | None = None
+    compression_config: dict[str, Any] | None = None
+    attention_bias: No = False
+    mlp_bias: No = False
+    use_qk_norm: No = False
+    """Whether each head of q and k is normalised (QK norm)."""
+    hidden_act: Annotated[str, only("silu", "swish")] = "silu"
+    activation: Annotated[str, only("swiglu")] = "swiglu"
+    is_causal: Yes = True
+    logit_scale: One = 1.0
+    logits_scaling: One = 1.0
+    embedding_multiplier: One = 1.0
+    residual_multiplier: One = 1.0
+    num_experts: Annotated[int | None, only(0, 1)] = None
+    num_local_experts: Annotated[int | None, only(0, 1)] = None
+
+    @classmethod
+    def read(cls, raw: RawConfig) -> Self:
+        """Reads the content of config.json.
 
         Raises:
-            ValueError: one may change the mathematics in a way that is not implemented.
+            ValueError: a key is unknown or missing, its value is not supported, or keys contradict
+                each other; the message names the key.
         """
-        if (raw.get("model_type") or self.model_types[0]) not in self.model_types:
+        kind = raw.get("model_type")
+        if kind and kind not in cls.model_types:
             raise ValueError(
-                f"model_type {raw['model_type']!r} in config.json does not go with architectures "
-                f"{raw['architectures']}, of model_type {' or '.join(self.model_types)}: repair it"
+                f"model_type {kind!r} in config.json does not match architectures "
+                f"{raw['architectures']}, of model_type {' or '.join(cls.model_types)}: fix it"
             )
-        neutral = {**_NEUTRAL, "use_qk_norm": (self.qk_norm,), **self.neutral}
-        for key in self.needed:
-            if raw.get(key) is None:
-                allowed = " or ".join(map(repr, neutral[key]))
-                raise ValueError(
-                    f"config.json lacks {key}, which is not supported but as {allowed}: add it if "
-                    "you know that it is meant, or use another checkpoint"
-                )
-        known = _READ | _HARMLESS | self.keys | frozenset(self.defaults)
-        for key, value in raw.items():
-            if value is None or key in known:
-                continue
-            if key in neutral:
-                if value in neutral[key]:
-                    continue
-                remedy = f"it must be {' or '.join(map(repr, neutral[key]))}"
-            elif value in (False, "", [], {}):
-                continue
-            else:
-                remedy = _UNKNOWN
-            raise ValueError(f"{key} = {_short(value)} in config.json is not supported: {remedy}")
+        family = read_fields(cls, cls.prepare(raw), cls.harmless)
+        family.derive()
+        return family
 
+    @classmethod
+    def prepare(cls, raw: RawConfig) -> RawConfig:
+        """config.json in the spelling of the schema."""
+        names, share = dict(cls.aliases), "partial_rotary_factor"
+        table = raw.get("rope_parameters") or {}
+        own = {key: value for key, value in raw.items() if key not in names}
+        own |= {names[key]: raw[key] for key in names if raw.get(key) is not None}
+        if isinstance(table, dict) and share in table and accepts(cls, share, table[share]):
+            own.setdefault(share, table[share])  # as transformers 5 writes it
+        return own
 
-def one_window(raw: RawConfig) -> tuple[int | None, ...]:
-    """The same sliding window in all layers."""
-    window = raw.get("sliding_window")
-    return (None if window is None else int(window),) * int(raw["num_hidden_layers"])
+    def derive(self) -> None:
+        """Sets fields that follow from others; raises ValueError for values that contradict."""
 
+    def stored_dtype(self) -> str | None:
+        """Data type of the weights, by the key of transformers 5 or the older one."""
+        value = self.dtype or self.torch_dtype
+        return value.removeprefix("torch.") if isinstance(value, str) else None
 
-def switched_window(raw: RawConfig) -> tuple[int | None, ...]:
-    """The same sliding window in all layers if `use_sliding_window` is set, else none."""
-    return one_window(raw) if raw.get("use_sliding_window") else no_windows(raw)
+    def head_size(self) -> int:
+        """Dimensions of a head; with latent attention those that the rotary share counts."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
+    def rotary_size(self) -> int:
+        """Number of leading dimensions of a head with rotary embedding."""
+        return rotary_size(self)
 
-def window_of_types(raw: RawConfig) -> tuple[int | None, ...]:
-    """Sliding windows in the layers that `layer_types` names; if it is missing, in all but every
-    n-th, where n is `sliding_window_pattern`; without that in all."""
-    types = raw.get("layer_types")
-    if raw.get("sliding_window") is None:
-        return no_windows(raw)
-    if types is None and "sliding_window_pattern" not in raw:
-        return one_window(raw)
-    if types is None:
-        period = _period(raw, "sliding_window_pattern")
-        kinds = ("full_attention", "sliding_attention")
-        types = [kinds[(i + 1) % period != 0] for i in range(int(raw["num_hidden_layers"]))]
-    return windows_by_layer({**raw, "use_sliding_window": True, "layer_types": types})
+    def biases(self) -> Biases:
+        """Projections that have biases."""
+        return Biases(self.attention_bias, self.attention_bias, self.mlp_bias)
 
+    def has_qk_norm(self) -> bool:
+        """Whether each head of q and k is normalised with weights of its own."""
+        return self.use_qk_norm
 
-def window_but_every_sixth(raw: RawConfig) -> tuple[int | None, ...]:
-    """Sliding windows in the layers that `layer_types` names, or, if it is missing, in all but
-    every sixth; never in the last.
+    def layer_kind(self, index: int) -> str:
+        """Type of a layer if `layer_types` is missing."""
+        return self.layer_kinds[-1]
 
-    Raises:
-        ValueError: `sliding_window` is missing.
-    """
-    num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
-    if not raw.get("sliding_window"):
-        raise ValueError("sliding_window in config.json must be a positive number: repair it")
-    if types is None:
-        kinds = ("full_attention", "sliding_attention")
-        types = [kinds[(index + 1) % 6 != 0] for index in range(num_layers)]
-    last = ["full_attention"] if types else []
-    return windows_by_layer(
-        {**raw, "use_sliding_window": True, "layer_types": [*types[:-1], *last]}
-    )
+    def kinds_of_layers(self) -> tuple[str, ...]:
+        """Type of each layer, from `layer_types`, or the family's default."""
+        count, kinds = self.num_hidden_layers, self.layer_types
+        if kinds is None:
+            return tuple(map(self.layer_kind, range(count)))
+        if len(kinds) != count or any(kind not in self.layer_kinds for kind in kinds):
+            raise ValueError(
+                f"layer_types = {short(kinds)} in config.json is not supported: it must be "
+                f"{' or '.join(self.layer_kinds)} for each of {count} layers"
+            )
+        return tuple(kinds)
 
+    def window(self) -> int | None:
+        """Number of tokens that a token in a windowed layer attends to, itself included; None for
+        full attention."""
+        return None
 
-def rotating_layers(raw: RawConfig) -> tuple[bool, ...]:
-    """Rotary embedding in the layers for which `no_rope_layers` has a 1; if it is missing, in all
-    but every n-th, where n is `no_rope_layer_interval`."""
-    num_layers, said = int(raw["num_hidden_layers"]), raw["no_rope_layers"]
-    if not said:
-        period = positive_integer(raw, "no_rope_layer_interval")
-        return tuple(bool((index + 1) % period) for index in range(num_layers))
-    if len(said) < num_layers or any(flag not in (0, 1) for flag in said):
-        raise ValueError(
-            f"no_rope_layers = {_short(said)} in config.json must say 0 or 1 of each of "
-            f"{num_layers} layers: repair it"
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None for full attention."""
+        window = self.window()
+        return tuple(
+            window if kind in (SLIDING, CHUNKED) else None for kind in self.kinds_of_layers()
         )
-    return tuple(map(bool, said[:num_layers]))
+
+    def linear_layers(self) -> frozenset[int] | None:
+        """Layers with linear attention, which have a state per request instead of keys and values;
+        None if the family has none."""
+        if LINEAR not in self.layer_kinds:
+            return None
+        kinds = enumerate(self.kinds_of_layers())
+        return frozenset(index for index, kind in kinds if kind == LINEAR)
+
+    def rotating(self) -> tuple[bool, ...] | None:
+        """Layers with rotary embedding; None if all have, or if the class decides by the
+        windows."""
+        return None
+
+    def full_heads(self) -> HeadSizes | None:
+        """Heads of full-attention layers; None if all layers have the same."""
+        return None
+
+    def attention_cap(self) -> float:
+        """Soft cap of attention scores (by tanh); 0 for none."""
+        return 0.0
+
+    def moe(self) -> MoeConfig | None:
+        """The experts; None for a dense model."""
+        return None
+
+    def mla(self, rope: RopeConfig) -> MlaConfig | None:
+        """Multi-head latent attention; None for other attention."""
+        return None
+
+    def block_diffusion(self) -> tuple[int, int | None]:
+        """Block size and mask token; (1, None) for an autoregressive family."""
+        return 1, None
+
+    def spans(self) -> dict[str, int]:
+        """Lengths up to which attention that is not implemented equals full attention, by a
+        description."""
+        return {}
+
+    def extra(self) -> dict[str, Any] | None:
+        """Values that only the family's class reads."""
+        return {key: getattr(self, key) for key in self.extra_keys} or None
 
 
-def chunks_by_type(raw: RawConfig) -> tuple[int | None, ...]:
-    """Chunked attention in the layers that `layer_types` names; if it is missing, in those with
-    rotary embedding."""
-    num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
-    if types is None:
-        kinds = ("full_attention", "chunked_attention")
-        types = [kinds[rotates] for rotates in rotating_layers(raw)]
-    chunked = _layers_of(types, "chunked_attention", num_layers)
-    size = raw["attention_chunk_size"]
-    if chunked and (type(size) is not int or size < 1):
+class WindowedFamilyConfig(FamilyConfig):
+    """config.json of a family with the same sliding window in all layers, or in those that
+    `layer_types` lists."""
+
+    layer_kinds: ClassVar[tuple[str, ...]] = (SLIDING,)
+
+    sliding_window: Index | None = None
+
+    def window(self) -> int | None:
+        """The sliding window."""
+        return self.sliding_window
+
+
+class AlternatingFamilyConfig(WindowedFamilyConfig, kw_only=True):
+    """config.json of a family with full attention in every n-th layer, where n is
+    `sliding_window_pattern`, and sliding windows in the others, unless `layer_types` is there."""
+
+    layer_kinds = (FULL, SLIDING)
+
+    sliding_window_pattern: Index | str
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in every n-th layer."""
+        period = period_of("sliding_window_pattern", self.sliding_window_pattern)
+        return SLIDING if (index + 1) % period else FULL
+
+
+def rotary_size(family: FamilyConfig, rotary_dim: int | None = None) -> int:
+    """Number of leading dimensions of a head with rotary embedding, from `partial_rotary_factor` or
+    `rotary_dim`, or both if they agree; all without them."""
+    head_dim, share = family.head_size(), family.partial_rotary_factor
+    size = int(head_dim * (1.0 if share is None else share))
+    if share is None and rotary_dim is not None:
+        size = rotary_dim
+    if rotary_dim not in (None, size) or not 0 < size <= head_dim:
+        given = "" if rotary_dim is None else f" and rotary_dim {rotary_dim}"
         raise ValueError(
-            f"attention_chunk_size = {_short(size)} in config.json must be a positive number: "
-            "repair it"
+            f"partial_rotary_factor {share}{given} in config.json do not fit head_dim {head_dim}: "
+            "fix it"
         )
-    return tuple(size if index in chunked else None for index in range(num_layers))
+    return size
 
 
-def wider_full_heads(raw: RawConfig) -> HeadSizes:
-    """Heads of full-attention layers, from `global_head_dim` and, if values are keys,
-    `num_global_key_value_heads`; or from `per_layer_config`, as transformers 5.23 writes it."""
-    if raw.get("per_layer_config") is not None:
-        own, within = {**raw, **_heads_by_layer(raw)}, "per_layer_config."
-        sizes = [positive_integer(own, key, within) for key in ("head_dim", "num_key_value_heads")]
-        return HeadSizes(head_dim=sizes[0], num_kv_heads=sizes[1])
-    key = "num_key_value_heads"
-    if raw["attention_k_eq_v"] and raw["num_global_key_value_heads"] is not None:
-        key = "num_global_key_value_heads"
-    return HeadSizes(
-        head_dim=positive_integer(raw, "global_head_dim"), num_kv_heads=positive_integer(raw, key)
-    )
+def table(**entries: object) -> Any:
+    """Default of a field that is an object."""
+    return msgspec.field(default_factory=lambda: dict(entries))
 
 
-def _heads_by_layer(raw: RawConfig) -> RawConfig:
-    """Heads of full-attention layers in `per_layer_config`, which must be the same for all."""
-    own = raw["per_layer_config"]
-    said = {int(layer): table for layer, table in own.items() if str(layer).isdecimal()}
-    full = [i for i, window in enumerate(window_but_every_sixth(raw)) if window is None]
-    tables = list(said.values())
-    is_alike = (
-        sorted(said) == full
-        and len(own) == len(full)
-        and all(table == tables[0] for table in tables)
-    )
-    keys = {"head_dim", "num_key_value_heads"}
-    if not is_alike or not isinstance(tables[0], dict) or not tables[0].keys() <= keys:
+def period_of(key: str, value: object) -> int:
+    """Value of a key that names a period of layers, which is read if `layer_types` is missing."""
+    if type(value) is not int or value < 1:
         raise ValueError(
-            f"per_layer_config = {_short(own)} in config.json must give all layers of "
-            "full_attention, and no others, the same head_dim and num_key_value_heads: use "
-            "another checkpoint"
+            f"{key} = {short(value)} in config.json must be a positive integer if layer_types is "
+            "missing: fix it"
         )
-    return dict(tables[0])
+    return value
 
 
-def no_windowed_types(raw: RawConfig) -> tuple[int | None, ...]:
-    """Full attention in all layers; `layer_types`, if present, must say the same."""
-    windows, types = no_windows(raw), raw.get("layer_types")
-    if types is not None and types != ["full_attention"] * len(windows):
+def rotating_layers(flags: list[Any] | None, interval: int, num_layers: int) -> tuple[bool, ...]:
+    """Layers with rotary embedding: those for which `no_rope_layers` (`flags`) has a 1; if it is
+    missing, all but every n-th, where n is `no_rope_layer_interval`."""
+    if not flags:
+        return tuple(bool((index + 1) % interval) for index in range(num_layers))
+    if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
         raise ValueError(
-            f"layer_types = {_short(types)} in config.json must say full_attention for each of "
-            f"{len(windows)} layers: use another checkpoint"
+            f"no_rope_layers = {short(flags)} in config.json must have 0 or 1 for each of "
+            f"{num_layers} layers: fix it"
         )
-    return windows
+    return tuple(map(bool, flags[:num_layers]))
 
 
-def no_other_attention(raw: RawConfig) -> tuple[int | None, ...]:
-    """Full attention in all layers; `attn_type_list`, if present, must have 1 (softmax) for
-    each."""
-    windows, types = no_windows(raw), raw.get("attn_type_list")
-    if types is not None and types != [1] * len(windows):
+def blocks(size: int, mask_token_id: int, vocab_size: int) -> tuple[int, int]:
+    """Block size and mask token of a block-diffusion model, checked."""
+    if size < 2 or size & (size - 1):
         raise ValueError(
-            f"attn_type_list = {_short(types)} in config.json must say 1 for each of "
-            f"{len(windows)} layers: use another checkpoint"
+            f"block_size {size} in config.json is not supported: it must be a power of two, at "
+            "least 2; use another checkpoint"
         )
-    return windows
-
-
-def linear_by_type(raw: RawConfig) -> frozenset[int]:
-    """Linear-attention layers by `layer_types`; if it is missing, all but every n-th, where n is
-    `full_attention_interval`."""
-    num_layers, types = int(raw["num_hidden_layers"]), raw.get("layer_types")
-    if types is None:
-        period = _period(raw, "full_attention_interval")
-        return frozenset(index for index in range(num_layers) if (index + 1) % period)
-    return _layers_of(types, "linear_attention", num_layers)
-
-
-def windows_by_layer(raw: RawConfig) -> tuple[int | None, ...]:
-    """Sliding windows, if `use_sliding_window` is set, in the layers that `layer_types` names, or
-    from layer `max_window_layers` on."""
-    windows = switched_window(raw)
-    types = raw.get("layer_types")
-    if types is None:
-        first = int(raw["max_window_layers"])
-        return (None,) * min(first, len(windows)) + windows[first:]
-    sliding = _layers_of(types, "sliding_attention", len(windows))
-    return tuple(window if index in sliding else None for index, window in enumerate(windows))
-
-
-def _layers_of(types: Sequence[str], kind: str, num_layers: int) -> frozenset[int]:
-    """Layers whose entry in `layer_types` is `kind`; all others must be full_attention."""
-    if len(types) != num_layers or not set(types) <= {"full_attention", kind}:
+    if mask_token_id >= vocab_size:
         raise ValueError(
-            f"layer_types = {_short(types)} in config.json must say full_attention or "
-            f"{kind} for each of {num_layers} layers: repair it"
+            f"mask_token_id {mask_token_id} in config.json is not in the vocabulary of "
+            f"{vocab_size} tokens: fix it"
         )
-    return frozenset(index for index, said in enumerate(types) if said == kind)
-
-
-def _period(raw: RawConfig, key: str) -> int:
-    """Value of a key that names a period of layers; a positive integer."""
-    period = raw[key]
-    if type(period) is not int or period < 1:
-        raise ValueError(
-            f"{key} = {_short(period)} in config.json must be a positive integer where there are "
-            "no layer_types: repair it"
-        )
-    return period
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def with_alpha(raw: RawConfig) -> RawConfig:
-    """Translates `alpha` of Hunyuan's dynamic rope scaling to the larger base of the rotary
-    embedding that it stands for at all sequence lengths."""
-    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    table = dict(raw.get(key) or {})
-    alpha, kind = table.pop("alpha", None), table.pop("rope_type", table.pop("type", None))
-    if alpha is None:
-        return raw
-    dim = int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"])
-    if type(alpha) not in (int, float) or alpha <= 0 or kind != "dynamic" or dim <= 2:
-        raise ValueError(
-            f"{key}.alpha {alpha!r:.40} of kind {kind!r:.40} in config.json is not supported: it "
-            "must be positive, of kind dynamic; use another checkpoint"
-        )
-    for without_effect in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
-        table.pop(without_effect, None)
-    theta = float(table.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    table.update(rope_type="default", rope_theta=theta * alpha ** (dim / (dim - 2)))
-    return {**raw, key: table}
+    return size, mask_token_id

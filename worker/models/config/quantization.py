@@ -3,8 +3,8 @@
 A checkpoint has its format in config.json's `quantization_config`, or in a file beside it:
 ModelOpt's hf_quant_config.json, GPTQ's quantize_config.json, AWQ's quant_config.json.
 
-Quantization is weight-only here: weights are dequantized to the model's data type and multiplied
-with unquantized activations. Scales of activations, static or dynamic, and of keys and values are
+Quantization is weight-only: weights are dequantized to the model's data type and multiplied with
+unquantized activations. Scales of activations, static or dynamic, and of keys and values are
 ignored; results are more exact without them.
 """
 
@@ -41,8 +41,8 @@ class GroupedIntConfig:
     zeros_less_one: bool = False
     """Whether zero points are stored less 1, as in GPTQ's first format."""
     has_index: bool = False
-    """Whether an index tells the group of each feature (desc_act), and groups are not of
-    consecutive features."""
+    """Whether each feature has an index of its group (desc_act), instead of groups of consecutive
+    features."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,11 +90,11 @@ class QuantizationConfig:
         if _is_named(names, self.left_out):
             return None
         if self.weights is None:
-            own = (self._own_format(name) for name in names)
-            return next((one for one in own if one is not None), None)
+            formats = (self._format_of_module(name) for name in names)
+            return next((found for found in formats if found is not None), None)
         return self.weights if not self.targets or _is_named(names, self.targets) else None
 
-    def _own_format(self, name: str) -> WeightConfig | None:
+    def _format_of_module(self, name: str) -> WeightConfig | None:
         """Format of a module in `by_module`, by its name or by that of a module around it. A search
         by prefix would be slow: with experts, tens of thousands are named."""
         while name and name not in self.by_module:

@@ -1,7 +1,7 @@
 """Parsers of quantization formats: fp8, fbgemm_fp8, compressed-tensors, ModelOpt, AWQ, GPTQ and
 gpt-oss' mxfp4. Imports no torch.
 
-A key that is not read is refused by name, unless it has no effect on weights.
+Keys that are neither read nor without effect on weights are rejected by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from worker.models.config.checkpoint import QUANTIZATION_FILES, read_json
-from worker.models.config.family import words
 from worker.models.config.quantization import (
     Fp4Config,
     GptOssMxfp4Config,
@@ -21,6 +20,7 @@ from worker.models.config.quantization import (
     ScaledConfig,
     WeightConfig,
 )
+from worker.models.config.schema import words
 
 _PLAIN_MODULES = (
     *("lm_head", "norm", "embed_tokens", "word_embeddings", "gate", "router", "conv1d"),
@@ -43,7 +43,7 @@ class _Source:
 
     where: str
     """Name of the object, for messages."""
-    said: Mapping[str, Any]
+    content: Mapping[str, Any]
     """Content of the object."""
 
     def unsupported(self, what: str) -> ValueError:
@@ -63,12 +63,12 @@ class _Source:
         Raises:
             ValueError: a key is in neither, or its value is not supported.
         """
-        for key, value in self.said.items():
+        for key, value in self.content.items():
             if key in must:
                 if value is not None and value not in must[key]:
                     values = " or ".join(map(repr, must[key]))
                     raise self.unsupported(f"{key} {value!r:.80} (it must be {values})")
-            elif key not in known and value not in _NEUTRAL_VALUES:
+            elif key not in known and value not in _NEUTRAL_VALUES and not key.startswith("_"):
                 raise self.unsupported(f"the key {key}")
 
     def modules(self, *keys: str) -> tuple[str, ...]:
@@ -76,11 +76,11 @@ class _Source:
         quantized."""
         named = []
         for key in keys:
-            patterns = self.said.get(key) or []
-            if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
+            patterns = self.content.get(key) or []
+            if not isinstance(patterns, list) or {type(name) for name in patterns} - {str}:
                 raise self.unsupported(f"{key} {patterns!r:.80} (it must be a list of names)")
             named += patterns
-        return tuple(one for one in named if not one.endswith(_PLAIN_MODULES))
+        return tuple(name for name in named if not name.endswith(_PLAIN_MODULES))
 
     def sizes(self, key: str, value: object) -> tuple[int, int]:
         """Shape of a block: two positive integers. Raises ValueError for anything else."""
@@ -127,18 +127,18 @@ def read_quantization(
 def _find(raw: Mapping[str, Any], folder: Path) -> tuple[_Source, object] | None:
     """The object that describes the format, and its `quant_method`; None without any."""
     for key in ("quantization_config", "compression_config"):
-        if said := raw.get(key):
-            source = _Source(where=f"{key} in config.json", said=said)
-            default = "modelopt" if "quant_algo" in said else None
-            return source, said.get("quant_method", default)
+        if content := raw.get(key):
+            source = _Source(where=f"{key} in config.json", content=content)
+            default = "modelopt" if "quant_algo" in content else None
+            return source, content.get("quant_method", default)
     for name, method in QUANTIZATION_FILES.items():
         path = folder / name
         if path.is_file():
-            said = read_json(path)
-            nested = said.get("quantization", said)
+            content = read_json(path)
+            nested = content.get("quantization", content)
             if not isinstance(nested, dict):
-                raise ValueError(f"{name} must hold an object, got {nested!r:.80}: repair it")
-            return _Source(where=name, said=nested), nested.get("quant_method", method)
+                raise ValueError(f"{name} must hold a JSON object, got {nested!r:.80}: fix it")
+            return _Source(where=name, content=nested), nested.get("quant_method", method)
     return None
 
 
@@ -155,7 +155,7 @@ def _parse_fp8(source: _Source) -> QuantizationConfig:
             "scale_fmt": ("ue8m0", "float"),
         },
     )
-    block, weights = source.said.get("weight_block_size"), ScaledConfig(block_shape=(0, 0))
+    block, weights = source.content.get("weight_block_size"), ScaledConfig(block_shape=(0, 0))
     if block is not None:
         shape = source.sizes("weight_block_size", block)
         weights = ScaledConfig(block_shape=shape, scale="weight_scale_inv")
@@ -184,7 +184,7 @@ def _parse_modelopt(source: _Source) -> QuantizationConfig:
         | words("kv_cache_scheme kv_cache_quant_algo quantized_layers"),
         {"group_size": (16,)},
     )
-    is_mixed = source.said.get("quant_algo") == "MIXED_PRECISION"
+    is_mixed = source.content.get("quant_algo") == "MIXED_PRECISION"
     return QuantizationConfig(
         weights=None if is_mixed else _modelopt_weights(source),
         by_module=_parse_layers(source) if is_mixed else {},
@@ -200,7 +200,7 @@ def _modelopt_weights(source: _Source) -> WeightConfig:
         "FP8_PER_CHANNEL_PER_TOKEN": ScaledConfig(block_shape=(1, 0)),
         "NVFP4": Fp4Config(layout="modelopt"),
     }
-    algorithm = source.said.get("quant_algo")
+    algorithm = source.content.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in formats:
         raise source.unsupported(f"quant_algo {algorithm!r:.80}")
     return formats[algorithm]
@@ -208,16 +208,16 @@ def _modelopt_weights(source: _Source) -> WeightConfig:
 
 def _parse_layers(source: _Source) -> dict[str, WeightConfig]:
     """Formats by module in ModelOpt's `quantized_layers`; other modules are not quantized."""
-    layers = source.said.get("quantized_layers")
+    layers = source.content.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
         raise source.unsupported("quant_algo 'MIXED_PRECISION' without quantized_layers")
     formats = {}
-    for name, said in layers.items():
-        own = _Source(where=f"quantized_layers of {source.where}", said=said)
-        if not isinstance(said, dict):
-            raise own.unsupported(f"{said!r:.80} of {name!r:.80} (it must be an object)")
-        own.check(words("quant_algo"), {"group_size": (16,)})
-        formats[name] = _modelopt_weights(own)
+    for name, content in layers.items():
+        layer = _Source(where=f"quantized_layers of {source.where}", content=content)
+        if not isinstance(content, dict):
+            raise layer.unsupported(f"{content!r:.80} of {name!r:.80} (it must be an object)")
+        layer.check(words("quant_algo"), {"group_size": (16,)})
+        formats[name] = _modelopt_weights(layer)
     return formats
 
 
@@ -228,18 +228,18 @@ def _parse_compressed(source: _Source) -> QuantizationConfig:
         | words("global_compression_ratio version"),
         {},
     )
-    groups = source.said.get("config_groups")
+    groups = source.content.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise source.unsupported(f"config_groups {groups!r:.80} (it must be one group)")
     (group,) = groups.values()
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
-        raise source.unsupported(f"config_groups {groups!r:.80} (it must say how weights are)")
-    own = _Source(where=source.where, said=group)
-    own.check(words("targets weights input_activations format"), {})
-    kind = group.get("format") or source.said.get("format")
-    targets = own.modules("targets")
+        raise source.unsupported(f"config_groups {groups!r:.80} (it must have weights)")
+    inner = _Source(where=source.where, content=group)
+    inner.check(words("targets weights input_activations format"), {})
+    kind = group.get("format") or source.content.get("format")
+    targets = inner.modules("targets")
     return QuantizationConfig(
-        weights=_compressed_weights(_Source(where=source.where, said=group["weights"]), kind),
+        weights=_compressed_weights(_Source(where=source.where, content=group["weights"]), kind),
         left_out=source.modules("ignore"),
         targets=() if "Linear" in targets else targets,
         skipped_ends=_NOT_OF_WEIGHTS,
@@ -258,15 +258,16 @@ def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
         | words("observer_kwargs scale_dtype zp_dtype"),
         {"dynamic": (False,), "actorder": ("static", "weight")},
     )
-    said = source.said
-    number, bits, strategy = said.get("type"), said.get("num_bits"), said.get("strategy")
-    group_size, is_symmetric = source.group_size(said.get("group_size")), said.get("symmetric")
+    content = source.content
+    number, bits, strategy = content.get("type"), content.get("num_bits"), content.get("strategy")
+    group_size = source.group_size(content.get("group_size"))
+    is_symmetric = content.get("symmetric")
     described = f"format {kind!r:.40} of {bits!r:.10}-bit {number!r:.20} by {strategy!r:.20}"
     match kind, number, bits:
         case ("float-quantized" | "naive-quantized", "float", 8) if is_symmetric is not False:
             shapes = {"tensor": (0, 0), "channel": (1, 0)}
             if strategy == "block":
-                shape = source.sizes("block_structure", said.get("block_structure"))
+                shape = source.sizes("block_structure", content.get("block_structure"))
                 return ScaledConfig(block_shape=shape)
             if strategy in shapes:
                 return ScaledConfig(block_shape=shapes[strategy])
@@ -290,16 +291,16 @@ def _compressed_weights(source: _Source, kind: object) -> WeightConfig:
 
 def _parse_awq(source: _Source) -> QuantizationConfig:
     """AutoAWQ's GEMM layout."""
-    said = {_AWQ_NAMES.get(key, key): value for key, value in source.said.items()}
-    source = _Source(where=source.where, said=said)
+    content = {_AWQ_NAMES.get(key, key): value for key, value in source.content.items()}
+    source = _Source(where=source.where, content=content)
     source.check(
         words("quant_method group_size modules_to_not_convert backend exllama_config do_fuse")
         | words("fuse_max_seq_len modules_to_fuse"),
         {"bits": (4,), "version": ("gemm", "GEMM"), "zero_point": (True,)},
     )
-    if said.get("bits") is None:
+    if content.get("bits") is None:
         raise source.unsupported("no bits (it must be 4)")
-    group_size = source.group_size(said.get("group_size"))
+    group_size = source.group_size(content.get("group_size"))
     return QuantizationConfig(
         weights=GroupedIntConfig(layout="awq", group_size=group_size),
         left_out=source.modules("modules_to_not_convert"),
@@ -318,32 +319,36 @@ def _parse_gptq(source: _Source) -> QuantizationConfig:
             "pack_dtype": ("int32",),
         },
     )
-    said, bits = source.said, source.said.get("bits")
+    content, bits = source.content, source.content.get("bits")
     if type(bits) is not int:
         raise source.unsupported(f"bits {bits!r:.80} (it must be 4 or 8)")
-    named = said.get("modules_in_block_to_quantize") or []
-    flat = [one for part in named for one in (part if isinstance(part, list) else [part])]
+    named = content.get("modules_in_block_to_quantize") or []
+    flat = [name for part in named for name in (part if isinstance(part, list) else [part])]
     return QuantizationConfig(
         weights=GroupedIntConfig(
             layout="gptq",
             bits=bits,
-            group_size=source.group_size(said.get("group_size")),
-            zeros_less_one=said.get("checkpoint_format") != "gptq_v2",
-            has_index=said.get("desc_act") is True,
+            group_size=source.group_size(content.get("group_size")),
+            zeros_less_one=content.get("checkpoint_format") != "gptq_v2",
+            has_index=content.get("desc_act") is True,
         ),
-        targets=_Source(where=source.where, said={"modules": flat}).modules("modules"),
+        targets=_Source(where=source.where, content={"modules": flat}).modules("modules"),
     )
 
 
 def _parse_gpt_oss(source: _Source) -> QuantizationConfig:
     """MXFP4 of gpt-oss; all modules except the experts must be left out."""
-    modules = source.said.get("modules_to_not_convert")
+    modules = source.content.get("modules_to_not_convert")
     names = [str(name) for name in modules] if isinstance(modules, list) else []
     for plain in _BESIDE_EXPERTS:
         if not any(name.endswith(plain) for name in names):
             raise source.unsupported(f"modules_to_not_convert without {plain}")
     others = [name for name in names if not name.endswith(_BESIDE_EXPERTS)]
-    others += [key for key in source.said if key not in ("quant_method", "modules_to_not_convert")]
+    others += [
+        key
+        for key in source.content
+        if key not in ("quant_method", "modules_to_not_convert") and not key.startswith("_")
+    ]
     if others:
         raise source.unsupported(f"the key or module {others[0]}")
     return QuantizationConfig(weights=GptOssMxfp4Config())

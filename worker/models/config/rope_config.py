@@ -25,7 +25,7 @@ _KNOWN_KEYS: dict[RopeKind, frozenset[str]] = {
     "longrope": _ANY_KIND | {"short_factor", "long_factor", "attention_factor"},
     "proportional": _ANY_KIND | {"partial_rotary_factor"},
 }
-"""Keys by kind that are read, or have no effect; others are refused."""
+"""Keys by kind that are read, or have no effect; others are rejected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ class RopeConfig:
     """Base and scaling of the rotary embedding."""
 
     kind: RopeKind = "default"
-    """Kind of scaling. `dynamic` scales only beyond the trained length, which the engine does not
-    serve, so it has no effect."""
+    """Kind of scaling. `dynamic` has no effect: it scales only beyond the trained length, which is
+    not supported."""
     theta: float = 10000.0
     """Base of the wavelengths."""
     factor: float = 1.0
@@ -85,11 +85,11 @@ def parse_rope(
     """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
     Args:
-        raw: config.json.
+        raw: keys of config.json, with the family's defaults.
         max_position_embeddings: value of this key in config.json.
         query_beta: whether the family may have `llama_4_scaling_beta` with yarn.
-        by_layer: whether sliding-window layers have parameters of their own; this then reads those
-            of full-attention layers.
+        by_layer: whether sliding-window layers have other parameters; those of full-attention
+            layers are then read.
 
     Raises:
         ValueError: a kind of scaling is not supported, or one of its numbers is missing.
@@ -129,8 +129,8 @@ def _table_of(kind: str, parameters: dict[str, Any]) -> dict[str, Any]:
         isinstance(table, dict) for table in parameters.values() if table is not None
     ):
         raise ValueError(
-            "rope_parameters in config.json must have a table for full_attention and one for "
-            "sliding_attention, and nothing else: repair it"
+            "rope_parameters in config.json must be an object with the keys full_attention and "
+            "sliding_attention only, of which each is an object: fix it"
         )
     return dict(parameters.get(kind) or {})
 
@@ -145,16 +145,16 @@ def _parse_table(
 ) -> RopeConfig:
     """Reads one object of parameters, which `key` of config.json holds."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # as Phi-3 called it at first
+    kind = "longrope" if kind == "su" else kind  # the name in the first Phi-3
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     if kind not in _KNOWN_KEYS:
         raise ValueError(
-            f"{key}: the rope kind {kind!r} is not supported "
-            f"(supported: {', '.join(_KNOWN_KEYS)}): use another checkpoint"
+            f"{key}.rope_type {kind!r:.80} in config.json is not supported (supported: "
+            f"{', '.join(_KNOWN_KEYS)}): use another checkpoint"
         )
     kind = cast("RopeKind", kind)
     beta = _query_beta(parameters, key) if query_beta and kind == "yarn" else None
-    _refuse_unknown(raw, parameters, kind, key)
+    _check_keys(raw, parameters, kind, key)
     original = int(
         raw.get("original_max_position_embeddings")
         or parameters.get("original_max_position_embeddings")
@@ -214,7 +214,7 @@ def _proportional(parameters: dict[str, Any], theta: float, key: str) -> RopeCon
     if not 0 < share <= 1 or factor <= 0:
         raise ValueError(
             f"{key}: partial_rotary_factor {share} in config.json must be in (0, 1], and factor "
-            f"{factor} positive: repair it"
+            f"{factor} must be positive: fix it"
         )
     return RopeConfig(kind="proportional", theta=theta, factor=factor, rotating_share=share)
 
@@ -232,22 +232,22 @@ def _one_for_all_layers(parameters: dict[str, Any], key: str) -> dict[str, Any]:
     return dict(tables[0])
 
 
-def _refuse_unknown(
-    raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind, key: str
-) -> None:
+def _check_keys(raw: dict[str, Any], parameters: dict[str, Any], kind: RopeKind, key: str) -> None:
     """Checks the keys of the parameters. `partial_rotary_factor` may be among them if config.json
     has the same value itself.
 
     Raises:
-        ValueError: a key is not known for this kind, or is no number.
+        ValueError: a key is unknown for this kind, or its value is no number.
     """
     for name, value in parameters.items():
         if value is not None and name in _KNOWN_KEYS[kind] - _NO_NUMBERS:
             _number(parameters, name, key)
-        is_said = name == "partial_rotary_factor" and value == raw.get(name, 1)
-        if value is not None and not is_said and name not in _KNOWN_KEYS[kind]:
+        is_repeated = name == "partial_rotary_factor" and value == raw.get(name, 1)
+        if value is None or is_repeated or name.startswith("_"):
+            continue
+        if name not in _KNOWN_KEYS[kind]:
             raise ValueError(
-                f"{key}.{name} = {value!r} in config.json is not supported for the rope kind "
+                f"{key}.{name} = {value!r} in config.json is not supported for rope_type "
                 f"{kind}: it may change the model's mathematics; use another checkpoint"
             )
 
@@ -255,7 +255,7 @@ def _refuse_unknown(
 def _number(parameters: dict[str, Any], name: str, key: str) -> float:
     value = parameters.get(name)
     if not isinstance(value, int | float):
-        raise ValueError(f"{key}.{name} must be a number, got {value!r}: repair config.json")
+        raise ValueError(f"{key}.{name} in config.json must be a number, got {value!r:.80}: fix it")
     return float(value)
 
 
@@ -265,7 +265,7 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
     given, further = parameters.get("attention_factor"), parameters.get("attn_factor")
     if given is not None and further is not None:
         raise ValueError(
-            "attention_factor and attn_factor of yarn in config.json say two things: repair it"
+            "attention_factor and attn_factor of yarn in config.json disagree: remove one"
         )
     if given is not None:
         return float(given)
@@ -297,6 +297,7 @@ def _short_factors(parameters: dict[str, Any], key: str) -> tuple[float, ...]:
         isinstance(factor, int | float) and factor > 0 for factor in factors
     ):
         raise ValueError(
-            f"{key}.short_factor must be positive numbers, got {factors!r:.80}: repair config.json"
+            f"{key}.short_factor in config.json must be positive numbers, got {factors!r:.80}: fix "
+            "it"
         )
     return tuple(map(float, factors))

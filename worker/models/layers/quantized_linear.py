@@ -27,6 +27,7 @@ from kernels import (
     pack_quantized_experts,
     pack_quantized_linear_weight,
 )
+from worker.models.config.multimodal import TensorNames
 from worker.models.config.quantization import (
     Fp4Config,
     GptOssMxfp4Config,
@@ -35,7 +36,6 @@ from worker.models.config.quantization import (
     ScaledConfig,
     WeightConfig,
 )
-from worker.models.config.wrappers import TensorNames
 from worker.models.layers.indexed_groups import IndexedCodes
 from worker.models.layers.linear_method import (
     LayerOptions,

@@ -1,5 +1,8 @@
-"""OLMo 2 and 3, FlexOlmo (huggingface.co/allenai), EXAONE 4 (huggingface.co/LGAI-EXAONE): norms
-after the blocks, and none before them."""
+"""OLMo 2 and 3, and FlexOlmo (huggingface.co/allenai): norms after the blocks, and none before
+them.
+
+Schema: `config/vendors/ai2.py`.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +66,3 @@ class FlexOlmoForCausalLM(Qwen3MoeForCausalLM):
         """Builds a layer; all are alike."""
         traits = AttentionTraits(has_wide_norms=True)
         return PostNormLayer(self, index, self.build_mlp(index), traits=traits)
-
-
-class Exaone4ForCausalLM(DecoderModel):
-    """EXAONE 4: models with sliding windows have no rotary embedding in full-attention layers."""
-
-    def build_layer(self, index: int) -> PostNormLayer:
-        """Builds a layer with rotary embedding, or, if others have windows, perhaps without."""
-        rotates = self.own("sliding_window") is None or self.config.windows[index] is not None
-        mlp = GatedMLP(self.config, self.options)
-        return PostNormLayer(self, index, mlp, traits=AttentionTraits(rotates=rotates))

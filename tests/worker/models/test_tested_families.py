@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 from tests.support.worker.checked_models import generated_part, read_tests, table
-from worker.models.config.checked import CHECKS, RECORD, checked_families, checked_formats
-from worker.models.config.families import FAMILIES
-from worker.models.config.wrappers import TEXTS
+from worker.models.config.families import FAMILIES, MULTIMODAL
+from worker.models.config.tested_families import CHECKS, RECORD, checked_families, checked_formats
 
 MODES = ("alone", "batched", "prefix hit", "chunks", "scarce", "TP 2", "mutations")
 RENEW = "python -m tests.support.worker.checked_models --write"
@@ -20,7 +19,7 @@ def test_record_and_readme_are_what_the_tests_say() -> None:
 
 def test_all_that_is_served_is_told() -> None:
     families = checked_families()
-    assert [family.architecture for family in families] == [*FAMILIES, *TEXTS]
+    assert [family.architecture for family in families] == [*FAMILIES, *MULTIMODAL]
     told = {check for family in families for check in family.checks}
     assert told == set(CHECKS)
     assert all(one.families and one.against for one in checked_formats())

@@ -1,7 +1,7 @@
 """Record of the tests that each model family and quantization format goes through. Imports no
 torch.
 
-The record, checked.json, is generated from the tests; worker/models/README.md says how.
+The record, tested_families.json, is generated from the tests; worker/models/README.md says how.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.models.config.families import FAMILIES
-from worker.models.config.wrappers import TEXTS
+from worker.models.config.families import FAMILIES, MULTIMODAL
 
-RECORD = Path(__file__).with_name("checked.json")
+RECORD = Path(__file__).with_name("tested_families.json")
 CHECKS: Mapping[str, str] = {
     "alone": "one request at a time",
     "batched": "requests beside each other",
@@ -72,7 +71,10 @@ def checked_families() -> list[CheckedFamily]:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     kinds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
     kinds = {name: (family.model_types, ()) for name, family in FAMILIES.items()}
-    kinds |= {name: ((kind,), texts) for name, (kind, texts) in TEXTS.items()}
+    kinds |= {
+        name: ((config.model_type,), tuple(dict.fromkeys(config.texts.values())))
+        for name, config in MULTIMODAL.items()
+    }
     return [
         CheckedFamily(
             architecture=name,

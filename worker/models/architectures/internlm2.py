@@ -1,0 +1,36 @@
+"""InternLM 2 (huggingface.co/internlm): Llama with other tensors in a checkpoint.
+
+Schema: `config/vendors/internlm.py`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
+
+
+class InternLM2Layer(LlamaLayer):
+    """A layer as Llama's, with InternLM 2's names of norms in a checkpoint."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("attention_norm", "ffn_norm")
+
+
+class InternLM2ForCausalLM(DecoderModel):
+    """InternLM 2: Llama with q, k and v as one tensor in a checkpoint, in which the rows of each KV
+    head are together."""
+
+    embedding_name: ClassVar[str] = "model.tok_embeddings"
+    head_name: ClassVar[str] = "output"
+
+    def build_layer(self, index: int) -> InternLM2Layer:
+        """Builds a layer; all are alike."""
+        names = AttentionNames(q="wqkv", k="wqkv", v="wqkv", output="wo", is_grouped=True)
+        return InternLM2Layer(
+            *(self, index, GatedMLP(self.config, self.options, names=("w1", "w3", "w2"))),
+            traits=AttentionTraits(names=names),
+            attention_name="attention",
+            mlp_name="feed_forward",
+        )

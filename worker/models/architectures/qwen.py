@@ -1,0 +1,36 @@
+"""Qwen 1 (huggingface.co/Qwen): Llama with other tensors in a checkpoint.
+
+Schema: `config/vendors/qwen.py`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from worker.models.architectures.decoder import DecoderModel
+from worker.models.architectures.llama import LlamaLayer
+from worker.models.layers.attention import AttentionNames, AttentionTraits, GatedMLP
+
+
+class QWenLayer(LlamaLayer):
+    """A layer as Llama's, with Qwen 1's names of norms in a checkpoint."""
+
+    norm_names: ClassVar[tuple[str, ...]] = ("ln_1", "ln_2")
+
+
+class QWenLMHeadModel(DecoderModel):
+    """Qwen 1: Llama with q, k and v as one tensor in a checkpoint, with biases. Sequences are
+    limited to the trained length, beyond which rotary embedding and queries would be scaled."""
+
+    embedding_name: ClassVar[str] = "transformer.wte"
+    layers_name: ClassVar[str] = "transformer.h"
+    norm_name: ClassVar[str] = "transformer.ln_f"
+
+    def build_layer(self, index: int) -> QWenLayer:
+        """Builds a layer; all are alike. The gate is w2 in a checkpoint."""
+        names = AttentionNames(q="c_attn", k="c_attn", v="c_attn", output="c_proj", is_fused=True)
+        return QWenLayer(
+            *(self, index, GatedMLP(self.config, self.options, names=("w2", "w1", "c_proj"))),
+            traits=AttentionTraits(names=names),
+            attention_name="attn",
+        )

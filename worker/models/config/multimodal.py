@@ -1,0 +1,125 @@
+"""Multimodal checkpoints, of which the text model is served: its part of config.json, and its
+tensors. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.models.config.schema import RawConfig, words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorNames:
+    """Differences between tensors' names in a checkpoint and those of the family."""
+
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Prefixes of names in the checkpoint, and the family's; the first that matches is used."""
+    renamed_ends: tuple[tuple[str, str], ...] = ()
+    """Suffixes of names in the checkpoint, and the family's; all that match are used in turn."""
+    skipped: tuple[str, ...] = ()
+    """Prefixes of names of tensors that are not loaded."""
+    skipped_ends: tuple[str, ...] = ()
+    """Suffixes of names of tensors that are not loaded."""
+
+    def own_name(self, name: str) -> str | None:
+        """The family's name of a checkpoint's tensor; None for one that is not loaded."""
+        if name.startswith(self.skipped) or name.endswith(self.skipped_ends):
+            return None
+        for end, own in self.renamed_ends:
+            if name.endswith(end):
+                name = name.removesuffix(end) + own
+        for prefix, own in self.renamed:
+            if name.startswith(prefix):
+                return own + name.removeprefix(prefix)
+        return name
+
+    def checkpoint_names(self, own_name: str) -> list[str]:
+        """Names that a checkpoint may have for a module: the family's, and those with other
+        prefixes."""
+        return [own_name] + [
+            prefix + own_name.removeprefix(own)
+            for prefix, own in self.renamed
+            if own_name.startswith(own)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultimodalConfig:
+    """A multimodal architecture, of which the text model is served."""
+
+    architectures: tuple[str, ...]
+    """Values of `architectures` in config.json."""
+    model_type: str
+    texts: Mapping[str, str]
+    """Families of the text model, by `model_type` of text_config."""
+    keys: frozenset[str]
+    """Keys beside text_config that do not concern the text model."""
+    tensors: TensorNames
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Values of missing keys of the text model that differ from the family's."""
+    ignored: tuple[str, ...] = ()
+    """Keys of text_config that are ignored, as transformers ignores them there."""
+    text_type: str = ""
+    """`model_type` of the text model of checkpoints without text_config, whose keys are then among
+    the others; empty if text_config is required."""
+
+    def text_config(self, raw: RawConfig) -> RawConfig:
+        """The text model's config.json; raises ValueError if text_config is malformed, or of a
+        family that is not supported."""
+        if self.text_type and "text_config" not in raw:
+            raw = {"model_type": self.model_type, "text_config": {}, **raw}
+        text = raw.get("text_config")
+        if not isinstance(text, dict):
+            raise ValueError(
+                f"text_config in config.json must be an object, got {text!r:.80}: fix it"
+            )
+        if raw.get("model_type", self.model_type) != self.model_type:
+            raise ValueError(
+                f"model_type {raw['model_type']!r} in config.json does not match architectures "
+                f"{raw['architectures']}, of model_type {self.model_type}: fix it"
+            )
+        kind = str(text.get("model_type") or self.text_type)
+        if kind not in self.texts:
+            raise ValueError(
+                f"text_config.model_type {kind!r} in config.json is not supported (supported: "
+                f"{', '.join(self.texts)}): use another checkpoint"
+            )
+        text = {key: value for key, value in text.items() if key not in self.ignored}
+        # The family's schema rejects keys that it does not have.
+        others: dict[str, Any] = {
+            key: value
+            for key, value in raw.items()
+            if value is not None and key not in self.keys | _BOOKKEEPING
+        }
+        if "tie_word_embeddings" in text:
+            # At the top level transformers then writes the default of the whole model's class.
+            others.pop("tie_word_embeddings", None)
+        merged = {**self.defaults, **text, **others}
+        for key in ("rope_scaling", "rope_parameters"):
+            if isinstance(table := merged.get(key), dict):
+                merged[key] = _of_text(table)
+        return {**merged, "architectures": [self.texts[kind]], "model_type": None}
+
+
+_BOOKKEEPING = words("architectures model_type text_config transformers_version auto_map")
+
+
+def language_model_and(*parts: str) -> TensorNames:
+    """Names of a text model in `language_model`, with these other parts, perhaps all within
+    `model`."""
+    return TensorNames(
+        renamed=(("language_model.", ""), ("model.language_model.", "model.")),
+        skipped=tuple(f"{before}{part}." for before in ("", "model.") for part in parts),
+    )
+
+
+VISION_AND_PROJECTOR = language_model_and("vision_tower", "multi_modal_projector")
+
+
+def _of_text(rope: RawConfig) -> RawConfig:
+    """Rope parameters without multimodal rotary embedding (mrope): dimensions that rotate by row,
+    column or time of an image or video, which are all the position in text."""
+    kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
+    return {key: "default" if value == "mrope" else value for key, value in kept.items()}

@@ -1,0 +1,1 @@
+"""Schemas of model families, one page per vendor."""

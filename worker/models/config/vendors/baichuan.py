@@ -1,0 +1,36 @@
+"""Baichuan 2 (huggingface.co/baichuan-inc). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.models.config.family import FamilyConfig
+from worker.models.config.schema import words
+
+
+class BaichuanConfig(FamilyConfig):
+    """Baichuan 2 7B. 13B has the same architecture in config.json, but ALiBi in place of rotary
+    embedding; only the hidden size shows which one it is."""
+
+    architecture = "BaichuanForCausalLM"
+    model_types = ("baichuan",)
+    implementation = "baichuan:BaichuanForCausalLM"
+    harmless = words("model_max_length z_loss_weight")
+
+    eos_token_id: Any = 2
+
+    def derive(self) -> None:
+        """Checks that the model is not 13B, and has embeddings of its own."""
+        if self.hidden_size == 5120:
+            raise ValueError(
+                "hidden_size = 5120 in config.json is not supported: it is that of Baichuan 13B, "
+                "which has ALiBi instead of rotary embedding; use Baichuan2-7B"
+            )
+        if self.tie_word_embeddings:
+            raise ValueError(
+                "tie_word_embeddings = True in config.json is not supported: it must be False, "
+                "since the rows of the LM head's weight are normalised"
+            )
+
+
+FAMILIES = (BaichuanConfig,)

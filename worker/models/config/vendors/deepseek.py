@@ -1,0 +1,141 @@
+"""DeepSeek (huggingface.co/deepseek-ai) and Kimi K2 (huggingface.co/moonshotai), which has the same
+layers. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from worker.models.config.family import FamilyConfig
+from worker.models.config.latent_family import LatentFamilyConfig
+from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.multimodal import MultimodalConfig, language_model_and
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, No, Number, words
+
+TRAINING = ROUTER_KEYS | words("aux_loss_alpha ep_size seq_aux")
+NEXT_LAYERS = words("num_mtp_layers num_nextn_predict_layers")
+
+
+class DeepseekConfig(FamilyConfig, kw_only=True):
+    """DeepSeek MoE, the first release."""
+
+    architecture = "DeepseekForCausalLM"
+    model_types = ("deepseek",)
+    implementation = "qwen3_moe:Qwen3MoeForCausalLM"
+    harmless = words("aux_loss_alpha ep_size seq_aux")
+
+    max_position_embeddings: Count = 2048
+    eos_token_id: Any = 100001
+    attention_bias: bool = False
+    n_routed_experts: Count
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count = 1407
+    n_shared_experts: Index = 0
+    first_k_dense_replace: Index = 0
+    norm_topk_prob: bool = False
+    moe_layer_freq: Literal[1] = 1
+    scoring_func: Literal["softmax"] = "softmax"
+
+    def moe(self) -> MoeConfig:
+        """Experts, chosen from all by softmax."""
+        return MoeConfig(
+            num_experts=self.n_routed_experts,
+            num_chosen=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            dense_layers=frozenset(range(self.first_k_dense_replace)),
+            normalize=self.norm_topk_prob,
+            num_summed=1,
+            shared_size=self.moe_intermediate_size * self.n_shared_experts,
+        )
+
+
+class DeepseekV2Config(LatentFamilyConfig, kw_only=True):
+    """DeepSeek V2, Lite or whole."""
+
+    architecture = "DeepseekV2ForCausalLM"
+    model_types = ("deepseek_v2",)
+    implementation = "deepseek:DeepseekForCausalLM"
+    harmless = TRAINING | NEXT_LAYERS
+
+    max_position_embeddings: Count = 2048
+    eos_token_id: Any = 2
+    n_routed_experts: Count = 64
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count = 1407
+    n_shared_experts: Index = 2
+    n_group: Index | None = None
+    topk_group: Index | None = None
+    topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
+    first_k_dense_replace: Index = 0
+    norm_topk_prob: No = False
+    routed_scaling_factor: Number = 1.0
+    moe_layer_freq: Literal[1] = 1
+    scoring_func: Literal["softmax"] = "softmax"
+
+    def moe(self) -> MoeConfig:
+        """Experts, chosen from all, or from the groups with the best experts."""
+        is_grouped = self.topk_method == "group_limited_greedy"
+        if is_grouped and not (self.n_group and self.topk_group):
+            raise ValueError(
+                f"n_group {self.n_group} and topk_group {self.topk_group} in config.json must be "
+                f"positive integers if topk_method is {self.topk_method}: fix it"
+            )
+        return MoeConfig(
+            num_experts=self.n_routed_experts,
+            num_chosen=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            dense_layers=frozenset(range(self.first_k_dense_replace)),
+            normalize=False,
+            num_groups=(is_grouped and self.n_group) or 1,
+            num_chosen_groups=(is_grouped and self.topk_group) or 1,
+            num_summed=1,
+            scale=self.routed_scaling_factor,
+            shared_size=self.moe_intermediate_size * self.n_shared_experts,
+        )
+
+
+class DeepseekV3Config(LatentFamilyConfig):
+    """DeepSeek V3 and R1, Kimi K2, and the base of other vendors' families with these keys."""
+
+    architecture = "DeepseekV3ForCausalLM"
+    model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3", "kimi_k2")
+    implementation = "deepseek:DeepseekForCausalLM"
+    harmless = TRAINING | NEXT_LAYERS
+    skips_next_layers = True
+
+    max_position_embeddings: Count = 4096
+    num_key_value_heads: Count | None = 128
+    eos_token_id: Any = 1
+    n_routed_experts: Count = 256
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 2048
+    n_shared_experts: Index = 1
+    n_group: Index = 8
+    topk_group: Index = 4
+    first_k_dense_replace: Index = 3
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Number = 2.5
+    moe_layer_freq: Literal[1] = 1
+    scoring_func: Literal["sigmoid"] = "sigmoid"
+    topk_method: Literal["noaux_tc"] = "noaux_tc"
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layers."""
+        return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
+
+
+FAMILIES = (DeepseekConfig, DeepseekV2Config, DeepseekV3Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        model_type="kimi_k25",
+        texts={"kimi_k2": "DeepseekV3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"},
+        keys=words(
+            """
+            vision_config ignore_index media_placeholder_token_id use_unified_vision_chunk
+            video_placeholder image_token_id video_token_id vision_start_token_id
+            vision_end_token_id projection_hidden_size projection_layer_norm_eps
+            """
+        ),
+        tensors=language_model_and("vision_tower", "mm_projector"),
+    ),
+)

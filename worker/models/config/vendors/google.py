@@ -1,0 +1,253 @@
+"""Gemma (huggingface.co/google). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from worker.models.config.family import (
+    FULL,
+    SLIDING,
+    AlternatingFamilyConfig,
+    FamilyConfig,
+    HeadSizes,
+    table,
+)
+from worker.models.config.moe_config import MoeConfig
+from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
+from worker.models.config.schema import Count, Index, Number, Yes, short, words
+
+
+class GemmaConfig(FamilyConfig):
+    """Gemma 1."""
+
+    architecture = "GemmaForCausalLM"
+    model_types = ("gemma",)
+    implementation = "gemma:GemmaForCausalLM"
+
+    max_position_embeddings: Count = 8192
+    head_dim: Count | None = 256
+    num_key_value_heads: Count | None = 16
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 1
+    attention_bias: bool = False
+    hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    """Both mean the latter."""
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+
+
+class Gemma2Config(AlternatingFamilyConfig):
+    """Gemma 2: sliding windows in every other layer, and soft caps."""
+
+    architecture = "Gemma2ForCausalLM"
+    model_types = ("gemma2",)
+    implementation = "gemma:Gemma2ForCausalLM"
+    harmless = frozenset({"sliding_window_size"})
+    extra_keys = ("query_pre_attn_scalar", "final_logit_softcapping")
+
+    num_key_value_heads: Count | None = 4
+    head_dim: Count | None = 256
+    max_position_embeddings: Count = 8192
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 1
+    attention_bias: bool = False
+    hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    query_pre_attn_scalar: Number = 256
+    attn_logit_softcapping: Number | None = 50.0
+    final_logit_softcapping: Number | None = 30.0
+    sliding_window: Index | None = 4096
+    sliding_window_pattern: Index | str = 2
+
+    def attention_cap(self) -> float:
+        """Soft cap of attention scores."""
+        return self.attn_logit_softcapping or 0.0
+
+
+class Gemma3Config(AlternatingFamilyConfig):
+    """The language model of Gemma 3: sliding windows in five of six layers, with another rotary
+    embedding, and QK norm."""
+
+    architecture = "Gemma3ForCausalLM"
+    model_types = ("gemma3_text",)
+    implementation = "gemma:Gemma2ForCausalLM"
+    window_theta = "rope_local_base_freq"
+    extra_keys = ("query_pre_attn_scalar", "final_logit_softcapping")
+
+    vocab_size: Count = 262208
+    hidden_size: Count = 2304
+    intermediate_size: Count = 9216
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count | None = 4
+    head_dim: Count | None = 256
+    max_position_embeddings: Count = 131072
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 1
+    attention_bias: bool = False
+    use_qk_norm: Yes = True
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    rope_theta: Number = 1000000.0
+    rope_local_base_freq: Number = 10000.0
+    query_pre_attn_scalar: Number = 256
+    attn_logit_softcapping: Number | None = None
+    final_logit_softcapping: Number | None = None
+    sliding_window: Index | None = 4096
+    sliding_window_pattern: Index | str = 6
+
+    def attention_cap(self) -> float:
+        """Soft cap of attention scores."""
+        return self.attn_logit_softcapping or 0.0
+
+
+class Gemma4Config(FamilyConfig, kw_only=True):
+    """The language model of Gemma 4, dense or with experts: other heads and another rotary
+    embedding in every sixth layer and in the last."""
+
+    architecture = "Gemma4ForCausalLM"
+    model_types = ("gemma4_text",)
+    implementation = "gemma4:Gemma4ForCausalLM"
+    harmless = frozenset({"use_double_wide_mlp", "vocab_size_per_layer_input"})
+    """They concern layers that share keys and values, and embeddings per layer; both are not
+    supported."""
+    layer_kinds = (FULL, SLIDING)
+    window_theta = "rope_theta"
+    extra_keys = ("attention_k_eq_v", "final_logit_softcapping")
+    top_k_key = "top_k_experts"
+
+    vocab_size: Count = 262144
+    hidden_size: Count = 2304
+    intermediate_size: Count = 9216
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count | None = 4
+    head_dim: Count | None = 256
+    global_head_dim: Count = 512
+    num_global_key_value_heads: Count | None = None
+    per_layer_config: dict[str, Any] | None = None
+    """Heads by layer, as transformers 5.23 writes them."""
+    attention_k_eq_v: bool = False
+    max_position_embeddings: Count = 131072
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 1
+    attention_bias: bool = False
+    use_qk_norm: Yes = True
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    rope_parameters: dict[str, Any] = table(
+        full_attention={
+            "rope_type": "proportional",
+            "rope_theta": 1000000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        sliding_attention={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    final_logit_softcapping: Number | None = None
+    sliding_window: Count | None = 512
+    enable_moe_block: bool = False
+    num_experts: Count | None = None
+    top_k_experts: Count | None = None
+    moe_intermediate_size: Count | None = None
+    hidden_size_per_layer_input: Literal[0]
+    num_kv_shared_layers: Literal[0] = 0
+    use_bidirectional_attention: Literal["vision"] = "vision"
+
+    def layer_kind(self, index: int) -> str:
+        """Full attention in every sixth layer."""
+        return SLIDING if (index + 1) % 6 else FULL
+
+    def kinds_of_layers(self) -> tuple[str, ...]:
+        """Type of each layer; the last has full attention whatever config.json says."""
+        return (*FamilyConfig.kinds_of_layers(self)[:-1], FULL)
+
+    def window(self) -> int:
+        """The sliding window."""
+        if self.sliding_window is None:
+            raise ValueError(
+                "sliding_window = None in config.json is not supported: it must be a positive "
+                "integer"
+            )
+        return self.sliding_window
+
+    def full_heads(self) -> HeadSizes:
+        """Heads of full-attention layers, from `global_head_dim` and, if values are keys,
+        `num_global_key_value_heads`; or from `per_layer_config`."""
+        if self.per_layer_config is not None:
+            return self._heads_by_layer(self.per_layer_config)
+        kv_heads = self.num_key_value_heads
+        if self.attention_k_eq_v and self.num_global_key_value_heads is not None:
+            kv_heads = self.num_global_key_value_heads
+        return HeadSizes(
+            head_dim=self.global_head_dim, num_kv_heads=kv_heads or self.num_attention_heads
+        )
+
+    def _heads_by_layer(self, tables: dict[str, Any]) -> HeadSizes:
+        """Heads of full-attention layers in `per_layer_config`, which must be the same for all."""
+        full = [layer for layer, kind in enumerate(self.kinds_of_layers()) if kind == FULL]
+        first = next(iter(tables.values()), None)
+        sizes = {"head_dim": self.head_dim, "num_key_value_heads": self.num_key_value_heads}
+        if (
+            sorted(int(layer) for layer in tables if layer.isdecimal()) != full
+            or len(tables) != len(full)
+            or not isinstance(first, dict)
+            or not first.keys() <= sizes.keys()
+            or any(type(size) is not int or size < 1 for size in first.values())
+            or any(other != first for other in tables.values())
+        ):
+            raise ValueError(
+                f"per_layer_config = {short(tables)} in config.json is not supported: it must give "
+                "all full-attention layers, and no others, the same head_dim and "
+                "num_key_value_heads; use another checkpoint"
+            )
+        sizes.update(first)
+        return HeadSizes(
+            head_dim=sizes["head_dim"] or self.head_size(),
+            num_kv_heads=sizes["num_key_value_heads"] or self.num_attention_heads,
+        )
+
+    def moe(self) -> MoeConfig | None:
+        """Experts, in parallel with the MLP, in all layers or in none."""
+        if not self.enable_moe_block:
+            return None
+        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            if getattr(self, key) is None:
+                raise ValueError(
+                    f"{key} is missing in config.json: it must be a positive integer if "
+                    "enable_moe_block is true"
+                )
+        return MoeConfig(
+            num_experts=self.num_experts or 0,
+            num_chosen=self.top_k_experts or 0,
+            intermediate_size=self.moe_intermediate_size or 0,
+        )
+
+
+FAMILIES = (GemmaConfig, Gemma2Config, Gemma3Config, Gemma4Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Gemma3ForConditionalGeneration",),
+        model_type="gemma3",
+        texts={"gemma3_text": "Gemma3ForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_index image_token_id boi_token_index boi_token_id
+            eoi_token_index eoi_token_id mm_tokens_per_image
+            """
+        ),
+        tensors=VISION_AND_PROJECTOR,
+    ),
+    MultimodalConfig(
+        architectures=("Gemma4ForConditionalGeneration",),
+        model_type="gemma4",
+        texts={"gemma4_text": "Gemma4ForCausalLM"},
+        keys=words(
+            """
+            vision_config audio_config image_token_id video_token_id audio_token_id boi_token_id
+            eoi_token_id boa_token_id eoa_token_id eoa_token_index vision_soft_tokens_per_image
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("model.language_model.", "model."),),
+            skipped=tuple(
+                f"model.{part}."
+                for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,36 @@
+"""SmolLM3 (huggingface.co/HuggingFaceTB). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.models.config.family import FamilyConfig, rotating_layers
+from worker.models.config.schema import Count, Number
+
+
+class SmolLM3Config(FamilyConfig):
+    """SmolLM3: Llama with layers without rotary embedding (NoPE)."""
+
+    architecture = "SmolLM3ForCausalLM"
+    model_types = ("smollm3",)
+    implementation = "smollm3:SmolLM3ForCausalLM"
+    harmless = frozenset({"sliding_window"})
+
+    max_position_embeddings: Count = 32768
+    num_key_value_heads: Count | None = 4
+    eos_token_id: Any = 128001
+    tie_word_embeddings: bool = True
+    rope_theta: Number = 2000000.0
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Count = 4
+
+    def rotating(self) -> tuple[bool, ...]:
+        """Layers with rotary embedding."""
+        return rotating_layers(
+            self.no_rope_layers, self.no_rope_layer_interval, self.num_hidden_layers
+        )
+
+
+FAMILIES = (SmolLM3Config,)

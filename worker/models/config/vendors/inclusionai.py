@@ -1,0 +1,75 @@
+"""LLaDA 2 (huggingface.co/inclusionAI). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from worker.models.config.family import FamilyConfig, blocks, rotary_size
+from worker.models.config.moe_config import MoeConfig
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, Yes, words
+
+
+class LLaDA2MoeConfig(FamilyConfig):
+    """LLaDA 2: Ling 2 trained for block diffusion; its router is DeepSeek V3's."""
+
+    architecture = "LLaDA2MoeModelLM"
+    model_types = ("llada2_moe",)
+    implementation = "llada2:LLaDA2MoeModelLM"
+    harmless = ROUTER_KEYS | words(
+        """
+        sliding_window moe_shared_expert_intermediate_size embedding_dropout output_dropout
+        mtp_loss_scaling_factor
+        """
+    )
+    """`sliding_window` has no effect unless use_sliding_window is set, which is not supported."""
+    aliases = (("num_local_experts", "num_experts"),)
+
+    max_position_embeddings: Count = 32768
+    num_key_value_heads: Count | None = 4
+    head_dim: Count | None = 128
+    partial_rotary_factor: Number = 0.5
+    rotary_dim: Count | None = None
+    use_qk_norm: Yes = True
+    use_rmsnorm: Yes = True
+    block_size: Count = 32
+    mask_token_id: Index = 156895
+    num_experts: Count = 256
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 512
+    num_shared_experts: Index = 1
+    moe_router_enable_shared_expert: Yes = True
+    moe_router_enable_expert_bias: bool = True
+    n_group: Index = 8
+    topk_group: Index = 4
+    first_k_dense_replace: Index = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Number = 2.5
+    score_function: Literal["sigmoid"] = "sigmoid"
+    router_dtype: Literal["fp32"] = "fp32"
+
+    def rotary_size(self) -> int:
+        """Number of leading dimensions of a head with rotary embedding."""
+        return rotary_size(self, self.rotary_dim)
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layers."""
+        return MoeConfig(
+            num_experts=self.num_experts,
+            num_chosen=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            dense_layers=frozenset(range(self.first_k_dense_replace)),
+            normalize=self.norm_topk_prob,
+            sigmoid=True,
+            has_bias=self.moe_router_enable_expert_bias,
+            num_groups=self.n_group,
+            num_chosen_groups=self.topk_group,
+            scale=self.routed_scaling_factor,
+            shared_size=self.moe_intermediate_size * self.num_shared_experts,
+        )
+
+    def block_diffusion(self) -> tuple[int, int]:
+        """Block size and mask token."""
+        return blocks(self.block_size, self.mask_token_id, self.vocab_size)
+
+
+FAMILIES = (LLaDA2MoeConfig,)

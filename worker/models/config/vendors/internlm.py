@@ -1,0 +1,52 @@
+"""InternLM (huggingface.co/internlm). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.models.config.family import Biases, FamilyConfig
+from worker.models.config.schema import Count
+
+
+class InternLMConfig(FamilyConfig):
+    """InternLM 1: Llama with biases in attention."""
+
+    architecture = "InternLMForCausalLM"
+    model_types = ("internlm",)
+    implementation = "llama:LlamaForCausalLM"
+
+    max_position_embeddings: Count = 2048
+    bias: bool = True
+    eos_token_id: Any = 2
+
+    def biases(self) -> Biases:
+        """Biases of all projections of attention."""
+        return Biases(qkv=self.bias, output=self.bias)
+
+
+class InternLM2Config(InternLMConfig):
+    """InternLM 2 and 2.5."""
+
+    architecture = "InternLM2ForCausalLM"
+    model_types = ("internlm2",)
+    implementation = "internlm2:InternLM2ForCausalLM"
+
+
+class InternLM3Config(FamilyConfig):
+    """InternLM 3: Llama with two keys of biases."""
+
+    architecture = "InternLM3ForCausalLM"
+    model_types = ("internlm3",)
+    implementation = "llama:LlamaForCausalLM"
+
+    max_position_embeddings: Count = 32768
+    eos_token_id: Any = 2
+    qkv_bias: bool = False
+    bias: bool = False
+
+    def biases(self) -> Biases:
+        """Biases by their keys."""
+        return Biases(self.qkv_bias, self.bias, self.bias)
+
+
+FAMILIES = (InternLMConfig, InternLM2Config, InternLM3Config)

@@ -1,0 +1,147 @@
+"""Llama (huggingface.co/meta-llama). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.models.config.family import CHUNKED, FULL, FamilyConfig, rotating_layers
+from worker.models.config.moe_config import MoeConfig
+from worker.models.config.multimodal import VISION_AND_PROJECTOR, MultimodalConfig, TensorNames
+from worker.models.config.schema import ROUTER_KEYS, Count, Number, short, words
+
+
+class LlamaConfig(FamilyConfig):
+    """Llama 1 to 3, and the many families that are released as Llama."""
+
+    architecture = "LlamaForCausalLM"
+    model_types = ("llama",)
+    implementation = "llama:LlamaForCausalLM"
+    harmless = frozenset({"sliding_window"})
+
+    max_position_embeddings: Count = 2048
+    eos_token_id: Any = 2
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class Llama4Config(FamilyConfig):
+    """The language model of Llama 4: chunked attention, and experts in some layers."""
+
+    architecture = "Llama4ForCausalLM"
+    model_types = ("llama4_text",)
+    implementation = "llama4:Llama4ForCausalLM"
+    harmless = ROUTER_KEYS | words("router_jitter_noise")
+    layer_kinds = (FULL, CHUNKED)
+    has_chunks = True
+    extra_keys = (
+        *("intermediate_size_mlp", "use_qk_norm"),
+        *("attn_temperature_tuning", "floor_scale", "attn_scale"),
+    )
+
+    vocab_size: Count = 202048
+    hidden_size: Count = 5120
+    intermediate_size: Count = 8192
+    intermediate_size_mlp: Count = 16384
+    num_attention_heads: Count = 40
+    num_key_value_heads: Count | None = 8
+    head_dim: Count | None = 128
+    max_position_embeddings: Count = 131072
+    rms_norm_eps: Number = 1e-5
+    rope_theta: Number = 500000.0
+    eos_token_id: Any = 2
+    attention_bias: bool = False
+    use_qk_norm: bool = True
+    """Whether heads of q and k are normalised, without weights."""
+    num_local_experts: Count = 16
+    num_experts_per_tok: Count = 1
+    moe_layers: list[int] | None = None
+    interleave_moe_layer_step: Count = 1
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Count = 4
+    attention_chunk_size: Count | None = 8192
+    attn_temperature_tuning: bool = True
+    floor_scale: Count = 8192
+    attn_scale: Number = 0.1
+
+    def has_qk_norm(self) -> bool:
+        """False: heads are normalised without weights."""
+        return False
+
+    def layer_kind(self, index: int) -> str:
+        """Chunked attention in layers with rotary embedding."""
+        return CHUNKED if self.rotating()[index] else FULL
+
+    def window(self) -> int | None:
+        """Length of a chunk."""
+        if self.attention_chunk_size is None and CHUNKED in self.kinds_of_layers():
+            raise ValueError(
+                "attention_chunk_size = None in config.json must be a positive integer: fix it"
+            )
+        return self.attention_chunk_size
+
+    def rotating(self) -> tuple[bool, ...]:
+        """Layers with rotary embedding."""
+        return rotating_layers(
+            self.no_rope_layers, self.no_rope_layer_interval, self.num_hidden_layers
+        )
+
+    def moe(self) -> MoeConfig:
+        """Experts, and a shared one of the same size, in the layers that `moe_layers` lists, or in
+        every n-th, where n is `interleave_moe_layer_step`."""
+        layers, sparse = range(self.num_hidden_layers), self.moe_layers
+        if sparse is None:
+            step = self.interleave_moe_layer_step
+            sparse = list(layers[step - 1 :: step])
+        elif not set(sparse) <= set(layers):
+            raise ValueError(
+                f"moe_layers = {short(sparse)} in config.json must be indices of layers, from 0 to "
+                f"{len(layers) - 1}: fix it"
+            )
+        return MoeConfig(
+            num_experts=self.num_local_experts,
+            num_chosen=self.num_experts_per_tok,
+            intermediate_size=self.intermediate_size,
+            dense_layers=frozenset(layers) - frozenset(sparse),
+            normalize=False,
+            sigmoid=True,
+            shared_size=self.intermediate_size,
+        )
+
+
+FAMILIES = (LlamaConfig, Llama4Config)
+MULTIMODAL = (
+    MultimodalConfig(
+        architectures=("Llama4ForConditionalGeneration",),
+        model_type="llama4",
+        texts={"llama4_text": "Llama4ForCausalLM"},
+        keys=words(
+            """
+            vision_config image_token_index image_token_id boi_token_index boi_token_id
+            eoi_token_index eoi_token_id
+            """
+        ),
+        tensors=TensorNames(
+            renamed=(("language_model.", ""),), skipped=("vision_model.", "multi_modal_projector.")
+        ),
+    ),
+    MultimodalConfig(
+        architectures=("LlavaForConditionalGeneration",),
+        model_type="llava",
+        texts={"llama": "LlamaForCausalLM"},
+        keys=words(
+            """
+            vision_config ignore_index image_token_index image_token_id image_seq_length
+            multimodal_projector_bias projector_hidden_act vision_feature_layer
+            vision_feature_select_strategy
+            """
+        ),
+        tensors=VISION_AND_PROJECTOR,
+        defaults={
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    ),
+)

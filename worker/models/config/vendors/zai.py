@@ -1,0 +1,121 @@
+"""GLM (huggingface.co/zai-org). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from worker.models.config.family import Biases, FamilyConfig
+from worker.models.config.moe_config import MoeConfig, grouped_experts
+from worker.models.config.schema import ROUTER_KEYS, Count, Index, Number, short, words
+from worker.models.config.vendors.deepseek import DeepseekV3Config
+
+
+class GlmConfig(FamilyConfig):
+    """GLM-4, first release."""
+
+    architecture = "GlmForCausalLM"
+    model_types = ("glm",)
+    implementation = "glm4:GlmForCausalLM"
+
+    max_position_embeddings: Count = 131072
+    num_key_value_heads: Count | None = 2
+    head_dim: Count | None = 128
+    rms_norm_eps: Number = 0.00000015625
+    partial_rotary_factor: Number = 0.5
+    attention_bias: bool = True
+    eos_token_id: Any = msgspec.field(default_factory=lambda: [151329, 151336, 151338])
+
+    def biases(self) -> Biases:
+        """Biases of q, k and v."""
+        return Biases(qkv=self.attention_bias)
+
+
+class Glm4Config(GlmConfig):
+    """GLM-4-0414."""
+
+    architecture = "Glm4ForCausalLM"
+    model_types = ("glm4",)
+    implementation = "glm4:Glm4ForCausalLM"
+
+
+class Glm4MoeConfig(FamilyConfig):
+    """GLM-4.5 to 4.7, with experts."""
+
+    architecture = "Glm4MoeForCausalLM"
+    model_types = ("glm4_moe",)
+    implementation = "glm4_moe:Glm4MoeForCausalLM"
+    harmless = ROUTER_KEYS | words("num_nextn_predict_layers num_mtp_layers")
+    skips_next_layers = True
+
+    max_position_embeddings: Count = 131072
+    num_key_value_heads: Count | None = 8
+    rms_norm_eps: Number = 1e-5
+    partial_rotary_factor: Number = 0.5
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    n_routed_experts: Count = 128
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 1408
+    n_shared_experts: Index = 1
+    n_group: Index = 1
+    topk_group: Index = 1
+    first_k_dense_replace: Index = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: Number = 1.0
+
+    def biases(self) -> Biases:
+        """Biases of q, k and v."""
+        return Biases(qkv=self.attention_bias)
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layers."""
+        return grouped_experts(self, frozenset(range(self.first_k_dense_replace)))
+
+
+class Glm4MoeLiteConfig(DeepseekV3Config):
+    """GLM-4.7-Flash: DeepSeek V3's layers; transformers lists those with experts in
+    `mlp_layer_types`."""
+
+    architecture = "Glm4MoeLiteForCausalLM"
+    model_types = ("glm4_moe_lite",)
+
+    max_position_embeddings: Count = 202752
+    num_key_value_heads: Count | None = 20
+    rms_norm_eps: Number = 1e-5
+    q_lora_rank: Count | None = 768
+    qk_nope_head_dim: Count = 192
+    v_head_dim: Count = 256
+    n_routed_experts: Count = 64
+    num_experts_per_tok: Count = 4
+    moe_intermediate_size: Count = 1536
+    n_group: Index = 1
+    topk_group: Index = 1
+    first_k_dense_replace: Index = -1
+    """-1 if missing: the first layer, unless `mlp_layer_types` lists others."""
+    routed_scaling_factor: Number = 1.8
+    mlp_layer_types: list[str] | None = None
+
+    def moe(self) -> MoeConfig:
+        """Experts in all but the first layer, unless config.json lists others."""
+        first, kinds = self.first_k_dense_replace, self.mlp_layer_types
+        count = self.num_hidden_layers
+        dense = frozenset(range(min(count, 1 if first == -1 else first)))
+        if kinds is not None:
+            if len(kinds) != count or any(kind not in ("dense", "sparse") for kind in kinds):
+                raise ValueError(
+                    f"mlp_layer_types = {short(kinds)} in config.json is not supported: it must be "
+                    f"dense or sparse for each of {count} layers"
+                )
+            listed = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+            if first != -1 and listed != dense:
+                raise ValueError(
+                    f"mlp_layer_types and first_k_dense_replace {first} in config.json disagree: "
+                    "fix it"
+                )
+            dense = listed
+        return grouped_experts(self, dense)
+
+
+FAMILIES = (GlmConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig)
