@@ -215,22 +215,22 @@ def _exchange(
         return _no_call(rng, functions, tasks)
     num_calls = rng.choice((2, 2, 2, 3)) if family == "parallel" else 1
     if num_calls > 1 and rng.random() < 0.5:
-        asked = [rng.choice(functions)] * num_calls
+        called = [rng.choice(functions)] * num_calls
     else:
-        asked = [rng.choice(functions) for _ in range(num_calls)]
-    values = [function.kind.values(rng) for function in asked]
+        called = [rng.choice(functions) for _ in range(num_calls)]
+    values = [function.kind.values(rng) for function in called]
     calls = tuple(
         Call(function.name, function.arguments(given))
-        for function, given in zip(asked, values, strict=True)
+        for function, given in zip(called, values, strict=True)
     )
-    told = [_outcome(rng, f.kind, given) for f, given in zip(asked, values, strict=True)]
+    outcomes = [_outcome(rng, f.kind, given) for f, given in zip(called, values, strict=True)]
     return Exchange(
         question=_joined(
-            rng, [f.kind.ask(rng, given) for f, given in zip(asked, values, strict=True)]
+            rng, [f.kind.ask(rng, given) for f, given in zip(called, values, strict=True)]
         ),
         calls=calls,
-        results=tuple(result for result, _ in told),
-        answer=" ".join(answer for _, answer in told),
+        results=tuple(result for result, _ in outcomes),
+        answer=" ".join(answer for _, answer in outcomes),
         thought=f"I call {' and '.join(call.name for call in calls)}.",
         keys=tuple(f"call:{json.dumps(list(call.arguments.values()))}" for call in calls),
     )
@@ -259,9 +259,9 @@ def _outcome(rng: Random, kind: Kind, values: Values) -> tuple[str, str]:
         parts = list(result.values())
     else:
         parts = result if isinstance(result, list) else [result]
-    said = ", ".join(str(part) for part in parts)
+    text = ", ".join(str(part) for part in parts)
     sent = result if isinstance(result, str) else json.dumps(result)
-    return sent, f"The answer is {said}."
+    return sent, f"The answer is {text}."
 
 
 def _no_call(rng: Random, functions: tuple[Function, ...], tasks: Tasks) -> Exchange:

@@ -47,8 +47,8 @@ def main() -> None:
     given = answers(directory, questions, thinking=args.thinking)
     for question, text in zip(questions, given, strict=True):
         if after_thought(text) != question.answer:
-            asked = question.messages[-1]["content"]
-            print(f"{question.id}: {asked!r} -> {text!r}, expected {question.answer!r}")
+            prompt = question.messages[-1]["content"]
+            print(f"{question.id}: {prompt!r} -> {text!r}, expected {question.answer!r}")
     for family, accuracy in accuracies(questions, given).items():
         print(f"{family:12} {accuracy:.3f}")
 

@@ -43,8 +43,10 @@ def main() -> None:
         "directory", type=Path, help="checkpoint folder, with its questions beside it"
     )
     directory = parser.parse_args().directory
-    own = directory.with_name(f"{directory.name}_heldout.jsonl")
-    questions = read_questions(own if own.is_file() else directory.with_name("demo_heldout.jsonl"))
+    path = directory.with_name(f"{directory.name}_heldout.jsonl")
+    if not path.is_file():
+        path = directory.with_name("demo_heldout.jsonl")
+    questions = read_questions(path)
     for family, result in evaluate(directory, questions).items():
         print(f"{family:12} {result.accuracy:.3f} {result.tokens_per_round:6.2f} tokens per round")
 

@@ -75,11 +75,11 @@ def _equal_draws(
     with torch.inference_mode():
         logits = [model(tokens).logits[0, length - 1 : -1] for model in pair]
     noise = -torch.empty_like(logits[0]).exponential_(generator=generator).log()
-    draws = [
-        [(one + temperature * noise).argmax(dim=-1) for temperature in _TEMPERATURES]
-        for one in logits
+    samples = [
+        [(values + temperature * noise).argmax(dim=-1) for temperature in _TEMPERATURES]
+        for values in logits
     ]
-    return torch.stack([a == b for a, b in zip(*draws, strict=True)])
+    return torch.stack([a == b for a, b in zip(*samples, strict=True)])
 
 
 if __name__ == "__main__":

@@ -158,17 +158,17 @@ def save_tokenizer(
 def segments(conversation: Conversation) -> Iterator[tuple[str, bool]]:
     """The rendered conversation in pieces, each with whether the model must produce it.
 
-    The pieces are cut where the chat template puts the model to work, so that encoding them one
-    by one gives the tokens of the whole.
+    Pieces end at the chat template's generation prompts, so that encoding them one by one gives the
+    tokens of the whole.
     """
     if conversation.system is not None:
         yield f"{TURN_START}system\n{conversation.system}{TURN_END}\n", False
     for turn in conversation.turns:
-        asked = f"{TURN_START}user\n{turn.user}{TURN_END}\n{TURN_START}assistant\n"
-        said = f"{turn.assistant}{TURN_END}"
+        prompt = f"{TURN_START}user\n{turn.user}{TURN_END}\n{TURN_START}assistant\n"
+        answer = f"{turn.assistant}{TURN_END}"
         if conversation.thought is not None and turn is conversation.turns[-1]:
-            asked += "<think>\n"
-            said = f"{conversation.thought}{THOUGHT_END}{said}"
-        yield asked, False
-        yield said, True
+            prompt += "<think>\n"
+            answer = f"{conversation.thought}{THOUGHT_END}{answer}"
+        yield prompt, False
+        yield answer, True
         yield "\n", False

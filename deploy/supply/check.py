@@ -61,12 +61,12 @@ def check_locks(
     """
     for name, lock in locks.items():
         others = [
-            f"{one} {locked.version}, the pin is {constraints[one]}"
-            for one, locked in lock.items()
+            f"{package} {locked.version}, the pin is {constraints[package]}"
+            for package, locked in lock.items()
             # Builds for a device have the version with a suffix (+cpu).
-            if one in constraints and locked.version.partition("+")[0] != constraints[one]
+            if package in constraints and locked.version.partition("+")[0] != constraints[package]
         ]
-        missing = [f"no {one}" for one in required if one not in lock]
+        missing = [f"no {package}" for package in required if package not in lock]
         if others or missing:
             problems = ", ".join(others + missing)
             yield Outcome("failed", f"the lock of {name} has {problems}: run `make lock`")
@@ -102,7 +102,7 @@ def write_sbom(device: str) -> Outcome:
         str(path),
     ]
     _run([str(TOOLS / "bin" / "cyclonedx-py"), "requirements", *options, "-"], read_device(device))
-    listed = {one["name"] for one in json.loads(path.read_text())["components"]}
+    listed = {part["name"] for part in json.loads(path.read_text())["components"]}
     missing = sorted(set(parse_lock(read_device(device))) - listed)
     if missing:
         return Outcome("failed", f"{path} lacks {', '.join(missing)}")
@@ -120,14 +120,16 @@ def audit(program: str, lock: Lock) -> list[str]:
         NotAuditedError: the service did not respond, or not for all distributions.
     """
     # The service does not know local versions (+cpu), and returns nothing for unknown versions.
-    wanted = [f"{name}=={one.version.partition('+')[0]}" for name, one in sorted(lock.items())]
+    wanted = [
+        f"{name}=={locked.version.partition('+')[0]}" for name, locked in sorted(lock.items())
+    ]
     if not any(_audited(program, [CANARY])[0]["vulns"]):
         raise NotAuditedError(f"the service returned no vulnerability for {CANARY}, which has some")
     return [
-        f"{one['name']} {one['version']}: {found['id']}, fixed in "
+        f"{package['name']} {package['version']}: {found['id']}, fixed in "
         f"{', '.join(found['fix_versions']) or 'no version'}"
-        for one in _audited(program, wanted)
-        for found in one["vulns"]
+        for package in _audited(program, wanted)
+        for found in package["vulns"]
     ]
 
 
@@ -147,7 +149,7 @@ def _audited(program: str, requirements: Sequence[str]) -> list[dict[str, Any]]:
             found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
             raise NotAuditedError(f"the service did not respond: {error}") from error
-    skipped = [one["name"] for one in found if "vulns" not in one]
+    skipped = [package["name"] for package in found if "vulns" not in package]
     if skipped or len(found) != len(requirements):
         raise NotAuditedError(
             f"the service has data for {len(found) - len(skipped)} of {len(requirements)} packages"

@@ -130,5 +130,5 @@ def render_lock(lock: Lock, comment: str) -> str:
     for name in sorted(lock):
         version, hashes = lock[name]
         text += f"{name}=={version}"
-        text += "".join(f" \\\n    --hash=sha256:{one}" for one in sorted(hashes)) + "\n"
+        text += "".join(f" \\\n    --hash=sha256:{digest}" for digest in sorted(hashes)) + "\n"
     return text

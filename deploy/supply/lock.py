@@ -61,7 +61,9 @@ def resolve(arguments: Sequence[str], home: Path, kept: Lock, lines: str) -> dic
         compiled(options, home=home, python=PYTHON, machine=machine, lines=lines)
         found.append(parse_lock(output.read_text()))
     if any(other != found[0] for other in found):
-        names = {name for lock in found for name, one in lock.items() if one != found[0].get(name)}
+        names = {
+            name for lock in found for name, entry in lock.items() if entry != found[0].get(name)
+        }
         raise NoSolutionError(f"versions differ between machines: {', '.join(sorted(names))}")
     return found[0]
 
@@ -74,7 +76,7 @@ def resolve_project(home: Path, kept: Lock) -> tuple[Lock, Lock]:
     arguments += [word for extra in EXTRAS for word in ("--extra", extra)]
     found = resolve(arguments, home, kept, "\n".join(requires))
     cuda = {name for name in found if name == "torch" or name.startswith(OF_CUDA)}
-    common = {name: one for name, one in found.items() if name not in cuda}
+    common = {name: entry for name, entry in found.items() if name not in cuda}
     return common, {name: found[name] for name in cuda}
 
 
@@ -82,7 +84,7 @@ def resolve_torch(home: Path, index: str, common: Lock) -> Lock:
     """torch of one of PyTorch's own indexes, and its dependencies that are not in common.txt."""
     wanted = f"torch=={pins(ROOT / 'constraints.txt')['torch']}"
     found = resolve(["--default-index", index], home, {}, wanted)
-    return {name: one for name, one in found.items() if name not in common}
+    return {name: entry for name, entry in found.items() if name not in common}
 
 
 def read(name: str) -> dict[str, Locked]:

@@ -35,7 +35,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlapOptions(Comparison):
-    """Options of `bench overlap`."""
+    """Options of benchmark `overlap`."""
 
     SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {"overlap_depth"}
 
@@ -59,7 +59,7 @@ class OverlapOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionOptions(Comparison):
-    """Options of `bench admission`."""
+    """Options of benchmark `admission`."""
 
     SET_HERE: ClassVar[frozenset[str]] = (
         Comparison.SET_HERE
@@ -91,7 +91,7 @@ class AdmissionOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOptions(Comparison):
-    """Options of `bench structured`."""
+    """Options of benchmark `structured`."""
 
     streams: int = 16
     """Number of requests, which run at once."""
@@ -107,7 +107,7 @@ class StructuredOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeOptions(Comparison):
-    """Options of `bench speculative`.
+    """Options of benchmark `speculative`.
 
     Unless --speculative-method is given, drafts come from n-grams, except for held-out prompts if
     there is a draft model: a folder beside the model's, with "-draft" added to its name.
@@ -157,7 +157,7 @@ class SpeculativeOptions(Comparison):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FdfoOptions(Comparison):
-    """Options of `bench fdfo`."""
+    """Options of benchmark `fdfo`."""
 
     SET_HERE: ClassVar[frozenset[str]] = Comparison.SET_HERE | {
         "dllm_fdfo",
