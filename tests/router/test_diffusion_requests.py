@@ -64,7 +64,7 @@ async def test_what_blocks_cannot_do(rig, fields) -> None:
     await rig.start()
     response = await rig.chat(**fields)
     assert response.status_code == 400, response.text
-    assert "block by block" in response.json()["error"]["message"]
+    assert "block-diffusion models" in response.json()["error"]["message"]
     assert not rig.submits()
 
 

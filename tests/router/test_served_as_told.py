@@ -48,7 +48,7 @@ async def test_another_chat_template_makes_the_prompt(rig: Any, tmp_path: Path, 
     [
         ({"chat_template": "nowhere"}, "--chat-template: cannot read nowhere"),
         ({"chat_template": "{% for %}"}, "syntax error"),
-        ({"generation_config": "/"}, "there is no generation_config"),
+        ({"generation_config": "/"}, "no generation_config.json"),
     ],
 )
 async def test_what_cannot_be_read_ends_the_start(

@@ -41,7 +41,7 @@ def test_a_full_queue_rejects_requests_of_equal_urgency() -> None:
     rejection = reject_early(submit(), info(max_queued_requests=5), FULL, 20)
     assert rejection is not None
     assert (rejection.status, rejection.retry_after_s) == (429, 7)
-    assert "5 requests with 40 tokens wait" in rejection.message
+    assert "5 requests, 40 tokens" in rejection.message
 
 
 @pytest.mark.parametrize(
