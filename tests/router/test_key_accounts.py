@@ -168,7 +168,8 @@ async def test_the_only_model_is_not_named_to_a_key_that_may_not_use_it(rig, key
     be(rig, "elsewhere")
     response = await rig.client.post("/v1/completions", json={"prompt": "x"})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "model is missing: use one of GET /v1/models"
+    message = response.json()["error"]["message"]
+    assert message == "model is missing: GET /v1/models lists the available models"
     be(rig, "free")
     assert (await rig.client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
 

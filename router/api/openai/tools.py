@@ -209,10 +209,10 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
-            raise _wrong(index, "must have type function, and a function")
+            raise _wrong(index, "must have type: function and a function object")
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(index, "function.name must have up to 128 letters, digits or _.-")
+            raise _wrong(index, "function.name must be 1 to 128 letters, digits, _, . or -")
         if name in functions:
             raise _wrong(index, f"function.name {name} is not unique")
         if parameters is not None and not isinstance(parameters, dict):
