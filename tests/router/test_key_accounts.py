@@ -226,9 +226,9 @@ async def test_one_log_line_for_a_request_of_many(rig, caplog):
     await rig.start()
     with caplog.at_level("INFO", logger="router"):
         await rig.complete(["hi", "ho"], n=4)
-    told = [r.getMessage() for r in caplog.records if "generated" in r.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("stop: ")
+    logged = [r.getMessage() for r in caplog.records if "generated" in r.getMessage()]
+    assert len(logged) == 1
+    assert logged[0].startswith("stop: ")
 
 
 def test_private_files_are_private_and_do_not_grow_for_ever(tmp_path: Path) -> None:
