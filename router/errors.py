@@ -154,7 +154,7 @@ def unknown_model(name: str) -> ApiError:
 
 def missing_model() -> ApiError:
     """A 400: the request does not name a model although there are several."""
-    return bad_request("model is missing: use one of GET /v1/models", "model")
+    return bad_request("model is missing: GET /v1/models lists the available models", "model")
 
 
 def rate_limited(message: str, retry_after_s: int) -> ApiError:

@@ -152,7 +152,7 @@ class Fleet:
         problem = self._parity(info) if self._parity and info is not None else None
         if problem is not None:
             logger.error(
-                "worker %s is rejected, its cache could never be hit: %s", worker_id, problem
+                "rejecting worker %s, its cache could never be hit: %s", worker_id, problem
             )
             info = None
         worker = self._workers.get(worker_id)

@@ -73,10 +73,10 @@ class KeyUse:
         if not self.is_limited:
             self.num_open += 1
             return
-        rejection = await self._ask()
+        rejection = await self._request_admission()
         if rejection is not None and rejection.is_concurrency and self._has_peers():
             await asyncio.sleep(ENDS_ARRIVE_S)
-            rejection = await self._ask()
+            rejection = await self._request_admission()
         if rejection is not None:
             raise rate_limited(rejection.message, rejection.retry_after_s)
 
@@ -140,7 +140,7 @@ class KeyUse:
         self._waiting = waiting + self._waiting
         self._num_tokens += report.num_tokens
 
-    async def _ask(self) -> KeyAnswer | None:
+    async def _request_admission(self) -> KeyAnswer | None:
         waiting: Waiting = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         self._settle(self)

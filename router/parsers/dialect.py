@@ -71,7 +71,12 @@ class Dialect:
         return prompt.endswith(opening) or begun.rfind(opening) > begun.rfind(closing)
 
     def new_parser(
-        self, *, tools: ToolFormat | None, properties: Properties, is_thinking: bool, is_one: bool
+        self,
+        *,
+        tools: ToolFormat | None,
+        properties: Properties,
+        is_thinking: bool,
+        single_call: bool,
     ) -> OutputParser | HarmonyParser:
         """Creates a parser of one completion.
 
@@ -79,7 +84,7 @@ class Dialect:
             tools: format of calls; None if calls are not parsed.
             properties: schemas of the functions' arguments.
             is_thinking: whether the prompt ends within reasoning; in harmony, within a header.
-            is_one: whether only the first call is returned.
+            single_call: whether only the first call is returned.
         """
         if not self.is_harmony:
             return OutputParser(
@@ -87,7 +92,7 @@ class Dialect:
                 is_thinking=is_thinking,
                 tools=tools,
                 properties=properties,
-                is_one=is_one,
+                single_call=single_call,
             )
         reads_calls = tools is FORMATS["harmony"]
         answer = OutputParser(
@@ -95,14 +100,14 @@ class Dialect:
             is_thinking=False,
             tools=None if reads_calls else tools,
             properties=properties,
-            is_one=is_one,
+            single_call=single_call,
         )
         return HarmonyParser(
             is_header=is_thinking,
             properties=properties,
             reads_calls=reads_calls,
             answer=answer,
-            is_one=is_one,
+            single_call=single_call,
         )
 
 

@@ -89,29 +89,31 @@ class ToolFormat:
         outer = (marker for region in self.regions for marker in region if marker)
         return frozenset((*outer, *self.dropped, *self.inner))
 
-    def forced(self, schemas: Mapping[str, Any], *, is_one: bool) -> dict[str, Any]:
+    def calls_tag(self, schemas: Mapping[str, Any], *, single_call: bool) -> dict[str, Any]:
         """A structural tag (xgrammar) for one or more function calls and nothing else.
 
         Args:
             schemas: schema of the arguments, by function name.
-            is_one: whether only one call is allowed.
+            single_call: whether only one call is allowed.
         """
         calls: dict[str, Any] = {
             "type": "tags_with_separator",
             "tags": [self._tag(name, schema) for name, schema in schemas.items()],
             "separator": self.separator,
             "at_least_one": True,
-            "stop_after_first": is_one,
+            "stop_after_first": single_call,
         }
         begin, end = ({"type": "const_string", "value": text} for text in self.around)
         parts = [begin, calls, end] if any(self.around) else [calls]
         whole = {"type": "sequence", "elements": parts} if len(parts) > 1 else calls
         return {"type": "structural_tag", "format": whole}
 
-    def admitted(self, schemas: Mapping[str, Any], *, is_one: bool) -> dict[str, Any] | None:
+    def free_text_tag(
+        self, schemas: Mapping[str, Any], *, single_call: bool
+    ) -> dict[str, Any] | None:
         """A structural tag (xgrammar) for free text in which calls match the schemas.
 
-        See `forced` for the arguments. None if no marker distinguishes calls from text.
+        See `calls_tag` for the arguments. None if no marker distinguishes calls from text.
         """
         openings = [opening for opening, _ in self.regions if self.before.startswith(opening)]
         if not self.before or not openings:
@@ -120,7 +122,7 @@ class ToolFormat:
             "type": "triggered_tags",
             "triggers": openings,
             "tags": [self._tag(name, schema) for name, schema in schemas.items()],
-            "stop_after_first": is_one,
+            "stop_after_first": single_call,
         }
         return {"type": "structural_tag", "format": calls}
 

@@ -56,7 +56,7 @@ class HarmonyParser:
         properties: schemas of the functions' arguments.
         reads_calls: whether calls are parsed; else they are content.
         answer: parser of content, which may contain calls in another format.
-        is_one: whether only the first call is returned.
+        single_call: whether only the first call is returned.
     """
 
     __slots__ = (
@@ -65,13 +65,13 @@ class HarmonyParser:
         "_buffer",
         "_function",
         "_header",
-        "_is_one",
         "_kind",
         "_kinds",
         "_needs_break",
         "_num_own_calls",
         "_properties",
         "_reads_calls",
+        "_single_call",
         "_space",
         "has_thoughts",
     )
@@ -83,10 +83,10 @@ class HarmonyParser:
         properties: Mapping[str, Any],
         reads_calls: bool,
         answer: OutputParser,
-        is_one: bool = False,
+        single_call: bool = False,
     ) -> None:
         self._answer = answer
-        self._is_one = is_one
+        self._single_call = single_call
         self._properties = properties
         self._reads_calls = reads_calls
         self._buffer = ""
@@ -246,11 +246,11 @@ class HarmonyParser:
         """Starts a call, unless it exceeds the maximum."""
         self._function, self._header = "", ""
         self._num_own_calls += 1
-        if not (self._is_one and self._num_own_calls > 1):
+        if not (self._single_call and self._num_own_calls > 1):
             yield Call(function)
 
     def _given(self, arguments: str) -> Iterator[Piece]:
-        if arguments and not (self._is_one and self._num_own_calls > 1):
+        if arguments and not (self._single_call and self._num_own_calls > 1):
             yield CallArguments(arguments)
 
     def _emit(self, text: str) -> Iterator[Piece]:

@@ -99,7 +99,7 @@ class OutputParser:
         is_thinking: whether the prompt ends within reasoning.
         tools: format of calls; None if calls are not parsed.
         properties: schemas of the functions' arguments.
-        is_one: whether only the first call is returned.
+        single_call: whether only the first call is returned.
     """
 
     __slots__ = (
@@ -110,10 +110,10 @@ class OutputParser:
         "_has_content",
         "_is_after_marker",
         "_is_leading",
-        "_is_one",
         "_may_mark",
         "_properties",
         "_scanned",
+        "_single_call",
         "_space",
         "_state",
         "_thoughts",
@@ -129,12 +129,12 @@ class OutputParser:
         is_thinking: bool,
         tools: ToolFormat | None,
         properties: Properties,
-        is_one: bool = False,
+        single_call: bool = False,
     ) -> None:
         self._thoughts = thoughts
         self._tools = tools
         self._properties = properties
-        self._is_one = is_one
+        self._single_call = single_call
         self._state: State = "thought" if is_thinking else "content"
         self._closing = ""
         """Closing marker of the current region; empty for none."""
@@ -389,12 +389,12 @@ class OutputParser:
     def _called(self, name: str) -> Iterator[Piece]:
         """Starts a call, unless it exceeds the maximum."""
         self.num_calls += 1
-        if not (self._is_one and self.num_calls > 1):
+        if not (self._single_call and self.num_calls > 1):
             yield Call(name)
 
     def _given(self, arguments: str) -> Iterator[Piece]:
         """A piece of the current call's arguments, unless the call exceeds the maximum."""
-        if arguments and not (self._is_one and self.num_calls > 1):
+        if arguments and not (self._single_call and self.num_calls > 1):
             yield CallArguments(arguments)
 
     def _emit(self, text: str) -> Iterator[Piece]:

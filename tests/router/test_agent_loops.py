@@ -52,7 +52,9 @@ def questions() -> list[Asked]:
     """Some questions of each kind: one and two calls, failing ones, none."""
     rng = random.Random(1)
     return list(
-        {one.question: one for one in (asked(rng) for _ in range(16 if IS_LONG else 8))}.values()
+        {
+            entry.question: entry for entry in (asked(rng) for _ in range(16 if IS_LONG else 8))
+        }.values()
     )
 
 
@@ -69,15 +71,15 @@ def play(rig: Rig, known: list[Asked], *, opening: str = "<tool_call>\n") -> Non
     def script(submit: Submit) -> list[int]:
         last = asked_of(rig, submit)
         results = RESULT.findall(last)
-        calls = [call for one in known if one.question == last for call in one.calls]
+        calls = [call for entry in known if entry.question == last for call in entry.calls]
         if results:
-            said = "Told: " + ", ".join(results)
+            output = "Told: " + ", ".join(results)
         elif calls:
             bodies = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
-            said = "\n".join(f"{opening}{body}\n</tool_call>" for body in bodies)
+            output = "\n".join(f"{opening}{body}\n</tool_call>" for body in bodies)
         else:
-            said = "Nothing to call."
-        return [*rig.tokenizer.encode(said), END]
+            output = "Nothing to call."
+        return [*rig.tokenizer.encode(output), END]
 
     for worker in rig.workers:
         worker.script = script
@@ -86,23 +88,25 @@ def play(rig: Rig, known: list[Asked], *, opening: str = "<tool_call>\n") -> Non
 @pytest.mark.parametrize("name", OFFICIAL)
 async def test_a_loop_makes_the_calls_and_brings_the_results(rig: Rig, name: str) -> None:
     known = questions()
-    assert {len(one.calls) for one in known} == {0, 1, 2}
+    assert {len(entry.calls) for entry in known} == {0, 1, 2}
     play(rig, known)
     async with rig.server() as url:
-        for one in known:
-            run = await asyncio.to_thread(LOOPS[name], url, "stub", one.question, False)
+        for entry in known:
+            run = await asyncio.to_thread(LOOPS[name], url, "stub", entry.question, False)
             assert run.faults == []
-            assert run.calls == list(one.calls)
-            results = [made(*call) for call in one.calls]
+            assert run.calls == list(entry.calls)
+            results = [made(*call) for call in entry.calls]
             # Anthropic's clients mark failed calls.
             marked = name == "anthropic"
-            told = [f"Error: {text}" if marked and failed else text for text, failed in results]
-            assert run.answer == (f"Told: {', '.join(told)}" if told else "Nothing to call.")
+            reported = [f"Error: {text}" if marked and failed else text for text, failed in results]
+            assert run.answer == (
+                f"Told: {', '.join(reported)}" if reported else "Nothing to call."
+            )
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
 async def test_malformed_calls_are_text_and_no_fault(rig: Rig, name: str) -> None:
-    known = [one for one in questions() if one.calls][:1]
+    known = [entry for entry in questions() if entry.calls][:1]
     play(rig, known, opening="<tool_call>\n{")
     async with rig.server() as url:
         run = await asyncio.to_thread(LOOPS[name], url, "stub", known[0].question, False)

@@ -146,14 +146,14 @@ async def test_why_it_ends(agent: Rig, stream: bool, fields: Any, ending: Any) -
 
 
 @pytest.mark.parametrize(
-    ("choice", "names", "is_one"),
+    ("choice", "names", "single_call"),
     [
         ({"type": "any"}, ["get_weather", "now"], False),
         ({"type": "any", "disable_parallel_tool_use": True}, ["get_weather", "now"], True),
         ({"type": "tool", "name": "now"}, ["now"], True),
     ],
 )
-async def test_forced_calls(agent: Rig, choice: Any, names: list[str], is_one: bool) -> None:
+async def test_forced_calls(agent: Rig, choice: Any, names: list[str], single_call: bool) -> None:
     agent.answer = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     message = await answer(agent, False, tools=TOOLS, tool_choice=choice)
     assert [block["type"] for block in message["content"]] == ["tool_use"]
@@ -161,7 +161,7 @@ async def test_forced_calls(agent: Rig, choice: Any, names: list[str], is_one: b
     sampling = agent.submits()[0].sampling
     form = json.loads(sampling.structured_outputs.structural_tag)["format"]
     assert [tag["begin"].split('"')[3] for tag in form["tags"]] == names
-    assert form["stop_after_first"] == is_one
+    assert form["stop_after_first"] == single_call
 
 
 async def test_history(agent: Rig) -> None:

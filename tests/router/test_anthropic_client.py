@@ -44,23 +44,26 @@ async def test_a_stream_adds_up_to_the_whole(agent: Rig) -> None:
 
     agent.answer = f"hm\n</think>\n\n{CALLS}"
     thinking = {"type": "enabled", "budget_tokens": 2048}
-    asked = {**ASKED, "tools": [WEATHER, NOW], "thinking": thinking}
+    body_fields = {**ASKED, "tools": [WEATHER, NOW], "thinking": thinking}
     async with (
         agent.server() as url,
         anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client,
     ):
-        whole = await client.messages.create(**asked)
-        async with client.messages.stream(**asked) as stream:
+        whole = await client.messages.create(**body_fields)
+        async with client.messages.stream(**body_fields) as stream:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_message()
         counted = await client.messages.count_tokens(
-            model="stub", messages=asked["messages"], tools=asked["tools"], thinking=thinking
+            model="stub",
+            messages=body_fields["messages"],
+            tools=body_fields["tools"],
+            thinking=thinking,
         )
         again = await client.messages.create(
             **{
-                **asked,
+                **body_fields,
                 "messages": [
-                    *asked["messages"],
+                    *body_fields["messages"],
                     {"role": "assistant", "content": whole.content},
                     {
                         "role": "user",
@@ -75,12 +78,12 @@ async def test_a_stream_adds_up_to_the_whole(agent: Rig) -> None:
         )
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
     assert final.stop_reason == whole.stop_reason == "tool_use"
-    told = [
+    outputs = [
         [block.model_dump(exclude={"id", "signature", "parsed_output"}) for block in answer.content]
         for answer in (whole, final)
     ]
-    assert told[0] == told[1]
-    assert [block["type"] for block in told[0]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert outputs[0] == outputs[1]
+    assert [block["type"] for block in outputs[0]] == ["thinking", "text", "tool_use", "tool_use"]
     usage = whole.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
     assert again.type == "message"
@@ -92,21 +95,21 @@ async def test_a_call_that_is_cut_off_is_what_the_client_makes_of_it(agent: Rig)
 
     agent.answer = '<tool_call>{"name": "now", "arguments": {"a": [1], "b": "x y z"}}</tool_call>'
     length = len(agent.tokenizer.encode(agent.answer.partition(" y")[0]))
-    asked = {**ASKED, "tools": [NOW], "max_tokens": length}
+    body_fields = {**ASKED, "tools": [NOW], "max_tokens": length}
     async with (
         agent.server() as url,
         anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client,
     ):
-        whole = await client.messages.create(**asked)
-        async with client.messages.stream(**asked) as stream:
-            told = [event.partial_json async for event in stream if event.type == "input_json"]
+        whole = await client.messages.create(**body_fields)
+        async with client.messages.stream(**body_fields) as stream:
+            outputs = [event.partial_json async for event in stream if event.type == "input_json"]
             final = await stream.get_final_message()
     for answer in (whole, final):
         [block] = answer.content
         assert (block.type, answer.stop_reason) == ("tool_use", "max_tokens")
         assert block.input == {"a": [1]}
-    assert "".join(told) == '{"a":[1],"b":"x'
-    assert len(told) > 2
+    assert "".join(outputs) == '{"a":[1],"b":"x'
+    assert len(outputs) > 2
 
 
 async def test_error_classes(rig: Any) -> None:

@@ -87,11 +87,11 @@ async def test_continuous_usage_counts_the_tokens_that_were_streamed(rig, events
     options = {"include_usage": True, "continuous_usage_stats": True}
     for ask in (rig.chat, rig.complete):
         response = await ask(stream=True, n=2, return_token_ids=True, stream_options=options)
-        told = 0
+        num_tokens = 0
         for chunk in events(response):
-            told += sum(len(choice.get("token_ids", ())) for choice in chunk["choices"])
-            assert chunk["usage"]["completion_tokens"] == told
-        assert told == 2 * len(rig.script(None))
+            num_tokens += sum(len(choice.get("token_ids", ())) for choice in chunk["choices"])
+            assert chunk["usage"]["completion_tokens"] == num_tokens
+        assert num_tokens == 2 * len(rig.script(None))
 
 
 @pytest.mark.parametrize("prompt", ["hello", ["hello", "one two"], [5, 6, 7], [[5, 6], [7, 8, 9]]])

@@ -30,7 +30,7 @@ async def test_parameters_reach_the_worker(rig) -> None:
     [
         ({"threshold": 1.5}, "diffusion.threshold must be in [0, 1], got 1.5"),
         ({"algorithm": "Magic"}, "Magic"),
-        ({"steps": 3}, "diffusion has no 'steps': choose from algorithm, threshold, "),
+        ({"steps": 3}, "unknown field 'steps' of diffusion: choose from algorithm, threshold, "),
         ({"max_post_edit_steps": -1}, "diffusion.max_post_edit_steps must be in [0, 1024]"),
         ({"penalty": "much"}, "float"),
     ],
@@ -83,7 +83,7 @@ async def test_drafts_of_blocks(rig, events) -> None:
     await rig.start()
     response = await rig.chat(diffusion={"stream_drafts": True})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "diffusion.stream_drafts needs stream: true"
+    assert response.json()["error"]["message"] == "diffusion.stream_drafts requires stream: true"
     response = await rig.chat(diffusion={"stream_drafts": True}, stream=True)
     choices = [chunk["choices"][0] for chunk in events(response)]
     drafts = [choice for choice in choices if "draft" in choice]

@@ -151,7 +151,7 @@ def with_huge(value: Any) -> Iterator[Any]:
         for key, item in value.items():
             for changed in with_huge(item):
                 yield {**value, key: changed}
-            yield {(HUGE if name == key else name): one for name, one in value.items()}
+            yield {(HUGE if name == key else name): member for name, member in value.items()}
     elif isinstance(value, list):
         for i, item in enumerate(value):
             for changed in with_huge(item):

@@ -31,9 +31,9 @@ async def test_a_request_is_one_span_between_client_and_worker(rig, spans, strea
     assert (span.name, span.kind) == ("chat stub", SpanKind.SERVER)
     assert span.parent is not None
     assert f"{span.parent.trace_id:032x}-{span.parent.span_id:016x}" == f"{TRACE}-{SPAN}"
-    own = f"00-{TRACE}-{span.context.span_id:016x}-01"
-    assert submit.traceparent == own
-    assert response.headers["traceresponse"] == own
+    gateway_context = f"00-{TRACE}-{span.context.span_id:016x}-01"
+    assert submit.traceparent == gateway_context
+    assert response.headers["traceresponse"] == gateway_context
     assert span.attributes["gen_ai.usage.output_tokens"] == len(rig.script(None))
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert span.attributes["rayfleet.worker_id"] == response.headers["x-rayfleet-worker"]

@@ -81,7 +81,7 @@ TABLE: list[tuple[str, Expected]] = [
 
 def read(parts: Iterable[str], *, is_header: bool = True, dialect: Dialect = HARMONY) -> Expected:
     parser = dialect.new_parser(
-        tools=dialect.tools, properties=TOOLS, is_thinking=is_header, is_one=False
+        tools=dialect.tools, properties=TOOLS, is_thinking=is_header, single_call=False
     )
     thoughts, content = "", ""
     calls: list[tuple[str, Any]] = []
@@ -171,7 +171,7 @@ def test_an_answer_that_goes_on_has_no_header() -> None:
 
 def test_arguments_are_told_as_they_are_written() -> None:
     parser = HARMONY.new_parser(
-        tools=FORMATS["harmony"], properties=TOOLS, is_thinking=True, is_one=True
+        tools=FORMATS["harmony"], properties=TOOLS, is_thinking=True, single_call=True
     )
     assert parser.push(WEATHER) == [], "its arguments have not begun"
     assert parser.push('{"city": "Be') == [Call("get_weather"), CallArguments('{"city":"Be')]
@@ -280,9 +280,9 @@ def test_each_call_of_the_history_is_a_message(model: tuple[Path, Tokenizer]) ->
     template = model[1].chat_template
     assert template is not None
     made = chat_messages(messages, template, single_calls=True)
-    said = template.render(made, add_generation_prompt=True)
+    rendered = template.render(made, add_generation_prompt=True)
     call = "<|start|>assistant to=functions.{0}<|channel|>commentary json<|message|>{{}}<|call|>"
-    assert said == (
+    assert rendered == (
         f"<|start|>user<|message|>hi{NEXT}{ANALYSIS}hm\nI look.<|end|>{call.format('a')}"
         f"<|start|>tool<|message|>A<|end|>{call.format('b')}<|start|>tool<|message|>B<|end|>"
         f"<|start|>user<|message|>well?{NEXT}"

@@ -43,7 +43,7 @@ def test_tree_equals_a_list_of_prompts(data: st.DataObject) -> None:
         expected = max((length for length, r in shared if r == row), default=0)
         assert max((length for rows, length in found if rows >> row & 1), default=0) == expected
     for rows, length in found:
-        assert rows == sum({1 << row for one, row in shared if one >= length})
+        assert rows == sum({1 << row for bit, row in shared if bit >= length})
 
 
 def test_memo_gives_the_same_hashes_for_whatever_it_has_seen() -> None:

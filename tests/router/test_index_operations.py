@@ -54,8 +54,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     def request(self, gateway_id: str, family: int, shared: int, rest: int, output: int) -> None:
         self.num_requests += 1
-        own = np.arange(rest) + 1000 * self.num_requests
-        tokens = np.concatenate([np.arange(4 * shared) + 100 * family + 1, own]).astype("<i4")
+        unique = np.arange(rest) + 1000 * self.num_requests
+        tokens = np.concatenate([np.arange(4 * shared) + 100 * family + 1, unique]).astype("<i4")
         fleet = self.fleets[gateway_id]
         prompt = PromptBlocks(tokens.tobytes(), memo=fleet.memo)
         self.prompts.append(prompt)

@@ -168,7 +168,8 @@ async def test_the_only_model_is_not_named_to_a_key_that_may_not_use_it(rig, key
     be(rig, "elsewhere")
     response = await rig.client.post("/v1/completions", json={"prompt": "x"})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "model is missing: use one of GET /v1/models"
+    message = response.json()["error"]["message"]
+    assert message == "model is missing: GET /v1/models lists the available models"
     be(rig, "free")
     assert (await rig.client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
 
@@ -225,9 +226,9 @@ async def test_one_log_line_for_a_request_of_many(rig, caplog):
     await rig.start()
     with caplog.at_level("INFO", logger="router"):
         await rig.complete(["hi", "ho"], n=4)
-    told = [r.getMessage() for r in caplog.records if "generated" in r.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("stop: ")
+    logged = [r.getMessage() for r in caplog.records if "generated" in r.getMessage()]
+    assert len(logged) == 1
+    assert logged[0].startswith("stop: ")
 
 
 def test_private_files_are_private_and_do_not_grow_for_ever(tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def test_tables_say_what_a_key_may_do() -> None:
     ],
 )
 def test_what_is_wrong_is_named_and_no_key_is_shown(table: object, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as told:
+    with pytest.raises(ValueError, match=says) as raised:
         named("x", table)
-    assert "beef" not in str(told.value)
+    assert "beef" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["other", "default", "", "a b", "ä", "x" * 65])

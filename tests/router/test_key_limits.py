@@ -80,11 +80,11 @@ async def test_headers_have_what_is_left() -> None:
     team = Team(requests_per_minute=10, tokens_per_minute=600)
     assert await team.begins(3) == 3
     team.use.spend(100)
-    told = dict(team.use.headers())
-    assert told[b"x-ratelimit-limit-requests"] == b"10"
-    assert told[b"x-ratelimit-remaining-requests"] == b"7"
-    assert told[b"x-ratelimit-reset-requests"] == b"18.000s"
-    assert told[b"x-ratelimit-remaining-tokens"] == b"500"
+    shown = dict(team.use.headers())
+    assert shown[b"x-ratelimit-limit-requests"] == b"10"
+    assert shown[b"x-ratelimit-remaining-requests"] == b"7"
+    assert shown[b"x-ratelimit-reset-requests"] == b"18.000s"
+    assert shown[b"x-ratelimit-remaining-tokens"] == b"500"
 
 
 async def test_other_limits_hold_at_once_and_keep_what_is_open() -> None:

@@ -47,7 +47,9 @@ TEMPLATE = (
 )
 """Uses harmony's parsers, which split each call, and drops reasoning from the history."""
 ALL_CASES = [
-    (path, kind, shape) for path, own in ROUTES.items() for kind, shape in {**ANY, **own}.items()
+    (path, kind, shape)
+    for path, of_route in ROUTES.items()
+    for kind, shape in {**ANY, **of_route}.items()
 ]
 CASES = [
     (path, kind, shape)

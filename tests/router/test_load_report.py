@@ -72,11 +72,11 @@ def test_long_streams_count_after_they_have_arrived(traffic: Traffic) -> None:
 
 
 def test_requests_that_came_and_went_are_reported_once(traffic: Traffic) -> None:
-    told = []
+    numbers = []
     for requests in (0, 2, 0):
         traffic.second(requests, requests * OUTPUT)
-        told.append(traffic.meter.read().num_new)  # no time has passed: unchanged
-    assert told == [0, 2, 0]
+        numbers.append(traffic.meter.read().num_new)  # no time has passed: unchanged
+    assert numbers == [0, 2, 0]
 
 
 def token_s(traffic: Traffic) -> float:

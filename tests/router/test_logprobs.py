@@ -249,8 +249,8 @@ async def test_long_replies_are_written_in_slices(rig, monkeypatch, kind):
     assert [{**other, "index": 0} for other in others] == [first] * len(others)
     if kind == "prompt":
         assert len(first["prompt_logprobs"]) == length
-        asked = [submit.sampling.prompt_logprobs for submit in rig.submits()]
-        assert sorted(asked, key=str) == [20, None, None, None], "once per prompt"
+        requested = [submit.sampling.prompt_logprobs for submit in rig.submits()]
+        assert sorted(requested, key=str) == [20, None, None, None], "once per prompt"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -121,9 +121,9 @@ def test_values_in_arguments_count_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("content", ["12 C", [{"type": "text", "text": "12 C"}]])
 def test_a_tools_answer_has_its_name(content: object) -> None:
-    asked = {"role": "assistant", "content": None, "tool_calls": [call("{}", "get_weather")]}
+    call_message = {"role": "assistant", "content": None, "tool_calls": [call("{}", "get_weather")]}
     answer = {"role": "tool", "tool_call_id": "call_1", "content": content}
-    assert render(asked, answer).endswith("<|im_start|>tool\nget_weather: 12 C<|im_end|>\n")
+    assert render(call_message, answer).endswith("<|im_start|>tool\nget_weather: 12 C<|im_end|>\n")
 
 
 def test_a_developer_is_the_system_where_there_is_no_other() -> None:

@@ -64,10 +64,10 @@ async def requests_of_all(rig: Any, keys: tuple[str, ...]) -> None:
 async def test_a_key_sees_its_own_series_and_those_of_the_fleet(rig, key_file, accept):
     await rig.start(api_key_file=key_file)
     await requests_of_all(rig, ("alice-key", "bob-key"))
-    own, everything = await scrape(rig, "alice-key", accept), await scrape(rig, "operator-key")
-    assert labels_of(own, "tenant", accept) == {"alice"}
-    assert "bob" not in own.text
-    assert "rayfleet_num_workers_ready" in own.text
+    visible, everything = await scrape(rig, "alice-key", accept), await scrape(rig, "operator-key")
+    assert labels_of(visible, "tenant", accept) == {"alice"}
+    assert "bob" not in visible.text
+    assert "rayfleet_num_workers_ready" in visible.text
     assert labels_of(everything, "tenant") == {"alice", "bob", "other"}
 
 

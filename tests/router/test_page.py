@@ -98,7 +98,9 @@ async def test_metrics_that_the_page_and_top_read_are_told(rig: Any) -> None:
     await rig.start()
     await rig.chat(slo={"ttft_ms": 60000})
     view = WorkerView("stub", "w", 1, INFO, LoadSnapshot(), WorkerLatency())
-    own = render(worker_metrics(view), TEXT).decode()
-    told = set(re.findall(r"^(rayfleet_\w+)", (await rig.client.get("/metrics")).text + own, re.M))
-    missing = {name for name in read if not {name, f"{name}_bucket"} & told}
+    worker_text = render(worker_metrics(view), TEXT).decode()
+    exposed = set(
+        re.findall(r"^(rayfleet_\w+)", (await rig.client.get("/metrics")).text + worker_text, re.M)
+    )
+    missing = {name for name in read if not {name, f"{name}_bucket"} & exposed}
     assert not missing

@@ -333,8 +333,8 @@ def test_arguments_are_told_as_they_are_written(name: str) -> None:
     pieces = parser.push(text[:start])
     for place in range(start, end):
         pieces += parser.push(text[place])
-        told = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
-        assert told.endswith('{"city":"' + CITY[: place + 1 - start])
+        valid = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
+        assert valid.endswith('{"city":"' + CITY[: place + 1 - start])
     pieces += parser.push(text[end:]) + parser.end()
     assert joined(pieces)[2][-1] == ("get_weather", {"city": CITY})
 
@@ -361,9 +361,9 @@ def test_a_text_in_arguments_may_hold_markers() -> None:
 def test_what_was_told_stays(text: str, content: str, calls: list[Any]) -> None:
     """Invalid arguments are content; the call before is returned up to them."""
     text = "<tool_call>" + text + ("</tool_call>" if content else "")
-    said = read(parser_of(FORMATS["hermes"]), text)
-    assert (said[1].removeprefix("} "), said[2]) == (content, calls)
-    assert read(parser_of(FORMATS["hermes"]), [text]) == said
+    parsed = read(parser_of(FORMATS["hermes"]), text)
+    assert (parsed[1].removeprefix("} "), parsed[2]) == (content, calls)
+    assert read(parser_of(FORMATS["hermes"]), [text]) == parsed
 
 
 VALUES = st.recursive(
@@ -386,14 +386,14 @@ VALUES = st.recursive(
 )
 def test_an_object_is_the_same_however_it_comes(value: Any, indent: Any, data: Any) -> None:
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=indent)
-    parser, told = JsonObject(), ""
+    parser, valid = JsonObject(), ""
     for char in text + " }":
-        assert isinstance(json.loads(closed(told)), dict)
-        told += parser.push(char)
-    assert (json.loads(told), parser.is_broken, parser.rest) == (value, False, " }")
+        assert isinstance(json.loads(closed(valid)), dict)
+        valid += parser.push(char)
+    assert (json.loads(valid), parser.is_broken, parser.rest) == (value, False, " }")
     whole = JsonObject()
-    assert (whole.push(text + " }"), whole.rest) == (told, " }")
-    assert closed(told) == told
+    assert (whole.push(text + " }"), whole.rest) == (valid, " }")
+    assert closed(valid) == valid
 
 
 def test_what_goes_on_behind_a_call_is_none() -> None:
@@ -415,7 +415,7 @@ def test_a_prompt_may_have_opened_the_thought() -> None:
 
 def test_one_call_where_one_is_wanted() -> None:
     parser = OutputParser(
-        thoughts=None, is_thinking=False, tools=FORMATS["json"], properties=TOOLS, is_one=True
+        thoughts=None, is_thinking=False, tools=FORMATS["json"], properties=TOOLS, single_call=True
     )
     assert read(parser, '[{"name": "now"}, {"name": "now"}]') == ("", "", [NOW])
 
@@ -461,17 +461,17 @@ def test_what_is_forced_is_what_is_read(name: str) -> None:
     if not tools.before:
         return
     text = FORCED[name]
-    one, many = (
-        Grammar.from_structural_tag(tools.forced(SCHEMAS, is_one=is_one))
-        for is_one in (True, False)
+    single, many = (
+        Grammar.from_structural_tag(tools.calls_tag(SCHEMAS, single_call=single_call))
+        for single_call in (True, False)
     )
-    assert accepts(one, text)
-    assert not accepts(one, "x" + text)
-    assert not accepts(one, text.replace("get_weather", "get_money"))
+    assert accepts(single, text)
+    assert not accepts(single, "x" + text)
+    assert not accepts(single, text.replace("get_weather", "get_money"))
     begin, end = tools.around
     twice = begin + tools.separator.join([text[len(begin) : len(text) - len(end)]] * 2) + end
     assert accepts(many, twice)
-    assert not accepts(one, twice)
+    assert not accepts(single, twice)
     call = ("get_weather", {"city": "Bern", "days": 3})
     assert read(parser_of(tools), text) == ("", "", [call])
     assert read(parser_of(tools), twice) == ("", "", [call, call])
@@ -483,7 +483,7 @@ def test_what_is_admitted_is_text_with_right_calls(name: str) -> None:
     from xgrammar.testing import _is_grammar_accept_string as accepts
 
     tools, text = FORMATS[name], FORCED[name]
-    tag = tools.admitted(SCHEMAS, is_one=False)
+    tag = tools.free_text_tag(SCHEMAS, single_call=False)
     assert (tag is None) == (name in ("json", "llama3_json"))
     if tag is None:
         return

@@ -104,23 +104,23 @@ def test_tokens_are_those_of_the_whole(kind: str, tokens: str) -> None:
 def test_a_longer_conversation_is_tokenized_from_where_it_grew() -> None:
     backend = _byte_level()
     backend.add_special_tokens([_START, _END])
-    asked: list[str] = []
+    tokenized: list[str] = []
 
     class Watched(Tokenizer):
         def encode_pieces(self, pieces: list[str]) -> list[list[int]]:  # type: ignore[override]
-            asked.extend(pieces)
+            tokenized.extend(pieces)
             return super().encode_pieces(pieces)
 
     memo = PieceMemo(Watched(backend, chat_template=_TEMPLATE))
     text = "".join(f"{_START}user\n{'the ferry ' * 40}{turn}{_END}\n" for turn in range(5))
     memo.encode(text)
-    assert len(asked) == 6, "five messages, and one end of all of them"
-    asked.clear()
+    assert len(tokenized) == 6, "five messages, and one end of all of them"
+    tokenized.clear()
     memo.encode(f"{text}{_START}assistant\nIt left.{_END}\n")
-    assert asked == [f"{_START}assistant\nIt left."]
-    asked.clear()
+    assert tokenized == [f"{_START}assistant\nIt left."]
+    tokenized.clear()
     memo.encode(text, "another tenant's")
-    assert len(asked) == 6, "scopes do not learn from each other"
+    assert len(tokenized) == 6, "scopes do not learn from each other"
 
 
 def test_cuts_are_before_what_the_template_writes_alone() -> None:

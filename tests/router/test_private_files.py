@@ -52,13 +52,13 @@ def test_files_of_live_gateways_and_of_others_stay(tmp_path: Path) -> None:
     assert live.stdout is not None
     live.stdout.readline()
     path.write_bytes(b"x" * 9 * KIB)
-    own = open_file(tmp_path, "gw-own")
+    current = open_file(tmp_path, "gw-own")
     assert files(tmp_path) == {"another.jsonl", path.name, "audit-gw-own.jsonl"}
-    own.append(b"x" * KIB)
-    own.turn_over()
+    current.append(b"x" * KIB)
+    current.turn_over()
     live.kill()
     live.communicate()
     open_file(tmp_path, "gw-new").close()
     kept = {"another.jsonl", "audit-gw-own.jsonl", "audit-gw-own.1.jsonl", "audit-gw-new.jsonl"}
     assert files(tmp_path) == kept
-    own.close()
+    current.close()

@@ -129,9 +129,11 @@ async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
     served = replace(served, model=str(folder), on_demand=True, routing=routing)
     await rig.start(attached=0, models=(served,))
     model = rig.gateway.model("stub")
-    asked: list[str] = []
+    tokenized: list[str] = []
     for name in ("encode", "encode_pieces", "render_chat"):
-        monkeypatch.setattr(model.tokenizer, name, lambda *_, name=name, **__: asked.append(name))
+        monkeypatch.setattr(
+            model.tokenizer, name, lambda *_, name=name, **__: tokenized.append(name)
+        )
     text = "x" * (2 * LIMIT * model.tokenizer.longest_token)
     field, value = "prompt", text
     if "chat" in route:
@@ -141,7 +143,7 @@ async def test_without_workers_the_checkpoint_tells_what_cannot_fit(
     assert response.json()["error"]["param"] == field
     assert f"at most {2 * LIMIT - 1} tokens" in response.json()["error"]["message"]
     assert (await rig.complete([5] * 2 * LIMIT)).status_code == 400
-    assert asked == []
+    assert tokenized == []
     assert model.stats.pending_requests == 0
 
 

@@ -65,7 +65,7 @@ async def test_the_first_word_keeps_its_space(spm, events, stream, echo, as_toke
 @pytest.mark.parametrize("num_steps", [0, 1, 4])
 async def test_it_keeps_it_at_another_worker(spm, num_steps):
     await spm.start(running=False)
-    asked = asyncio.create_task(spm.complete(PROMPT))
+    task = asyncio.create_task(spm.complete(PROMPT))
     await spm.until(lambda: any(worker.running for worker in spm.workers))
     [first] = [worker for worker in spm.workers if worker.running]
     for _ in range(num_steps):
@@ -75,7 +75,7 @@ async def test_it_keeps_it_at_another_worker(spm, num_steps):
     await spm.until(lambda: bool(second.running))
     while second.running:
         second.step()
-    assert (await asked).json()["choices"][0]["text"] == spm.answer
+    assert (await task).json()["choices"][0]["text"] == spm.answer
 
 
 async def test_chats_and_prefills_keep_it(spm):

@@ -41,9 +41,9 @@ def prefix(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 10**5, 1000 * (number + 1)).astype("<i4")
 
 
-def prompt(which: int, tail: int, own: int, priority: int) -> PromptBlocks:
+def prompt(which: int, tail: int, unique: int, priority: int) -> PromptBlocks:
     """A prompt that starts with a prefix and ends with unique tokens."""
-    tokens = np.concatenate([prefix(which), np.full(tail, own, "<i4")])
+    tokens = np.concatenate([prefix(which), np.full(tail, unique, "<i4")])
     blocks = PromptBlocks(tokens.tobytes())
     blocks.priority = priority
     return blocks
@@ -73,11 +73,11 @@ def fleet_after(policy: str, requests: list[Placed], steps: list[Step]) -> tuple
 @settings(max_examples=5, deadline=None)
 @given(st.lists(placed, max_size=8), st.lists(step, max_size=8), placed)
 def test_the_same_question_has_the_same_answer(
-    policy: str, requests: list[Placed], steps: list[Step], asked: Placed
+    policy: str, requests: list[Placed], steps: list[Step], probe: Placed
 ) -> None:
     """Bit for bit, also at other times in between; computing costs changes nothing."""
     fleet, now = fleet_after(policy, requests, steps)
-    view = fleet.view(prompt(asked[1], asked[2], 99, asked[3]))
+    view = fleet.view(prompt(probe[1], probe[2], 99, probe[3]))
 
     def costs(at: float) -> bytes:
         expected = estimate(view, fleet.table, at)

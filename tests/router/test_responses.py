@@ -71,8 +71,8 @@ async def outcome(rig: Rig, response_id: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", STREAMED)
 async def test_text(agent: Rig, stream: bool) -> None:
-    asked = {"instructions": "Be short.", "metadata": {"a": "b"}, "temperature": 0.5}
-    response = await answer(agent, stream, **asked)
+    body_fields = {"instructions": "Be short.", "metadata": {"a": "b"}, "temperature": 0.5}
+    response = await answer(agent, stream, **body_fields)
     [item] = response["output"]
     assert item.pop("id").startswith("msg_")
     text = {"type": "output_text", "text": agent.answer, "annotations": [], "logprobs": []}
@@ -83,7 +83,7 @@ async def test_text(agent: Rig, stream: bool) -> None:
         "status": "completed",
     }
     assert response["status"] == "completed"
-    assert {name: response[name] for name in asked} == asked
+    assert {name: response[name] for name in body_fields} == body_fields
     usage = response["usage"]
     prompt = memoryview(agent.submits()[0].prompt).cast("i")
     assert usage["input_tokens"] == len(prompt)
@@ -95,15 +95,17 @@ async def test_order_of_events(agent: Rig) -> None:
     agent.answer = f"hm\n</think>\n\n{CALLS}"
     response = await ask(agent, stream=True, tools=TOOLS, reasoning={"effort": "high"})
     events = events_of(response)
-    told: list[str] = []
+    received: list[str] = []
     for event in events:
-        if not told or told[-1] != event["type"]:
-            told.append(event["type"].removeprefix("response."))
-    told = [kind for place, kind in enumerate(told) if not place or kind != told[place - 1]]
+        if not received or received[-1] != event["type"]:
+            received.append(event["type"].removeprefix("response."))
+    received = [
+        kind for place, kind in enumerate(received) if not place or kind != received[place - 1]
+    ]
     opened, closed = ["output_item.added"], ["output_item.done"]
     part = ["content_part.added"]
     call = ["function_call_arguments.delta", "function_call_arguments.done"]
-    assert told == [
+    assert received == [
         *("created", "in_progress"),
         *(*opened, *part, "reasoning_text.delta", "reasoning_text.done"),
         *("content_part.done", *closed),
@@ -205,25 +207,25 @@ async def test_background(rig: Any) -> None:
 
 async def test_a_stream_in_the_background_is_taken_up_again(agent: Rig) -> None:
     """While it runs and when it has ended: the same events, with the same numbers."""
-    asked: dict[str, Any] = {"model": "stub", "input": "hello", "background": True}
+    body_fields: dict[str, Any] = {"model": "stub", "input": "hello", "background": True}
     async with client_of(agent) as client:
-        told = []
-        async with await client.responses.create(**asked, stream=True) as stream:
+        received = []
+        async with await client.responses.create(**body_fields, stream=True) as stream:
             async for event in stream:
-                told.append(event)
+                received.append(event)
                 if event.type == "response.output_text.delta":
                     break
-        begun = told[0]
+        begun = received[0]
         assert begun.type == "response.created"
-        last = told[-1].sequence_number
+        last = received[-1].sequence_number
         kept = {"response_id": begun.response.id, "stream": True}
         rest = await client.responses.retrieve(**kept, starting_after=last)
-        told += [event async for event in rest]
+        received += [event async for event in rest]
         again = [event async for event in await client.responses.retrieve(**kept)]
         whole = await client.responses.retrieve(begun.response.id)
-    assert [event.sequence_number for event in told] == list(range(len(told)))
-    assert told == again
-    ended = told[-1]
+    assert [event.sequence_number for event in received] == list(range(len(received)))
+    assert received == again
+    ended = received[-1]
     assert ended.type == "response.completed"
     assert ended.response.model_dump() == whole.model_dump()
     assert whole.output_text == agent.answer
@@ -330,21 +332,21 @@ async def test_a_conversation_goes_on_behind_a_call_that_was_cut_off(
 
 @pytest.mark.parametrize("stream", STREAMED)
 async def test_logprobs(agent: Rig, stream: bool) -> None:
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    response = await answer(agent, stream, **asked)
+    body_fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    response = await answer(agent, stream, **body_fields)
     [part] = response["output"][0]["content"]
     assert "".join(scored["token"] for scored in part["logprobs"]).startswith(part["text"])
     assert {len(scored["top_logprobs"]) for scored in part["logprobs"]} == {2}
 
 
 async def test_tokens_are_drawn_as_in_chats(agent: Rig) -> None:
-    asked = {
+    body_fields = {
         **{"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125},
         **{"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.25},
     }
-    await answer(agent, False, **asked, logit_bias={"7": 5})
+    await answer(agent, False, **body_fields, logit_bias={"7": 5})
     sampling = agent.submits()[-1].sampling
-    assert {name: getattr(sampling, name) for name in asked} == asked
+    assert {name: getattr(sampling, name) for name in body_fields} == body_fields
     assert sampling.logit_bias == {7: 5.0}
 
 
@@ -464,34 +466,39 @@ def test_a_key_within_its_share_of_both_limits_loses_nothing(
         assert store.num_entries <= max_entries
         assert store.num_bytes <= max_bytes
     for name in "abc":
-        own = [(str(n), size + OVERHEAD) for n, (owner, size) in enumerate(puts) if owner == name]
-        is_small = len(own) <= max_entries // 3 and sum(size for _, size in own) <= max_bytes // 3
-        for response_id, _ in own if is_small else ():
+        puts_of_owner = [
+            (str(n), size + OVERHEAD) for n, (owner, size) in enumerate(puts) if owner == name
+        ]
+        is_small = (
+            len(puts_of_owner) <= max_entries // 3
+            and sum(size for _, size in puts_of_owner) <= max_bytes // 3
+        )
+        for response_id, _ in puts_of_owner if is_small else ():
             store.get(name, response_id)
 
 
 async def test_the_official_client_puts_a_stream_together(agent: Rig) -> None:
     agent.answer = f"hm\n</think>\n\n{CALLS}"
-    asked: dict[str, Any] = {
+    body_fields: dict[str, Any] = {
         "model": "stub",
         "input": "hello",
         "tools": TOOLS,
         "reasoning": {"effort": "low"},
     }
     async with client_of(agent) as client:
-        async with client.responses.stream(**asked) as stream:
+        async with client.responses.stream(**body_fields) as stream:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_response()
-        whole = await client.responses.create(**asked)
+        whole = await client.responses.create(**body_fields)
         read = await client.responses.retrieve(whole.id)
         await client.responses.delete(whole.id)
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     left_out = {"id", "call_id", "parsed_arguments", "parsed"}
-    told = [[item.model_dump(exclude=left_out) for item in r.output] for r in (final, whole)]
-    for items in told:
+    received = [[item.model_dump(exclude=left_out) for item in r.output] for r in (final, whole)]
+    for items in received:
         for item in items:
             for part in item.get("content") or ():
                 part.pop("parsed", None)
-    assert told[0] == told[1]
+    assert received[0] == received[1]
     assert final.output_text == whole.output_text == "I look."
     assert read.model_dump() == whole.model_dump()

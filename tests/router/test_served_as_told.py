@@ -100,8 +100,8 @@ def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(
 ) -> None:
     info = rig.workers[0].info
     other = load_tokenizer(str(checkpoint))
-    own = fingerprint(other, info.page_size, info.block_hash_salt)
-    info.tokenizer, info.tokenizer_fingerprint = "other", own
+    of_model = fingerprint(other, info.page_size, info.block_hash_salt)
+    info.tokenizer, info.tokenizer_fingerprint = "other", of_model
     info.vocab_size = tokenizer.vocab_size
     assert ParityCheck(tokenizer)(info) is None
     info.vocab_size -= 1

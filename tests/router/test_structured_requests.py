@@ -191,7 +191,7 @@ async def test_others_do_not_wait_while_a_refused_grammar_is_tried_again(rig) ->
     worker.compiled.clear()
     worker.rejection, worker.rejection_status = "structured_outputs: takes longer", 400
     worker.rejection_param = "structured_outputs"
-    asked = [asyncio.create_task(rig.chat(structured_outputs={"regex": "a"})) for _ in range(3)]
+    tasks = [asyncio.create_task(rig.chat(structured_outputs={"regex": "a"})) for _ in range(3)]
     await rig.until(lambda: len(rig.submits()) == 1)
     worker.compiled.set()  # the first one is finished, and the next ones start
     worker.compiled.clear()
@@ -201,7 +201,7 @@ async def test_others_do_not_wait_while_a_refused_grammar_is_tried_again(rig) ->
         assert (await rig.chat()).status_code == 200
     assert [len(batch.submits) for batch in worker.batches if batch.submits] == [1, 2, 1]
     worker.compiled.set()
-    statuses = [response.status_code for response in await asyncio.gather(*asked)]
+    statuses = [response.status_code for response in await asyncio.gather(*tasks)]
     assert sorted(statuses) == [200, 200, 400]
 
 

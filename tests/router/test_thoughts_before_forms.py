@@ -113,8 +113,8 @@ async def test_no_thought_where_the_prompt_has_ended_it(thinker: Rig) -> None:
 
 async def test_a_thought_may_begin_where_the_prompt_has_said_nothing_of_it(thinker: Rig) -> None:
     thinker.answer = "<think>hm</think>{}"
-    asked = {**FORMS[0], "add_generation_prompt": False}
-    message = await message_of(thinker, **asked)
+    body_fields = {**FORMS[0], "add_generation_prompt": False}
+    message = await message_of(thinker, **body_fields)
     assert (message["reasoning"], message["content"]) == ("hm", "{}")
     thought = thought_of(thinker)
     assert thought is not None

@@ -96,12 +96,12 @@ async def test_keys_are_asked_for(rig: Any) -> None:
 @pytest.mark.parametrize("allowed", [("*",), (ORIGIN, "https://other.example")])
 async def test_pages_of_allowed_origins_may_ask(rig: Any, allowed: tuple[str, ...]) -> None:
     await rig.start(api_keys=("key",), allowed_origins=allowed)
-    asked = {
+    preflight = {
         "origin": ORIGIN,
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type",
     }
-    response = await rig.client.options("/v1/chat/completions", headers=asked)
+    response = await rig.client.options("/v1/chat/completions", headers=preflight)
     assert response.status_code == 200, response.text
     assert response.headers["access-control-allow-origin"] in ("*", ORIGIN)
     assert "authorization" in response.headers["access-control-allow-headers"].lower()
@@ -117,7 +117,7 @@ async def test_pages_of_allowed_origins_may_ask(rig: Any, allowed: tuple[str, ..
 
 async def test_pages_of_other_origins_may_not(rig: Any) -> None:
     await rig.start(allowed_origins=("https://other.example",))
-    asked = {"origin": ORIGIN, "access-control-request-method": "POST"}
-    response = await rig.client.options("/v1/chat/completions", headers=asked)
+    preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    response = await rig.client.options("/v1/chat/completions", headers=preflight)
     assert response.status_code == 400
     assert "access-control-allow-origin" not in response.headers

@@ -60,24 +60,24 @@ async def message(rig: Any, path: str) -> str:
 async def test_a_wrong_base_url_gets_a_hint(rig: Any) -> None:
     await rig.start()
     for path, meant in WRONG_BASES.items():
-        said = await message(rig, path)
-        assert f"unknown route {path}, did you mean {meant}?" in said, said
-        assert ("base URL" in said) == meant.startswith("/v1/")
+        error = await message(rig, path)
+        assert f"unknown route {path}, did you mean {meant}?" in error, error
+        assert ("base URL" in error) == meant.startswith("/v1/")
 
 
 async def test_routes_that_are_not_supported_say_what_they_are(rig: Any) -> None:
     await rig.start()
     for path, what in UNSUPPORTED.items():
-        said = await message(rig, path)
-        assert "is not supported" in said
-        assert what in said
+        error = await message(rig, path)
+        assert "is not supported" in error
+        assert what in error
 
 
 async def test_other_paths_get_no_hint(rig: Any) -> None:
     await rig.start()
     for path in ("/v2/nothing", "/favicon.ico", "/admin.php", "/v1", "/v1/nothing"):
-        said = await message(rig, path)
-        assert said == f"unknown route {path}: GET /openapi.json lists all routes"
+        error = await message(rig, path)
+        assert error == f"unknown route {path}: GET /openapi.json lists all routes"
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/{response_id}", "/", "/ui/{name}"])
@@ -97,8 +97,8 @@ async def test_an_unknown_model_gets_those_that_there_are(rig: Any) -> None:
     for path, body in bodies.items():
         response = await rig.client.post(path, json={"model": "nope", **body})
         assert response.status_code == 404
-        said = response.json()["error"]["message"]
-        assert said == "The model `nope` does not exist. Available: stub, alias."
+        error = response.json()["error"]["message"]
+        assert error == "The model `nope` does not exist. Available: stub, alias."
     response = await rig.client.get("/v1/models/nope")
     assert "Available: stub, alias." in response.json()["error"]["message"]
 
@@ -106,10 +106,13 @@ async def test_an_unknown_model_gets_those_that_there_are(rig: Any) -> None:
 async def test_only_models_that_the_key_may_use_are_named(rig: Any, tmp_path: Any) -> None:
     (tmp_path / "keys").write_text(KEYS)
     await rig.start(api_key_file=str(tmp_path / "keys"))
-    said = {}
+    error = {}
     for key in ("one", "none"):
         headers = {"authorization": f"Bearer {key}-key"}
         body = {"model": "nope", "prompt": "x"}
         response = await rig.client.post("/v1/completions", json=body, headers=headers)
-        said[key] = response.json()["error"]["message"].partition(". ")[2]
-    assert said == {"one": "Available: stub, alias.", "none": "This API key may not use any model."}
+        error[key] = response.json()["error"]["message"].partition(". ")[2]
+    assert error == {
+        "one": "Available: stub, alias.",
+        "none": "This API key may not use any model.",
+    }

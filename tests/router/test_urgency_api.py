@@ -63,9 +63,9 @@ async def test_the_last_chunk_of_a_stream_tells_of_the_slo(rig):
     await rig.start()
     response = await rig.chat(stream=True, slo={"tpot_ms": 60_000})
     events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line[6:7] == "{"]
-    told = [event["choices"][0].get("slo") for event in events]
-    assert told[:-1] == [None] * (len(told) - 1)
-    assert told[-1]["met"] is True
+    slos = [event["choices"][0].get("slo") for event in events]
+    assert slos[:-1] == [None] * (len(slos) - 1)
+    assert slos[-1]["met"] is True
 
 
 @pytest.mark.parametrize(

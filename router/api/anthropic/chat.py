@@ -109,8 +109,8 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("type") not in (None, "custom"):
         kind = str(given["type"])[:64]
         raise bad_request(
-            f"tools[{index}].type {kind} is not supported: only tools of type custom, which the "
-            "client runs, are",
+            f"tools[{index}].type {kind} is not supported: only tools that the client runs are "
+            "(type custom)",
             "tools",
         )
     tool = given_tool(index, given, Tool)
@@ -207,7 +207,7 @@ def _text(where: str, place: int, block: Any) -> str:
     if isinstance(source, dict) and source.get("type") == "text":
         parts = (block.get("title"), block.get("context"), source.get("data"))
         return "\n".join(part for part in parts if isinstance(part, str))
-    raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported: only text is")
+    raise wrong_at(f"{where}.type", f"{str(kind)[:64]} is not supported: use text")
 
 
 def _kind(block: Any) -> Any:

@@ -283,7 +283,7 @@ def _check_length(name: str, texts: Sequence[str] | None) -> None:
     num_characters = sum(map(len, texts or ()))
     if num_characters > MAX_STOP_CHARACTERS:
         raise bad_request(
-            f"the texts in {name} have {num_characters} characters together, at most "
+            f"the texts in {name} have {num_characters} characters in total; the maximum is "
             f"{MAX_STOP_CHARACTERS}",
             name,
         )
@@ -293,7 +293,7 @@ def _check_num_allowed(request: CommonRequest, vocab_size: int) -> None:
     number = len(request.allowed_token_ids or ())
     if number > vocab_size:
         raise bad_request(
-            f"allowed_token_ids holds {number} tokens, the vocabulary {vocab_size}",
+            f"allowed_token_ids has {number} tokens, but the vocabulary has {vocab_size}",
             "allowed_token_ids",
         )
 
@@ -305,11 +305,13 @@ def _diffusion(request: CommonRequest) -> DiffusionParams | None:
     for name in request.diffusion:
         if name not in names:
             known = ", ".join(names)
-            raise bad_request(f"diffusion has no {name!r}: choose from {known}", "diffusion")
+            raise bad_request(
+                f"unknown field {name!r} of diffusion: choose from {known}", "diffusion"
+            )
     try:
         params = msgspec.convert(request.diffusion, DiffusionParams)
     except msgspec.ValidationError as error:
         raise bad_request(f"diffusion: {error}", "diffusion") from error
     if params.stream_drafts and not request.stream:
-        raise bad_request("diffusion.stream_drafts needs stream: true", "diffusion")
+        raise bad_request("diffusion.stream_drafts requires stream: true", "diffusion")
     return params

@@ -62,7 +62,7 @@ class TokenRoutes:
         self, body: TokenizeRequest, model: ServedModel, owner: str, num_bytes: int
     ) -> dict[str, Any]:
         if (body.prompt is None) == (body.messages is None):
-            raise bad_request("give either prompt or messages", "prompt")
+            raise bad_request("set either prompt or messages", "prompt")
         if body.prompt is not None:
             add_special_tokens = body.add_special_tokens is not False
             ids = await model.encoder.tokens(

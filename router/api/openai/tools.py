@@ -50,7 +50,7 @@ class ToolUse:
     """Whether `form` allows only calls."""
     is_named: bool = False
     """Whether the client named the function: the finish reason is then not tool_calls."""
-    is_one: bool = False
+    single_call: bool = False
     """Whether the model may make only one call."""
 
 
@@ -72,7 +72,7 @@ class OutputParsing:
             tools=self.use.format,
             is_thinking=self.is_thinking,
             properties=self.use.properties,
-            is_one=self.use.is_one,
+            single_call=self.use.single_call,
         )
 
     def pieces(
@@ -125,7 +125,7 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
     allowed = frozenset(names)
     tools = [tool for tool in body.tools if tool["function"]["name"] in allowed]
     is_named = choice == "named"
-    is_one = is_named or body.parallel_tool_calls is False
+    single_call = is_named or body.parallel_tool_calls is False
     properties = {name: argument_types(functions[name].get("parameters") or {}) for name in names}
     if choice == "auto":
         strict = any(functions[name].get("strict") is True for name in names)
@@ -133,8 +133,10 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
             tools=tools,
             format=dialect.tools,
             properties=properties,
-            form=_strict_form(functions, names, dialect, is_one=is_one) if strict else None,
-            is_one=is_one,
+            form=_strict_form(functions, names, dialect, single_call=single_call)
+            if strict
+            else None,
+            single_call=single_call,
         )
     schemas = {name: _schema(functions[name]) for name in names}
     return ToolUse(
@@ -142,10 +144,10 @@ def tool_use(body: ChatRequest, dialect: Dialect, template: ChatTemplate | None)
         tools=body.tools if is_named else tools,
         format=dialect.forced,
         properties=properties,
-        form=_form(dialect.forced.forced(schemas, is_one=is_one)),
+        form=_form(dialect.forced.calls_tag(schemas, single_call=single_call)),
         is_forced=True,
         is_named=is_named,
-        is_one=is_one,
+        single_call=single_call,
     )
 
 
@@ -154,7 +156,7 @@ def _strict_form(
     names: Sequence[str],
     dialect: Dialect,
     *,
-    is_one: bool,
+    single_call: bool,
 ) -> StructuredOutputsParams | None:
     """Structured output for free text in which calls of strict functions match their schemas; None
     if a grammar cannot distinguish the model's calls from text."""
@@ -164,7 +166,7 @@ def _strict_form(
         name: _schema(functions[name]) if functions[name].get("strict") else {"type": "object"}
         for name in names
     }
-    tag = dialect.forced.admitted(schemas, is_one=is_one)
+    tag = dialect.forced.free_text_tag(schemas, single_call=single_call)
     return None if tag is None else _form(tag)
 
 
@@ -209,10 +211,10 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
-            raise _wrong(index, "must have type function, and a function")
+            raise _wrong(index, "must have type: function and a function object")
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(index, "function.name must have up to 128 letters, digits or _.-")
+            raise _wrong(index, "function.name must be 1 to 128 letters, digits, _, . or -")
         if name in functions:
             raise _wrong(index, f"function.name {name} is not unique")
         if parameters is not None and not isinstance(parameters, dict):
@@ -231,7 +233,7 @@ def _choice(
         if choice in ("auto", "none", "required"):
             return choice, list(functions)
     elif choice.get("type") == "function":
-        return "named", [_known(choice.get("function"), functions)]
+        return "named", [_named_function(choice.get("function"), functions)]
     elif choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         mode = allowed.get("mode") if isinstance(allowed, dict) else None
@@ -240,7 +242,9 @@ def _choice(
             given = [
                 entry.get("function") if isinstance(entry, dict) else None for entry in entries
             ]
-            return mode, list(dict.fromkeys(_known(function, functions) for function in given))
+            return mode, list(
+                dict.fromkeys(_named_function(function, functions) for function in given)
+            )
     raise bad_request(
         'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name"}}'
         ' or {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
@@ -248,7 +252,7 @@ def _choice(
     )
 
 
-def _known(function: Any, functions: Mapping[str, Any]) -> str:
+def _named_function(function: Any, functions: Mapping[str, Any]) -> str:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or name not in functions:
         raise bad_request("tool_choice names a function that is not in tools", "tool_choice")

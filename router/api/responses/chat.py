@@ -182,7 +182,7 @@ def _text(where: str, content: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if field is None:
-            what = f"{str(kind)[:64]} is not supported: only text is"
+            what = f"{str(kind)[:64]} is not supported: use text"
             raise wrong_at(f"{where}[{place}].type", what)
         texts.append(string_at(f"{where}[{place}].{field}", part.get(field)))
     return "\n".join(texts)
@@ -192,8 +192,8 @@ def _tool(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
     kind = given.get("type")
     if kind != "function":
         raise bad_request(
-            f"tools[{index}].type {str(kind)[:64]} is not supported: only tools of type function, "
-            "which the client runs, are",
+            f"tools[{index}].type {str(kind)[:64]} is not supported: only tools that the client "
+            "runs are (type function)",
             "tools",
         )
     tool = given_tool(index, given, FunctionTool)

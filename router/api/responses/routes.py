@@ -92,7 +92,9 @@ class ResponsesRoutes:
         if after is not None and not is_stream:
             raise bad_request("starting_after is only allowed with stream", "starting_after")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
-            raise bad_request("starting_after must be the number of an event", "starting_after")
+            raise bad_request(
+                "starting_after must be the sequence number of an event", "starting_after"
+            )
         number = -1 if after is None else int(after)
         return await self._run(request, "follow" if is_stream else "retrieve", number)
 

@@ -175,8 +175,8 @@ class StubWorker:
         for request_id, running in list(self.running.items()):
             sampling = running.submit.sampling
             count = self.info.block_size
-            asked = sampling.diffusion is not None and sampling.diffusion.stream_drafts
-            running.drafted = asked and not running.drafted
+            streams_drafts = sampling.diffusion is not None and sampling.diffusion.stream_drafts
+            running.drafted = streams_drafts and not running.drafted
             if running.drafted:
                 shown = TokenDelta(request_id, running.submit.attempt, [])
                 places = enumerate(running.left[:count])

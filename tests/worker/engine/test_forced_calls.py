@@ -46,7 +46,7 @@ def test_forced_calls_are_calls(llm: LLM) -> None:
             seed=seed,
             temperature=(0.0, 1.0, 1.3)[seed % 3],
             structured_outputs=StructuredOutputsParams(
-                structural_tag=FORMATS[name].forced(SCHEMAS, is_one=True)
+                structural_tag=FORMATS[name].calls_tag(SCHEMAS, single_call=True)
             ),
         )
         for name, seed in asked

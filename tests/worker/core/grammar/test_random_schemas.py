@@ -96,7 +96,9 @@ def test_arguments_of_calls(name: str, is_strict: bool) -> None:
     for seed, parameters in schemas(FORCED.index(name)):
         num_schemas += 1
         schema = {**parameters, "type": "object"}
-        made = (tools.admitted if is_strict else tools.forced)({"act": schema}, is_one=True)
+        made = (tools.free_text_tag if is_strict else tools.calls_tag)(
+            {"act": schema}, single_call=True
+        )
         if made is None:  # no marker distinguishes calls from text
             return
         for backend in BACKENDS.values():
