@@ -60,7 +60,7 @@ asyncio.run(main(sys.argv[2] == "reset"))
 @pytest.mark.parametrize(
     ("times", "how", "kept"), [(0, "reset", 10), (1, "reset", 0), (2, "reset", 0), (1, "close", 0)]
 )
-def test_nothing_is_kept_of_a_connection_that_is_gone(times: int, how: str, kept: int) -> None:
+def test_reset_connections_are_freed(times: int, how: str, kept: int) -> None:
     """Without the correction they stay; if that is no longer so, the correction can go."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(times), how],
@@ -83,7 +83,7 @@ async def decoding_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("request_id", [b"\xff\xfe", b"x" * 129, b"two words", b"", b"kept-1"])
-async def test_serve_can_decode_all_headers_that_it_gets(request_id: bytes) -> None:
+async def test_serve_gets_only_decodable_headers(request_id: bytes) -> None:
     """Around the application stands what Serve's own code puts there."""
     from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy_callback_return
     from ray.serve._private.utils import call_function_from_import_path
@@ -114,7 +114,7 @@ async def answering_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("given", [None, b"mine-1"])
-async def test_an_answer_has_one_request_id(given: bytes | None) -> None:
+async def test_a_response_has_one_request_id(given: bytes | None) -> None:
     from ray.serve._private.http_util import _apply_middlewares
 
     app = _apply_middlewares(answering_app, serve_middlewares())

@@ -16,14 +16,14 @@ from cluster.ports import GATEWAY_PORTS, PORTS_PER_FLEET, SINGLE_PORTS, PortRang
 GIVE_ALL = "from cluster import ports; ports.SINGLE_PORTS = range({0}, {1}); ports.free_ports({2})"
 
 
-def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
+def test_ports_are_outside_of_the_ephemeral_range() -> None:
     singles = free_ports(50)
     assert len(set(singles)) == 50
     assert max(singles) < _first_of_connections()
     assert GATEWAY_PORTS.stop < _first_of_connections()
 
 
-def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_port_is_allocated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen by lot alone, the eight side ports of two fleets met in one run of 200."""
     first = _unused_run_of_ports(4)
     monkeypatch.setattr(ports, "SINGLE_PORTS", range(first, first + 4))
@@ -40,7 +40,7 @@ def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         free_ports(1)
 
 
-def test_gateways_of_two_fleets_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_ranges_of_two_fleets_are_disjoint(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = PortRange()
     assert mine.first in GATEWAY_PORTS
     assert mine.first + PORTS_PER_FLEET <= GATEWAY_PORTS.stop
@@ -51,7 +51,7 @@ def test_gateways_of_two_fleets_are_apart(monkeypatch: pytest.MonkeyPatch) -> No
     PortRange().close()
 
 
-def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_ports_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     port = _unused_run_of_ports(1)
     monkeypatch.setattr(ports, "SINGLE_PORTS", range(port, port + 1))
     with socket.socket() as taken:

@@ -92,7 +92,7 @@ async def served_by(proxy: Proxy) -> bytes:
     return text.encode()
 
 
-def test_a_configuration_that_has_tls_stays_as_it_is() -> None:
+def test_a_configuration_with_tls_is_not_changed() -> None:
     configuration = (
         "\nfrontend http_frontend\n    # comment\n    bind 0.0.0.0:8000\n    mode http\n"
     )
@@ -102,7 +102,7 @@ def test_a_configuration_that_has_tls_stays_as_it_is() -> None:
     assert serve_tls(configuration, "") == configuration
 
 
-def test_the_bundle_is_for_its_owner_alone(files: tuple[str, str], tmp_path: Path) -> None:
+def test_the_bundle_is_readable_by_its_owner_only(files: tuple[str, str], tmp_path: Path) -> None:
     bundle = write_bundle(*files, tmp_path)
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
     check_certificate(str(bundle), "")  # both in one file
@@ -130,7 +130,7 @@ WRONG: list[tuple[Callable[[str, str], tuple[str, str]], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG)
-def test_files_that_cannot_be_served_are_rejected(
+def test_invalid_certificate_files_are_rejected(
     files: tuple[str, str], spoil: Callable[[str, str], tuple[str, str]], message: str
 ) -> None:
     certfile, keyfile = spoil(*files)
@@ -145,7 +145,7 @@ def test_a_key_needs_its_certificate() -> None:
         serve_config_from_mapping({"ssl_keyfile": "key.pem", "models": [{"model": "m"}]})
 
 
-def test_the_proxies_of_a_running_cluster_are_not_this_command_s() -> None:
+def test_tls_flags_are_rejected_for_a_running_cluster() -> None:
     endpoint = {"ssl_certfile": "cert.pem", "models": [{"model": "m"}]}
     with pytest.raises(ValueError, match=CERTIFICATE_VARIABLE):
         LocalFleet(serve_config_from_mapping(endpoint), address="auto").start()

@@ -67,7 +67,7 @@ def test_a_ratio_is_one_row_with_its_interval_and_the_rounds_lost() -> None:
     assert rows[0] == ["steady over_fifo", "ttft_p50_ratio", "0.55", f"{low} to {high}", "1 of 3"]
 
 
-def test_a_summary_has_no_dotted_names_and_says_nothing_twice() -> None:
+def test_a_summary_has_no_dotted_names_or_duplicates() -> None:
     lines = printed(scenarios())
     text = "\n".join(lines)
     assert ".interval" not in text
@@ -120,5 +120,5 @@ def test_json_is_one_object_with_checks_and_null_for_no_data(
     check = at_most("p99", math.nan, "ms", 1.0)
     assert not check.holds, "what was not measured keeps no goal"
     emit({"checks": checks_json([check])}, as_json=True, title="")
-    (told,) = json.loads(capsys.readouterr().out)["checks"]
-    assert told == {"name": "p99", "value": None, "unit": "ms", "goal": "<= 1", "holds": False}
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert check == {"name": "p99", "value": None, "unit": "ms", "goal": "<= 1", "holds": False}
