@@ -39,7 +39,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a thread, with these lines as its input."""
+    """Runs a command in a thread with these lines as input."""
 
     async def run(url: str, *argv: str, lines: str = "") -> int:
         monkeypatch.setattr("sys.stdin", io.StringIO(lines))
@@ -203,7 +203,7 @@ def test_a_key_is_not_in_the_representation(monkeypatch: pytest.MonkeyPatch) -> 
 
 @asynccontextmanager
 async def raw_server(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers with these bytes and ends the connection; its URL, and requests."""
+    """Server that responds with these bytes and closes the connection; its URL and requests."""
     came: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +217,7 @@ async def raw_server(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 async def test_keys_are_not_sent_to_redirects() -> None:
-    """To wherever an answer points."""
+    """The redirect may point to any host."""
     found = b"HTTP/1.1 302 Found\r\nlocation: /v1/elsewhere\r\ncontent-length: 0\r\n\r\n"
     async with raw_server(found) as (url, came):
         with pytest.raises(ValueError, match="returned HTTP 302 Found"):
@@ -226,7 +226,7 @@ async def test_keys_are_not_sent_to_redirects() -> None:
 
 
 async def test_an_interrupted_response_is_a_single_line_error() -> None:
-    """As when the gateway is replaced that `rayfleet top` asks."""
+    """For example when the gateway queried by `rayfleet top` is replaced."""
     async with raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf") as (url, _):
         endpoint = Endpoint(url)
         for ask in (endpoint.text, endpoint.get):

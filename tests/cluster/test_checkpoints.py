@@ -1,4 +1,4 @@
-"""A model that cannot be had is refused in two lines, before Ray starts.
+"""Unavailable models are rejected with two-line errors before Ray starts.
 
 A server on loopback stands for the Hub. Cases with different variables run in different processes,
 as huggingface_hub reads them once.
@@ -42,8 +42,8 @@ print(json.dumps([serve(*arguments) for arguments in json.loads(sys.argv[1])]))
 
 @contextmanager
 def hub(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    """A Hub that answers all about a repository with a status, 0 for never, and an error's code.
-    Yields its URL."""
+    """Hub that responds with a status (0: never) and an error code for each repository; yields its
+    URL."""
     end = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -77,7 +77,7 @@ def hub(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
 
 @pytest.fixture
 def refusing() -> Iterator[str]:
-    """URL of a port that refuses connections for as long as this lives."""
+    """URL of a port that refuses connections while the fixture is active."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -121,7 +121,7 @@ def run(home: Path, *arguments: str, **environment: str) -> subprocess.Completed
 
 
 def cache(home: Path) -> None:
-    """Puts the model's configuration into the Hub's cache."""
+    """Adds the model's configuration to the Hub's cache."""
     folder = home / "hub" / "models--org--model"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
@@ -207,7 +207,7 @@ def test_an_unreachable_hub_is_reported(tmp_path: Path, refusing: str) -> None:
 
 
 def test_name_resolution_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No timeout of HTTP covers getaddrinfo, which may block for minutes."""
+    """HTTP timeouts do not cover getaddrinfo, which may block for minutes."""
     end = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait())
     monkeypatch.setattr(checkpoints, "HUB_TIMEOUT_S", 0.2)
@@ -256,7 +256,7 @@ def test_incomplete_folders_are_rejected(tmp_path: Path) -> None:
 
 
 def copy_of_demo(folder: Path, **changes: object) -> Path:
-    """The demo model with other values in config.json, which its weights do not fit to."""
+    """Copy of the demo model with changes in config.json, which do not match its weights."""
     folder.mkdir()
     demo = Path(find_demo_model())
     for path in demo.iterdir():
@@ -268,7 +268,7 @@ def copy_of_demo(folder: Path, **changes: object) -> Path:
 
 
 def test_config_json_is_checked_before_ray_starts(tmp_path: Path) -> None:
-    """A worker found these after 12 s, and ended with a traceback of 73 lines."""
+    """Otherwise a worker fails after 12 s with a traceback of 73 lines."""
     nine = str(copy_of_demo(tmp_path / "nine", num_attention_heads=9, num_key_value_heads=3))
     demo = find_demo_model()
     cases: list[tuple[list[str], str, str]] = [

@@ -1,4 +1,4 @@
-"""What fleets leave in /tmp: nothing after their end; a later start removes what was left."""
+"""Private directories in /tmp are removed at the end of a fleet, or by a later start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.stdin.read()
 
 
 def start_owner(parent: Path, kind: str = "") -> tuple[subprocess.Popen[str], Path]:
-    """A process that has made a private directory, which it owns until it ends."""
+    """Process that has created a private directory, which it owns until it ends."""
     command = [sys.executable, "-c", MAKE, str(parent), kind]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}

@@ -1,4 +1,4 @@
-"""What `rayfleet doctor` concludes from a machine's readings."""
+"""Findings of `rayfleet doctor`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ L4 = Gpu("NVIDIA L4", 24 * GIB)
 
 
 def requirements(triton: str | None) -> list[Finding]:
-    """Of the public torch, beside a version of Triton."""
+    """Findings for the public torch with a version of Triton."""
     lines = ["triton==3.7.1; platform_system == 'Linux'", "sympy>=1.13", "optree; extra == 'x'"]
     installed = {"torch": "2.13.0", "sympy": "1.14.0"} | ({"triton": triton} if triton else {})
     return list(checks.check_requirements({"torch": lines}, installed))
@@ -158,7 +158,7 @@ def test_elements_are_counted_from_headers(tmp_path: Path) -> None:
 
 
 def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch counts none where the driver is too old for it."""
+    """torch detects no GPU if the driver is too old."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\nprintf '550.54.14, 81559, 9.0, NVIDIA H100 80GB HBM3\\n%.0s' 1 2\n"
@@ -182,14 +182,14 @@ def test_unsupported_gpus_are_reported() -> None:
 
 
 def findings(*arguments: str) -> list[Finding]:
-    """What `rayfleet doctor --model` finds of a model."""
+    """Findings of `rayfleet doctor --model`."""
     namespace = build_parser().parse_args(["doctor", *arguments])
     engine = EngineConfig(**given_options(namespace, EngineConfig))
     return list(doctor.check_model(engine, []))
 
 
 def changed_demo(folder: Path, *, config: dict[str, object], without: str = "") -> str:
-    """A copy of the demo model with other values in config.json, and without one file."""
+    """Copy of the demo model with changes in config.json, and without one file."""
     for path in Path(find_demo_model()).iterdir():
         if path.name != without:
             (folder / path.name).write_bytes(path.read_bytes())

@@ -1,4 +1,4 @@
-"""A killed GCS is restarted with its state, and calls of Ray go on."""
+"""A killed GCS is restarted with its state, and Ray calls continue."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_keys_of_the_environment_are_added_to_those_of_flags(served: Any) -> Non
 
 
 def test_keys_of_the_environment_apply_to_serve_configs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`serve deploy` and the chart know no flags: an unheard variable would leave all open."""
+    """`serve deploy` and the chart have no flags: ignoring the variable would disable keys."""
     monkeypatch.setenv("RAYFLEET_API_KEY", "sesame-2")
     config = serve_config_from_mapping({"models": [{"model": "m"}], "api_keys": ["sesame-1"]})
     assert config.gateway().api_keys == KEYS

@@ -1,4 +1,4 @@
-"""`rayfleet models` finds families by their names and by those of released models."""
+"""`rayfleet models` finds families by name and by released models."""
 
 from __future__ import annotations
 

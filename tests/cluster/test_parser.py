@@ -1,4 +1,4 @@
-"""Mistakes on the command line: two lines, with what was probably meant."""
+"""Errors of the command line have two lines, with a suggestion."""
 
 from __future__ import annotations
 

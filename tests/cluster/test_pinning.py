@@ -1,4 +1,4 @@
-"""Calls that name a worker, when it is there and when it is not any more."""
+"""Calls to a given worker that is running or has stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_call_is_sent_to_the_given_worker(router: PinnedRouter) -> None:
 async def test_a_call_to_a_dead_worker_does_not_block_the_loop(
     router: PinnedRouter,
 ) -> None:
-    """Serve asks again and again: it must sleep in between, or the gateway stands still."""
+    """Serve retries: without a pause in between the gateway would hang."""
     [dead] = [r.replica_id for r in router.curr_replicas.values() if r.replica_id.unique_id == "r1"]
     router.on_replica_actor_died(dead)
     assert WORKERS["pinned"].ids == ("r0",)

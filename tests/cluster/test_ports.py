@@ -1,4 +1,4 @@
-"""Ports that no two fleets of a machine are given."""
+"""Allocation of ports without conflicts between fleets of a machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_ports_are_outside_of_the_ephemeral_range() -> None:
 
 
 def test_no_port_is_allocated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen by lot alone, the eight side ports of two fleets met in one run of 200."""
+    """With random choice only, ports of two fleets conflicted in one of 200 runs."""
     first = _unused_run_of_ports(4)
     monkeypatch.setattr(ports, "SINGLE_PORTS", range(first, first + 4))
     mine = {*free_ports(1), *free_ports(1)}
@@ -62,7 +62,7 @@ def test_used_ports_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _unused_run_of_ports(count: int) -> int:
-    """The first of `count` ports in a row that neither a fleet nor a connection takes meanwhile."""
+    """First of `count` consecutive ports that neither fleets nor connections use meanwhile."""
     between = range(SINGLE_PORTS.stop, _first_of_connections())
     while True:
         first = random.choice(between[:-count])
@@ -76,5 +76,5 @@ def _is_unused(port: int) -> bool:
 
 
 def _first_of_connections() -> int:
-    """The first port that Linux gives to outgoing connections and to those who ask for any."""
+    """First ephemeral port of Linux."""
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

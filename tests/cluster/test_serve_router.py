@@ -1,4 +1,4 @@
-"""The gateway's routing as Serve's request router: by itself, and in a small Serve application."""
+"""FleetRouter alone, and in a small Serve application."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Rig:
         self.num_requests = 0
 
     async def route(self, *args: Any, **kwargs: Any) -> tuple[str, str]:
-        """Replica and request id of a call that was sent."""
+        """Replica and request ID of a call."""
         pending, replica = await self.place(*args, **kwargs)
         self.router.on_request_routed(pending, replica, None)
         return replica.unique_id, pending.metadata.internal_request_id
 
     async def place(self, *args: Any, **kwargs: Any) -> tuple[PendingRequest, ReplicaID]:
-        """A call, and the replica that it is sent to."""
+        """A call, and its replica."""
         self.num_requests += 1
         name = f"q{self.num_requests}"
         metadata = RequestMetadata(request_id=name, internal_request_id=name)
@@ -95,7 +95,7 @@ async def test_messages_and_texts_are_prompts_and_other_calls_are_spread() -> No
 
 
 async def test_a_call_that_finishes_before_it_is_routed_does_not_count_as_running() -> None:
-    """Serve hears of the end by a callback, and of the acceptance in a task."""
+    """Serve reports the end by a callback, and the acceptance in a task."""
     rig = Rig(1)
     pending, replica = await rig.place("word " * 400)
     rig.complete(replica.unique_id, pending.metadata.internal_request_id)

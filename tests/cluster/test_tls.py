@@ -1,5 +1,5 @@
-"""The endpoint's TLS: HAProxy serves the certificate; files that it could not serve are rejected
-before anything starts."""
+"""TLS of the endpoint: HAProxy serves the certificate; invalid files are rejected before the
+start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(path: Path, *blobs: trustme.Blob) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    """Certificate chain and private key, as users name them."""
+    """Files of the certificate chain and private key."""
     issued = AUTHORITY.issue_cert(HOST)
     return (
         write(tmp_path / "cert.pem", *issued.cert_chain_pems),
@@ -87,7 +87,7 @@ async def test_haproxy_serves_a_renewed_certificate(
 
 
 async def served_by(proxy: Proxy) -> bytes:
-    """The leaf certificate that a new client gets, as PEM."""
+    """Leaf certificate for a new connection, as PEM."""
     text = await asyncio.to_thread(ssl.get_server_certificate, (HOST, proxy.port))
     return text.encode()
 

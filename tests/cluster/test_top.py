@@ -83,7 +83,7 @@ def test_one_scrape_or_a_loading_worker_has_no_rates() -> None:
 
 
 def test_reset_counters_count_from_zero() -> None:
-    """With a new rank group."""
+    """Counters are reset by a new rank group."""
     [row] = worker_rows(scrape_of(10.0, LOAD, 1500), scrape_of(11.0, FIRST_LOAD, 200))
     assert (row.tokens_per_s, row.preemptions, row.hit_rate) == (200.0, 2, 0.8)
 

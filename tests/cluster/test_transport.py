@@ -29,7 +29,7 @@ from worker.protocol.messages import (
 
 
 class Call:
-    """A pending Serve response; ends when it is cancelled."""
+    """A pending Serve response, which ends when it is cancelled."""
 
     def __init__(self, items: list[bytes]) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -68,7 +68,7 @@ class Method:
 
 
 class Handle:
-    """Stands for a DeploymentHandle."""
+    """Fake of a DeploymentHandle."""
 
     def __init__(self) -> None:
         self.submit, self.hello, self.attach = Method(), Method(), Method()
@@ -78,7 +78,7 @@ class Handle:
 
 
 class Stream:
-    """What an attach call hands over, item by item."""
+    """Items of an attach call."""
 
     def __init__(self, transport: RayTransport, worker_id: str) -> None:
         self._items: asyncio.Queue[bytes] = asyncio.Queue()
@@ -119,7 +119,7 @@ def transport(handle: Handle, workers: WorkerSet, request: pytest.FixtureRequest
 
 @pytest.fixture
 async def front(handle: Handle) -> AsyncIterator[WorkerFrontend]:
-    """A worker that is loading, whose socket is offered."""
+    """A loading worker whose socket is offered."""
     front = WorkerFrontend("w1")
     server = AttachServer(front)
     await server.open()
@@ -213,7 +213,7 @@ async def test_a_call_has_its_worker_id(handle: Handle, transport: RayTransport)
 async def test_the_first_call_does_not_start_a_worker(
     handle: Handle, transport: RayTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serve would start one for it, once it had waited for as long as Serve looks back."""
+    """After its look-back period Serve would start a worker for a waiting call."""
     monkeypatch.setattr(transport_module, "_FIRST_CALL_S", 0.01)
     transport.watch_workers(lambda ids: None)
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""How many workers: bounds, delays and the absence of flapping, in virtual time."""
+"""Decisions of the autoscaler in virtual time: bounds, delays, and no flapping."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_of(work: float, **fields: object) -> FleetLoad:
 
 
 class Fleet:
-    """Workers that take a while to start; the work that they cannot do in time waits."""
+    """Workers with a start-up time; work that exceeds their capacity waits."""
 
     def __init__(self, config: AutoscalingConfig, target: int = 1) -> None:
         self.autoscaler = Autoscaler(config)
@@ -40,15 +40,15 @@ class Fleet:
         self.target = target
         self.ready = target
         self.num_running = target
-        """When it was decided last."""
+        """Time of the last decision."""
         self.backlog_s = 0.0
         self.targets = [target]
         self.work = 0.0
-        """Smoothed, as gateways report it."""
+        """Smoothed as in gateways' reports."""
         self._starting: list[float] = []
 
     def second(self, work: float) -> None:
-        """One second in which so many workers' time was asked for."""
+        """Simulates one second with a load of so many workers."""
         self.now += 1.0
         self.backlog_s = max(self.backlog_s + work - self.ready, 0.0)
         self.work += (work - self.work) * 0.1
@@ -79,7 +79,7 @@ class Fleet:
 
     @property
     def num_turns(self) -> int:
-        """How often a change had the other direction than the one before."""
+        """Number of changes in the opposite direction of the previous one."""
         signs = [b > a for a, b in pairwise(self.targets)]
         return sum(a != b for a, b in pairwise(signs))
 
@@ -105,7 +105,7 @@ def test_load_steps_scale_up_fast_and_down_slowly() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("mean", [0.45, 0.5, 0.8, 1.0, 1.25, 1.5])
 def test_ten_minutes_of_noise_cause_at_most_one_reversal(seed: int, mean: float) -> None:
-    """Noise of every length: second by second, and swells of a minute; around whole workers too."""
+    """Noise per second and swells of a minute, also around integer numbers of workers."""
     random = np.random.default_rng(seed)
     fast = random.lognormal(0.0, 0.4, 900)
     swell = np.convolve(random.normal(0.0, 1.0, 959), np.ones(60) / 60.0, "valid") * 1.5
@@ -171,7 +171,7 @@ def test_the_last_worker_is_kept_with_a_minimum_of_one() -> None:
 
 
 def test_the_decaying_mean_starts_no_worker_on_the_way_to_zero() -> None:
-    """Serve takes a model from three workers to none by way of one."""
+    """Serve scales a model from three workers to zero via one."""
     config = replace(CONFIG, max_workers=3, min_workers=0, downscale_to_zero_delay_s=3.0)
     autoscaler = Autoscaler(config)
     for tenth in range(100):
@@ -262,8 +262,8 @@ WORKS = st.lists(st.floats(0.0, 12.0), min_size=1, max_size=20)
 def test_bounds_and_rate_of_change_hold_under_any_load(
     config: AutoscalingConfig, works: list[float], stay: int
 ) -> None:
-    """Between an upscale and the next worker that is let go lies the delay, so that workers come
-    and go rarely; those that were starting may be called off sooner."""
+    """Workers are stopped at the earliest one delay after scaling up, so that changes are rare;
+    starting workers may be cancelled sooner."""
     fleet = Fleet(config, config.bounded(1))
     rose_at = -1e9
     for work in works:

@@ -1,4 +1,4 @@
-"""The number of gateways follows their CPU usage."""
+"""Scaling of gateways by CPU usage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cluster.config import serve_config_from_mapping
 
 
 def run(scaler: GatewayScaler, loads: list[tuple[float, float]], target: int = 1) -> list[int]:
-    """Targets after each stretch of so many seconds at so many processors."""
+    """Targets after each period, given as seconds and CPU usage in cores."""
     targets, now = [], 0.0
     for seconds, num_processors in loads:
         end = now + seconds

@@ -27,7 +27,7 @@ CONFIG = AutoscalingConfig(max_workers=3, min_workers=0, upscale_delay_s=0.0)
 
 
 def series(reports: dict[str, LoadReport], stamp: float) -> dict[str, dict[str, Any]]:
-    """What Serve hands a policy: by name and replica, points in time."""
+    """Metrics as passed to a policy by Serve: time series by name and replica."""
     found: dict[str, dict[str, Any]] = {}
     for gateway, report in reports.items():
         for name, value in flattened("worker-m", report).items():
@@ -40,7 +40,7 @@ def series(reports: dict[str, LoadReport], stamp: float) -> dict[str, dict[str, 
 
 
 def context(app: str, deployment: str, target: int, running: int, **fields: Any) -> Any:
-    """Serve's own; what these policies do not look at is left empty."""
+    """Serve's context; fields unused by these policies are empty."""
     given: dict[str, Any] = {
         **dict.fromkeys(("deployment_id", "last_scale_up_time", "last_scale_down_time")),
         **{"aggregated_metrics": {}, "raw_metrics": {}, "policy_state": {}, "current_time": 0.0},
@@ -85,7 +85,7 @@ def test_load_reports_reach_the_policy_of_the_model() -> None:
 
 
 def test_a_policy_measures_starts_by_serves_own_count() -> None:
-    """From the order until the replica runs, whether or not a gateway reports the load."""
+    """From the decision until the replica runs, with or without load reports."""
     now = [0.0]
     policy = WorkerPolicy(lambda: now[0], **asdict(CONFIG))
     for second, target, running in ((0.0, 1, 1), (1.0, 2, 1), (90.0, 2, 1), (91.0, 2, 2)):
@@ -105,7 +105,7 @@ def test_waiting_requests_start_the_first_worker() -> None:
 
 
 def test_serve_restores_pickled_policies() -> None:
-    """Pickled by value, they still meet at one registry."""
+    """They are pickled by value, but share one registry."""
     options = gateway_replicas(1, 1, reporting=True)["autoscaling_config"]
     assert (options.min_replicas, options.max_replicas) == (1, 1)
     gateway = _resolve_policy_callable(options.policy)

@@ -22,13 +22,13 @@ STARTS_S = (30.0, 120.0, 300.0, 600.0)
 
 
 def horizon_s(start_s: float) -> float:
-    """After which what came during a start is worked off; see `workers_needed`."""
+    """Time to work off the arrivals during a start, see `workers_needed`."""
     return start_s / (1.0 - TARGET_LOAD)
 
 
 @pytest.mark.parametrize("start_s", STARTS_S)
 def test_one_stuck_worker_does_not_block_scaling(start_s: float) -> None:
-    """90 needed, one of them unschedulable, 40 % of the work unseen: detected by the queue."""
+    """90 workers are needed, one is stuck, and 40 % of the work is unseen: the queue shows it."""
     config = replace(CONFIG, max_workers=200)
     fleet = SimulatedFleet(config, workers=90, missing=1, start_s=start_s, meter=0.6)
     fleet.hold(80.0, 120.0)
@@ -44,7 +44,7 @@ def test_one_stuck_worker_does_not_block_scaling(start_s: float) -> None:
 @pytest.mark.parametrize("start_s", STARTS_S)
 @pytest.mark.parametrize("workers", [1, 2, 5, 12, 30, 60])
 def test_a_load_step_starts_only_the_needed_workers(start_s: float, workers: int) -> None:
-    """To any size, however long starts take and whether or not one has been measured."""
+    """For any size and start-up time, measured or not."""
     for needed in (workers + 1, 2 * workers, min(12 * workers, 100)):
         config = replace(CONFIG, max_workers=200)
         fleet = SimulatedFleet(config, workers=workers, start_s=start_s, step_s=2.0)
@@ -105,7 +105,7 @@ def test_starting_workers_are_cancelled_when_the_load_ends() -> None:
 @pytest.mark.parametrize("start_s", STARTS_S)
 @pytest.mark.parametrize("seed", [101, pytest.param(102, marks=pytest.mark.long)])
 def test_a_day_of_load_needs_few_changes_and_short_waits(start_s: float, seed: int) -> None:
-    """10 workers at night, 80 at noon; 40 % of noise from second to second, 20 % in swells."""
+    """10 workers at night, 80 at noon; 40 % noise per second, and 20 % in swells."""
     step_s = 4.0
     steps = round(86_400 / step_s)
     times = np.arange(steps) * step_s
@@ -139,7 +139,7 @@ def test_small_fleets_react_at_once(start_s: float, workers: int) -> None:
 
 
 def test_stuck_starts_in_a_full_cluster_are_not_multiplied() -> None:
-    """What does not fit is tried once more, not without end."""
+    """One more start is tried, but not indefinitely many."""
     fleet = SimulatedFleet(CONFIG, workers=40, start_s=60.0, capacity=50)
     fleet.hold(TARGET_LOAD * 40, 60.0)
     fleet.hold(49.0, 4 * 3600.0)
@@ -148,7 +148,7 @@ def test_stuck_starts_in_a_full_cluster_are_not_multiplied() -> None:
 
 
 def test_slower_starts_are_not_stuck() -> None:
-    """The image has to be pulled, or a node to be made: that is no reason to order twice."""
+    """Pulling an image or adding a node must not cause additional starts."""
     fleet = SimulatedFleet(CONFIG, workers=3, start_s=30.0)
     fleet.hold(TARGET_LOAD * 3, 60.0)
     fleet.hold(TARGET_LOAD * 6, 600.0)

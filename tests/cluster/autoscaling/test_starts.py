@@ -1,4 +1,4 @@
-"""How long starts take, which of them are stuck, and what a worker gets done, as observed."""
+"""Measured start-up times, stuck starts, and the service rate of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.autoscaling.starts import StartTimes
 
 
 def measured(*took_s: float) -> tuple[StartTimes, float]:
-    """One worker runs; starts that took so long were seen, and their workers let go again."""
+    """One worker runs; starts with these durations were observed, and their workers stopped."""
     starts, now = StartTimes(), 0.0
     for took in took_s:
         starts.observe(1, 1, now)
@@ -26,12 +26,12 @@ def test_a_start_is_measured_from_the_order_until_the_worker_runs() -> None:
     starts, _ = measured()
     assert starts.usual_s == 30.0, "the prior"
     assert measured(200.0)[0].usual_s == 200.0
-    assert measured(200.0, 7200.0)[0].usual_s == 200.0, "one odd one does not count"
+    assert measured(200.0, 7200.0)[0].usual_s == 200.0, "a single outlier does not count"
     assert measured(*[30.0] * 8, *[90.0] * 5)[0].usual_s == 90.0, "but a new habit does"
 
 
 def test_starts_before_the_first_observation_are_not_measured() -> None:
-    """Serve's controller has restarted, and finds its replicas one after the other."""
+    """Serve's controller has restarted, and discovers its replicas one by one."""
     starts = StartTimes()
     starts.observe(50, 0, 0.0)
     starts.observe(50, 50, 2.0)
@@ -79,7 +79,7 @@ def test_one_more_is_started_if_no_start_completes() -> None:
 
 
 def rate_after(seconds: int, arriving: float, growth: float, wait_s: float) -> float:
-    """Ten workers, so much metered work, and a backlog that grows by so much."""
+    """Load of ten workers with this metered work and growth of the backlog."""
     rate = ServiceRate(AutoscalingConfig(max_workers=20), 2400.0)
     for second in range(seconds):
         load = FleetLoad(

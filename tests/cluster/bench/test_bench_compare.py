@@ -1,4 +1,4 @@
-"""`bench compare`: finds what is there, and nothing else."""
+"""`bench compare`: detects differences, and only those."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cluster.bench.compare import CompareOptions, run_compare
 from tests.support.effort import IS_LONG
 
 BETWEEN_RUNS = 0.1
-"""Standard deviation of what a run has in common, as on a machine that others use too."""
+"""Standard deviation between runs, as on a shared machine."""
 
 
 def result(
     seed: int, *, slower: float = 1.0, count: int = 60, between: float = 0.0
 ) -> dict[str, Any]:
-    """Of `bench serve --save-detailed`. What a run has in common is drawn, too."""
+    """Result of `bench serve --save-detailed`, with a random factor per run."""
     random = np.random.default_rng(seed)
     waits, paces = np.exp(random.normal(0.0, between, 2))
     ttft = random.gamma(20.0, 0.01 * slower * waits, count)
@@ -42,7 +42,7 @@ def save(path: Path, data: dict[str, Any]) -> str:
 
 
 def folders(path: Path, a: list[dict[str, Any]], b: list[dict[str, Any]]) -> tuple[str, str]:
-    """Runs of both sides, a file each."""
+    """Files with the runs of both sides."""
     for side, runs in (("a", a), ("b", b)):
         for number, run in enumerate(runs):
             save(path / side / f"{number}.json", run)
@@ -122,7 +122,7 @@ def test_five_runs_detect_a_slowdown_of_a_fifth(tmp_path: Path) -> None:
 
 
 def test_runs_with_equal_seeds_are_paired_in_any_order(tmp_path: Path) -> None:
-    """Prompts of one seed may take twice as long as those of another."""
+    """Durations may differ twofold between seeds."""
     seeds = range(4)
     a = [{**result(i, slower=1.0 + i), "seed": i} for i in seeds]
     b = [{**result(10 + i, slower=1.3 * (1.0 + i)), "seed": i} for i in reversed(seeds)]

@@ -1,4 +1,4 @@
-"""What stands on the console: a row per figure for people, one JSON object for programs."""
+"""Console output of results: tables, or one JSON object."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from deploy.benchmarks.scenarios.figures import compared
 
 
 def printed(result: dict[str, Any]) -> list[str]:
-    """Lines, as a pipe gets them."""
+    """Lines of the output to a pipe."""
     screen = io.StringIO()
     print_result(result, "bench it", Console(file=screen, width=200))
     return screen.getvalue().splitlines()
 
 
 def cells(lines: list[str], name: str) -> list[list[str]]:
-    """Of the rows that have a cell `name`."""
+    """Cells of the rows with a cell `name`."""
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     return [row for row in rows if name in row]
 
@@ -36,7 +36,7 @@ def turn(ttft_ms: float, tokens: float = 100.0) -> dict[str, float]:
 
 
 def scenarios() -> dict[str, Any]:
-    """As `bench scenarios --compare-fifo` gives it."""
+    """Result of `scenarios --compare-fifo`."""
     result: dict[str, Any] = {"model": "demo", "rounds": 3}
     values = {}
     for scenario in ("steady", "burst", "mixed_priority", "long_short"):

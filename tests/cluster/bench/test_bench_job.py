@@ -1,4 +1,4 @@
-"""`bench job`: stages on a small server, and what is written about them."""
+"""`bench job`: stages on a small server, and their result files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
     *flags: str,
     status: int = 0,
 ) -> dict[str, Any]:
-    """The result file; the last line of output is checked to be the same result, but small."""
+    """The result file; checks that the last line of output is its summary."""
     command = ["job", kind, "--base-url", backend.url, "--out", str(out), *LOAD.split(), *flags]
     assert main(command) == status
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -57,13 +57,13 @@ def run(
 
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves charts blank, which take matplotlib longer than a job takes; each kind of job is drawn
-    in a test without it; goodput as a sweep."""
+    """Skips charts, since matplotlib takes longer than a job; tests without this fixture draw each
+    type of job (goodput as a sweep)."""
     monkeypatch.setattr("cluster.bench.jobs.charts._svg", lambda draw: "<svg/>")
 
 
 def say(capsys: pytest.CaptureFixture[str], backend: Backend, *flags: str) -> tuple[int, str, str]:
-    """Exit status and what stands on the console for people, and beside it."""
+    """Exit status, standard output and standard error."""
     command = ["job", *flags, "--base-url", backend.url, *LOAD.split()[:-2]]
     status = main(command)
     output = capsys.readouterr()
@@ -146,7 +146,7 @@ def test_shared_prefix_has_a_stage_with_and_without_shared_prefixes(
 def test_a_repeated_job_has_new_prompts_without_a_seed(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the same server a cache would know the others."""
+    """Otherwise they would be in the prefix cache of the server."""
     for _ in range(2):
         written = run(backend, tmp_path, "soak", capsys, "--rate", "40")
     run(backend, tmp_path, "soak", capsys, "--rate", "40", "--seed", str(written["seed"]))
@@ -347,7 +347,7 @@ def test_pace_depends_on_completions_and_not_on_latency(per_s: float, expected: 
 
 
 def drawn(chart: str) -> list[str]:
-    """The texts of a chart; it has to be XML, as it stands within a page."""
+    """Texts of a chart, which has to be valid XML."""
     return [text.strip() for text in ElementTree.fromstring(chart).itertext() if text.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Prompts, arrivals and the reading of streams."""
+"""Prompts, arrivals and parsing of streams."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def ask(backend: Backend, endpoint: str, body: dict[str, object]) -> Recor
 async def test_latency_ends_with_the_last_event_with_choices(
     backend: Backend, endpoint: str, prompt: dict[str, object]
 ) -> None:
-    """As vLLM's benchmark counts: three tokens, one without text, and the reason why it ended."""
+    """As in vLLM's benchmark: three tokens, one without text, and the finish reason."""
     backend.pace_s = 0.01
     backend.empty = 1
     record = await ask(backend, endpoint, {**prompt, "max_tokens": 3})

@@ -1,4 +1,4 @@
-"""Processes that benchmarks count or start; options out of range."""
+"""Processes of benchmarks, and options out of range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Research is part of a checkout, and not of the wheel."""
+"""Research benchmarks are part of a checkout, but not of the wheel."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_percentiles_interpolate_and_are_nan_without_values() -> None:
 
 
 def test_there_is_one_definition_of_a_percentile() -> None:
-    """Of all that is reported: others would differ where there are few requests."""
+    """All reports use it: other definitions differ for few requests."""
     other = re.compile(
         r"(np|statistics)\.(nan)?(percentile|quantiles?|median|partition)\(|from statistics import"
     )

@@ -62,7 +62,7 @@ def state() -> dict[str, object]:
     try:
         from cluster.starting import read
 
-        waiting = [[w.what, w.delay.attempts, w.delay.reason] for w in read()]
+        waiting = [[w.name, w.delay.attempts, w.delay.reason] for w in read()]
     except ImportError:  # a version that tells nothing of it
         pass
     applications = {}
