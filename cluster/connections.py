@@ -16,7 +16,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def serve_middlewares() -> list[Middleware]:
-    """Middlewares for all of Serve's HTTP applications."""
+    """Middlewares that Serve puts around each of its HTTP applications."""
     return [Middleware(ReadableHeaders)]
 
 

@@ -122,7 +122,7 @@ def test_endpoint_flags_take_precedence_over_the_file(tmp_path: Path) -> None:
         ({"models": [{"model": "m", "num_workers": "two"}]}, r"Expected `int`, got `str`"),
         ({"models": [{"num_workers": 2}]}, "needs a key `model`"),
         ({"models": []}, "needs a list `models:`"),
-        ({"models": [{"model": "m"}, {"model": "x/m"}]}, "duplicate model names: m"),
+        ({"models": [{"model": "m"}, {"model": "x/m"}]}, "duplicates: m"),
         ({"models": [{"model": "m", "page_size": 12}]}, "power of two"),
         (
             {"models": [{"model": "m", "batch_invariant": True, "attention_backend": "flash"}]},
@@ -210,7 +210,7 @@ def test_a_model_may_have_further_names() -> None:
     named = {"model": "x/m", "served_model_aliases": ["m-latest", "gpt"]}
     [route] = serve_config_from_mapping({"models": [named]}).gateway().models
     assert (route.name, route.aliases) == ("m", ("m-latest", "gpt"))
-    with pytest.raises(ValueError, match="duplicate model names: gpt"):
+    with pytest.raises(ValueError, match="duplicates: gpt"):
         serve_config_from_mapping({"models": [named, {"model": "gpt"}]})
 
 

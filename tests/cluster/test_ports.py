@@ -1,4 +1,4 @@
-"""Allocation of ports without conflicts between fleets of a machine."""
+"""Ports that no two fleets of a machine are given."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cluster.ports import GATEWAY_PORTS, PORTS_PER_FLEET, SINGLE_PORTS, PortRang
 GIVE_ALL = "from cluster import ports; ports.SINGLE_PORTS = range({0}, {1}); ports.free_ports({2})"
 
 
-def test_ports_are_outside_of_the_ephemeral_range() -> None:
+def test_ports_are_none_that_a_connection_may_take_meanwhile() -> None:
     singles = free_ports(50)
     assert len(set(singles)) == 50
     assert max(singles) < _first_of_connections()
     assert GATEWAY_PORTS.stop < _first_of_connections()
 
 
-def test_no_port_is_allocated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With random choice only, ports of two fleets conflicted in one of 200 runs."""
+def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by lot alone, the eight side ports of two fleets met in one run of 200."""
     first = _unused_run_of_ports(4)
     monkeypatch.setattr(ports, "SINGLE_PORTS", range(first, first + 4))
     mine = {*free_ports(1), *free_ports(1)}
@@ -40,18 +40,18 @@ def test_no_port_is_allocated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         free_ports(1)
 
 
-def test_port_ranges_of_two_fleets_are_disjoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateways_of_two_fleets_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = PortRange()
     assert mine.first in GATEWAY_PORTS
     assert mine.first + PORTS_PER_FLEET <= GATEWAY_PORTS.stop
     monkeypatch.setattr(ports, "GATEWAY_PORTS", range(mine.first, mine.first + PORTS_PER_FLEET))
-    with pytest.raises(OSError, match="1 fleets are running on this machine"):
+    with pytest.raises(OSError, match="maximum of 1 fleets on this machine"):
         PortRange()
     mine.close()
     PortRange().close()
 
 
-def test_used_ports_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     port = _unused_run_of_ports(1)
     monkeypatch.setattr(ports, "SINGLE_PORTS", range(port, port + 1))
     with socket.socket() as taken:
@@ -62,7 +62,7 @@ def test_used_ports_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _unused_run_of_ports(count: int) -> int:
-    """First of `count` consecutive ports that neither fleets nor connections use meanwhile."""
+    """The first of `count` ports in a row that neither a fleet nor a connection takes meanwhile."""
     between = range(SINGLE_PORTS.stop, _first_of_connections())
     while True:
         first = random.choice(between[:-count])
@@ -76,5 +76,5 @@ def _is_unused(port: int) -> bool:
 
 
 def _first_of_connections() -> int:
-    """First ephemeral port of Linux."""
+    """The first port that Linux gives to outgoing connections and to those who ask for any."""
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
